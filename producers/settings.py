@@ -1,0 +1,75 @@
+"""Settings of what writes trajectories: task, prompts, rollouts, evaluation. One docstring line per field."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from storage.settings import Settings
+
+
+class TaskSettings(Settings):
+    """What is asked and how an answer is judged."""
+
+    name: str = "remainder"
+    """Registered task, or `module:attribute` of one's own."""
+    options: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    """The task's own parameters."""
+    reward_timeout_s: float = Field(default=10.0, gt=0)
+    """A reward that takes longer kills its process; the trajectory ends as dead with this reason."""
+    reward_processes: int = Field(default=1, ge=1)
+    """Processes that compute rewards, per rollout."""
+
+
+class SamplingSettings(Settings):
+    """How training trajectories are drawn."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_k: int = Field(default=0, ge=0)
+    """0 is off; training with it is refused, the kept set is not recorded."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """1 is off; training with it is refused, the kept set is not recorded."""
+    tokens_max: int = Field(default=420, ge=1)
+    """Most generated tokens of a trajectory."""
+
+
+class RolloutSettings(Settings):
+    """The rollouts of this machine."""
+
+    count: int = Field(default=2, ge=1)
+    """Processes that the supervisor starts."""
+    engine: str = "torch"
+    """`torch` (embedded); `vllm` and `paced` come later."""
+    on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "in_flight"
+    """How a rollout takes new weights."""
+    slots: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+    context_max: int = Field(default=512, ge=2)
+    """Longest sequence, prompt included."""
+    quota: int | None = Field(default=None, ge=1)
+    """New trajectories drawn per version under `keep_version`; default 2 × slots."""
+    threads: int = Field(default=1, ge=1)
+    """Torch threads per rollout."""
+    partial_tokens: int = Field(default=64, ge=1)
+    """A partial is published after this many new tokens …"""
+    partial_s: float = Field(default=2.0, gt=0)
+    """… or after this many seconds, whichever is first."""
+    status_s: float = Field(default=0.5, gt=0)
+    """Seconds between two status records (heartbeats)."""
+
+
+class EvaluationSettings(Settings):
+    """Evaluation of versions on held-out prompts, beside the run."""
+
+    enabled: bool = True
+    """Start the role."""
+    every: int = Field(default=10, ge=1)
+    """Versions between evaluations; version 0 and the last one are always evaluated."""
+    prompts: int = Field(default=200, ge=1)
+    """Held-out prompts."""
+    samples: int = Field(default=2, ge=1)
+    """Samples per prompt at temperature 1, besides one greedy answer."""
+    slots: int = Field(default=128, ge=1)
+    """Sequences decoded together."""
+    threads: int = Field(default=1, ge=1)
+    """Torch threads."""

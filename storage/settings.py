@@ -1,0 +1,44 @@
+"""Settings of what stays: the model's shape, published versions, checkpoints. One docstring line per field."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of every table of the configuration: frozen, and unknown keys fail."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSettings(Settings):
+    """Where the policy comes from."""
+
+    path: str | None = None
+    """Folder of a Hugging Face checkpoint to start from; without it the task's warm-up makes one."""
+    architecture: str = "Qwen3ForCausalLM"
+    """Class of transformers to build from scratch."""
+    config: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    """Fields of that architecture's configuration (hidden_size, num_hidden_layers, …)."""
+
+
+class WeightsSettings(Settings):
+    """How versions are published and kept."""
+
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type of the published tensors; masters stay float32."""
+    shard_bytes: int = Field(default=256 << 20, ge=1)
+    """Largest safetensors file of a version."""
+    versions_max: int = Field(default=16, ge=2)
+    """Most versions kept; the newest and those that something needs are among them."""
+    keep_every: int = Field(default=0, ge=0)
+    """Keep every version whose number is a multiple of this for evaluation afterwards; 0 keeps none."""
+
+
+class CheckpointSettings(Settings):
+    """When the trainer's whole state is kept."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps between checkpoints."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""

@@ -1,0 +1,51 @@
+"""The catalogue of topics: what each is named, how it is kept and how many partitions spread it.
+
+`safe` topics are truncated, never by time, only as far as nothing that is open or kept needs them (DESIGN.md, Topics);
+`compact` ones keep the newest record per key; `<topic>.dead` ones are kept by time.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+DEAD_RETENTION_S = 7 * 24 * 3600.0
+RECORD_BYTES_MAX = (
+    1 << 20
+)  # above it a record goes to the object store (claim check); compacted topics refuse it
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Name and limits of one topic; `retention_s` None keeps records until somebody truncates."""
+
+    name: str
+    partitions: int = 1
+    cleanup: Literal["safe", "compact", "time"] = "safe"
+    retention_s: float | None = None
+    record_bytes_max: int = 16 << 20
+    writer: str = (
+        ""  # the single-holder role that writes it, "" for topics of many writers (invariant 7)
+    )
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the partitions."""
+    return crc32(key) % partitions
+
+
+def catalogue(spread: int = 4) -> tuple[Topic, ...]:
+    """All topics of a run; `spread` partitions for those that many processes share, plus a `.dead` beside each."""
+    topics = (
+        Topic("prompts", writer="prompts"),
+        Topic("admissions", writer="dispatch"),
+        Topic("assignments", spread, writer="dispatch"),
+        Topic("partials", spread),
+        Topic("status", cleanup="compact", record_bytes_max=RECORD_BYTES_MAX),
+        Topic("trajectories", spread),
+        Topic("annotations", spread),
+        Topic("weights", cleanup="compact", record_bytes_max=RECORD_BYTES_MAX, writer="trainer"),
+        Topic("applied"),
+        Topic("ledger", writer="trainer"),
+    )
+    dead = (Topic(f"{t.name}.dead", 1, "time", DEAD_RETENTION_S) for t in topics)
+    return (*topics, *dead)
