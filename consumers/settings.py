@@ -42,7 +42,9 @@ class TrainerSettings(Settings):
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most padded tokens of one forward and backward pass."""
     workers: int = Field(default=2, ge=1)
-    """Threads that train micro-batches side by side; gradients are added in micro-batch order whoever is first."""
+    """Threads that train micro-batches side by side; gradients are added in micro-batch order
+    whoever is first.
+    """
     threads: int = Field(default=1, ge=1)
     """Torch threads per worker."""
     lr: float = Field(default=5e-4, gt=0)
@@ -60,7 +62,8 @@ class TrainerSettings(Settings):
     advantage: Literal["grpo", "centred", "leave_one_out"] = "grpo"
     """(R − mean)/std, R − mean, or R − mean of the others."""
     loss: Literal["truncated_is", "ppo_clip"] = "truncated_is"
-    """Policy gradient with truncated importance weights, or the clipped surrogate with clip-higher."""
+    """Policy gradient with truncated importance weights, or the clipped surrogate with clip-higher.
+    """
     ratio_max: float = Field(default=2.0, gt=0)
     """Truncation of π/μ for `truncated_is`."""
     clip_low: float = Field(default=0.2, ge=0)

@@ -1,4 +1,6 @@
-"""Settings of what writes trajectories: task, prompts, rollouts, evaluation. One docstring line per field."""
+"""Settings of what writes trajectories: task, prompts, rollouts, evaluation. One docstring line per
+field.
+"""
 
 from typing import Literal
 
@@ -15,7 +17,8 @@ class TaskSettings(Settings):
     options: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """The task's own parameters."""
     reward_timeout_s: float = Field(default=10.0, gt=0)
-    """A reward that takes longer kills its process; the trajectory ends as dead with this reason."""
+    """A reward that takes longer kills its process; the trajectory ends as dead with this reason.
+    """
     reward_processes: int = Field(default=1, ge=1)
     """Processes that compute rewards, per rollout."""
 

@@ -5,9 +5,13 @@ Guarantees, the same on every back end (one conformance suite):
 * An object is whole or absent: no reader ever sees half of a write.
 * `create` has exactly one winner; a retry that finds its own bytes' nonce has won.
 * `swap` replaces only the very object whose etag the caller saw.
-* Nothing polls a listing: what is new is announced on a topic. `list` is for people, retention and tests.
+* Nothing polls a listing: what is new is announced on a topic. `list` is for people, retention and
+  tests.
+* Etags tell contents apart, not writes: whoever swaps a key puts a term or a count into what is
+  written there.
 
-Keys are relative paths of `[A-Za-z0-9._=-]+` parts joined by `/`; anything else is refused before it touches the medium.
+Keys are relative paths of `[A-Za-z0-9._=-]+` parts joined by `/`; anything else is refused before
+it touches the medium.
 """
 
 from collections.abc import Iterator
@@ -15,6 +19,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a listing, without an etag: a back end may have to read the object for it."""
+
+    key: str
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class ObjectStore(Protocol):
         """Content and its etag, of the same moment: what a compare-and-swap starts from."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[Stat]:
+    def list(self, prefix: str = "") -> Iterator[Entry]:
         """Objects whose key starts with `prefix`, by key."""
         ...
 

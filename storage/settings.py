@@ -1,4 +1,6 @@
-"""Settings of what stays: the model's shape, published versions, checkpoints. One docstring line per field."""
+"""Settings of what stays: the model's shape, published versions, checkpoints. One docstring line
+per field.
+"""
 
 from typing import Literal
 
@@ -15,7 +17,8 @@ class ModelSettings(Settings):
     """Where the policy comes from."""
 
     path: str | None = None
-    """Folder of a Hugging Face checkpoint to start from; without it the task's warm-up makes one."""
+    """Folder of a Hugging Face checkpoint to start from; without it the task's warm-up makes one.
+    """
     architecture: str = "Qwen3ForCausalLM"
     """Class of transformers to build from scratch."""
     config: dict[str, int | float | bool | str] = Field(default_factory=dict)
@@ -32,7 +35,9 @@ class WeightsSettings(Settings):
     versions_max: int = Field(default=16, ge=2)
     """Most versions kept; the newest and those that something needs are among them."""
     keep_every: int = Field(default=0, ge=0)
-    """Keep every version whose number is a multiple of this for evaluation afterwards; 0 keeps none."""
+    """Keep every version whose number is a multiple of this for evaluation afterwards; 0 keeps
+    none.
+    """
 
 
 class CheckpointSettings(Settings):

@@ -1,13 +1,16 @@
-"""The bus contract: a partitioned, durable log of bytes with explicit positions. Back ends stand beside this file.
+"""The bus contract: a partitioned, durable log of bytes with explicit positions. Back ends stand
+beside this file.
 
-Guarantees, the same on every back end (one conformance suite, `tests/conformance/`):
+Guarantees, the same on every back end (one conformance suite, `tests/streams/`):
 
-* What `append` returned offsets for is durable and stays in its partition's order; an error leaves it in doubt, and
-  who sends it again is recognised by its sequence number (invariant 7).
-* `read` gives records in partition order, none skipped; a position below what is kept raises `PositionLost`.
-* Compaction keeps at least the newest record per key (a tombstone, `value=None`, may remove the key), no more is promised.
-* Nothing is truncated except by `truncate`, by a topic's `retention_s`, or by compaction; the last record of a
-  partition always stays, so its end never moves back.
+* What `append` returned offsets for is durable and stays in its partition's order; an error leaves
+  it in doubt, and who sends it again is recognised by its sequence number (invariant 7).
+* `read` gives records in partition order, none skipped; a position below what is kept raises
+  `PositionLost`.
+* Compaction keeps at least the newest record per key (a tombstone, `value=None`, may remove the
+  key), no more is promised.
+* Nothing is truncated except by `truncate`, by a topic's `retention_s`, or by compaction; the last
+  record of a partition always stays, so its end never moves back.
 * Consumer groups only spread partitions, they decide nothing.
 
 Every wait has a bound given by the caller.
@@ -17,22 +20,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from streams.records import Position
 from streams.topics import Topic
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One record to append; `value` None is a tombstone; without `partition` the key chooses it (`partition_of`)."""
+    """One record to append; `value` None is a tombstone; without `partition` the key chooses it
+    (`partition_of`).
+    """
 
     key: bytes
     value: bytes | None
     partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One record as read."""
+class Message(msgspec.Struct, frozen=True):
+    """One record as read; a msgspec struct because readers make many (0.1 µs; a frozen dataclass
+    takes 0.6).
+    """
 
     topic: str
     partition: int
@@ -46,11 +54,15 @@ class GroupReader(Protocol):
     """One member of a consumer group on one topic; partitions come and go between polls."""
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        """Records of the partitions held now, from the group's commits on; [] when `wait_s` passed."""
+        """Records of the partitions held now, from the group's commits on; [] when
+        `wait_s` passed.
+        """
         ...
 
     def commit(self) -> None:
-        """Everything that `poll` returned was processed; partitions lost meanwhile are left to their new owner."""
+        """Everything that `poll` returned was processed; partitions lost meanwhile are left to
+        their new owner.
+        """
         ...
 
     def close(self) -> None:
@@ -60,7 +72,13 @@ class GroupReader(Protocol):
 
 class Bus(Protocol):
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing; an existing topic with other settings raises `BusError` and names the difference."""
+        """Create what is missing; an existing topic with other settings raises `BusError` and names
+        the difference.
+        """
+        ...
+
+    def settings(self, topic: str) -> Topic:
+        """The settings that the topic was created with."""
         ...
 
     def partitions(self, topic: str) -> int: ...
@@ -78,12 +96,15 @@ class Bus(Protocol):
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
     ) -> list[Message]:
-        """Records from each partition's offset on, partition after partition; at least one if there is any, whatever
-        its size; [] when none came within `wait_s`."""
+        """Records from each partition's offset on, partition after partition; at least one if there
+        is any, whatever its size; [] when none came within `wait_s`.
+        """
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """First kept offset per partition (equals the end when the partition never held a record)."""
+        """First kept offset per partition (equals the end when the partition never held
+        a record).
+        """
         ...
 
     def end(self, topic: str) -> dict[int, int]:

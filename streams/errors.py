@@ -1,7 +1,7 @@
 """Every error of the project, one tree; each class is a standard-library error too.
 
-Raised for the world (files, brokers, configurations, bytes of others); programmer errors are asserts.
-A message names what, where and what to do.
+Raised for the world (files, brokers, configurations, bytes of others); programmer errors are
+asserts. A message names what, where and what to do.
 """
 
 

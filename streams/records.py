@@ -1,12 +1,13 @@
 """Every record that flows, one frozen dataclass each, and the few values they are made of.
 
-Array fields are NumPy arrays of the dtype in their annotation; all other fields travel in the record's one JSON
-header (`codec.py`). Evolution: new fields need defaults, unknown fields are ignored, a breaking change is a new
-schema name.
+Array fields are NumPy arrays of the dtype in their annotation; all other fields travel in the
+record's one JSON header (`codec.py`). Evolution: new fields need defaults, unknown fields are
+ignored, a breaking change is a new schema name.
 
-Positions: `Address` names one record of a topic, `Position` says where to read on and carries the fence there.
-Token indices: `Span`s count *generated* tokens of a trajectory (0 is its first generated token), so the spans of a
-trajectory tile `[0, len(logprobs))` exactly (invariant 3); `Partial.start` counts all tokens.
+Positions: `Address` names one record of a topic, `Position` says where to read on and carries the
+fence there. Token indices: `Span`s count *generated* tokens of a trajectory (0 is its first
+generated token), so the spans of a trajectory tile `[0, len(logprobs))` exactly (invariant 3);
+`Partial.start` counts all tokens.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.uint32]
 Sources = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
 
@@ -31,7 +33,9 @@ _T = TypeVar("_T")
 @dataclass_transform(frozen_default=True)
 def _record(schema: str) -> Callable[[type[_T]], type[_T]]:
     def register(cls: type[_T]) -> type[_T]:
-        frozen = dataclass(frozen=True, slots=True, eq=False)(cls)
+        # No slots: the codec fills a decoded record's __dict__ at once, field by field took twice
+        # as long.
+        frozen = dataclass(frozen=True, eq=False)(cls)
         frozen.SCHEMA = schema  # pyright: ignore[reportAttributeAccessIssue]
         SCHEMAS[schema] = frozen
         return frozen
@@ -39,7 +43,8 @@ def _record(schema: str) -> Callable[[type[_T]], type[_T]]:
     return register
 
 
-# ---- values ----------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
+# --------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,7 +85,9 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to read on in one partition, and the fence there; in topics of many writers the fence stays empty."""
+    """Where to read on in one partition, and the fence there; in topics of many writers the fence
+    stays empty.
+    """
 
     offset: int = 0
     fence: Fence = Fence()
@@ -124,12 +131,15 @@ class GroupMembers:
     members: tuple[Member, ...]
 
 
-# ---- records ---------------------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
+# --------------
 
 
 @_record("opened/1")
 class Opened:
-    """First record of a term, in every partition of a single-holder role's topic: lower terms are void after it."""
+    """First record of a term, in every partition of a single-holder role's topic: lower terms are
+    void after it.
+    """
 
     SCHEMA: ClassVar[str]
     role: str
@@ -138,7 +148,9 @@ class Opened:
 
 @_record("prompt/1")
 class Prompt:
-    """One prompt of the seeded order; `group` is its place in it. `reference` is the task's own JSON for the reward."""
+    """One prompt of the seeded order; `group` is its place in it. `reference` is the task's own
+    JSON for the reward.
+    """
 
     SCHEMA: ClassVar[str]
     group: int
@@ -153,7 +165,9 @@ class Prompt:
 
 @_record("admitted/1")
 class Admitted:
-    """A group may be generated now; it belongs to `wave` and is trained, at the latest, `deadline_s` from here."""
+    """A group may be generated now; it belongs to `wave` and is trained, at the latest,
+    `deadline_s` from here.
+    """
 
     SCHEMA: ClassVar[str]
     group: int
@@ -167,9 +181,9 @@ class Admitted:
 class Assignment:
     """The order: rollout R of this term, do this to this trajectory.
 
-    `start` and `resume` carry all that generation needs. `version` is what the rollout must hold: for a start at
-    least this number; for a resume under `keep_version` exactly this version. `partial` is the newest partial of
-    the chain to go on from; None starts from the prompt.
+    `start` and `resume` carry all that generation needs. `version` is what the rollout must hold:
+    for a start at least this number; for a resume under `keep_version` exactly this version.
+    `partial` is the newest partial of the chain to go on from; None starts from the prompt.
     """
 
     SCHEMA: ClassVar[str]
@@ -193,7 +207,9 @@ class Assignment:
 
 @_record("partial/1")
 class Partial:
-    """What a trajectory gained since `previous`; `start` is the index of its first token in the trajectory."""
+    """What a trajectory gained since `previous`; `start` is the index of its first token in the
+    trajectory.
+    """
 
     SCHEMA: ClassVar[str]
     trajectory: str
@@ -212,7 +228,9 @@ class Partial:
 
 @_record("rollout_status/1")
 class RolloutStatus:
-    """What a rollout does now. Key: rollout and term. `health` is `leaving` for one that takes nothing more."""
+    """What a rollout does now. Key: rollout and term. `health` is `leaving` for one that takes
+    nothing more.
+    """
 
     SCHEMA: ClassVar[str]
     rollout: str
@@ -252,8 +270,9 @@ class RelayStatus:
 class Trajectory:
     """One finished sample, or that it died and why (`finish` = `dead`, `reason`). Key: group.
 
-    `tokens` and `sources` are as long as the trajectory, `logprobs` as its generated tokens. `reward` is None when
-    it comes later as an annotation. `trainer_version` is the newest version known when it finished (lag at finish).
+    `tokens` and `sources` are as long as the trajectory, `logprobs` as its generated tokens.
+    `reward` is None when it comes later as an annotation. `trainer_version` is the newest version
+    known when it finished (lag at finish).
     """
 
     SCHEMA: ClassVar[str]
@@ -283,7 +302,9 @@ class Trajectory:
 
 @_record("annotation/1")
 class Annotation:
-    """A late fact about a trajectory; the first of a (trajectory, name) in partition order counts."""
+    """A late fact about a trajectory; the first of a (trajectory, name) in partition
+    order counts.
+    """
 
     SCHEMA: ClassVar[str]
     trajectory: str
@@ -325,7 +346,9 @@ class Applied:
 
 @_record("configured/1")
 class Configured:
-    """What a term of the trainer runs with: hash of the resolved configuration and revision of the code."""
+    """What a term of the trainer runs with: hash of the resolved configuration and revision of the
+    code.
+    """
 
     SCHEMA: ClassVar[str]
     configuration_hash: str
@@ -336,9 +359,11 @@ class Configured:
 
 @_record("take/1")
 class Take:
-    """One micro-batch of a step: exactly these trajectories, in this order, and nothing else, are trained by it.
+    """One micro-batch of a step: exactly these trajectories, in this order, and nothing else, are
+    trained by it.
 
-    A group named in a take is trained. `groups` lists all members of each group whose first take this is.
+    A group named in a take is trained. `groups` lists all members of each group whose first take
+    this is.
     """
 
     SCHEMA: ClassVar[str]
@@ -352,7 +377,9 @@ class Take:
 
 @_record("step_done/1")
 class StepDone:
-    """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are of this step."""
+    """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
+    of this step.
+    """
 
     SCHEMA: ClassVar[str]
     step: int
@@ -375,6 +402,18 @@ class GroupClosed:
     step: int
 
 
+@_record("dead/1")
+class Dead:
+    """Bytes that a reader of `source` could not take for a record, where they lay, and why."""
+
+    SCHEMA: ClassVar[str]
+    source: str
+    partition: int
+    offset: int
+    reason: str
+    original: Bytes
+
+
 Record = (
     Opened
     | Prompt
@@ -391,4 +430,5 @@ Record = (
     | Take
     | StepDone
     | GroupClosed
+    | Dead
 )

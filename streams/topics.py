@@ -1,7 +1,8 @@
 """The catalogue of topics: what each is named, how it is kept and how many partitions spread it.
 
-`safe` topics are truncated, never by time, only as far as nothing that is open or kept needs them (DESIGN.md, Topics);
-`compact` ones keep the newest record per key; `<topic>.dead` ones are kept by time.
+`safe` topics are truncated, never by time, only as far as nothing that is open or kept needs them
+(DESIGN.md, Topics); `compact` ones keep the newest record per key; `<topic>.dead` ones are kept by
+time.
 """
 
 from dataclasses import dataclass
@@ -29,12 +30,16 @@ class Topic:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the partitions."""
+    """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the
+    partitions.
+    """
     return crc32(key) % partitions
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """All topics of a run; `spread` partitions for those that many processes share, plus a `.dead` beside each."""
+    """All topics of a run; `spread` partitions for those that many processes share, plus a `.dead`
+    beside each.
+    """
     topics = (
         Topic("prompts", writer="prompts"),
         Topic("admissions", writer="dispatch"),

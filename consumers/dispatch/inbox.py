@@ -1,0 +1,115 @@
+"""What dispatch reads, and in which order: its state is right at every moment between two reads.
+
+`admissions` before `trajectories` before `ledger` when rebuilding, so no completion or closing is
+met before the admission it belongs to; afterwards dispatch is the only one who admits.
+"""
+
+from collections.abc import Callable, Mapping
+
+from streams.reader import Received, TopicReader
+
+from consumers.dispatch.state import DispatchState, Released
+from streams.bus import Bus
+from streams.records import (
+    Address,
+    Admitted,
+    Assignment,
+    GroupClosed,
+    Partial,
+    Position,
+    Prompt,
+    RolloutStatus,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
+
+PROMPTS_AHEAD = 64  # groups read before they can be admitted; more stay in the topic
+
+
+class Inbox:
+    """Readers of every topic that dispatch follows, and the prompts read ahead."""
+
+    def __init__(self, bus: Bus, state: DispatchState, monotonic: Callable[[], float]) -> None:
+        self._bus = bus
+        self._state = state
+        self._monotonic = monotonic
+        self._readers: dict[str, TopicReader] = {}
+        self._prompts: dict[int, tuple[Prompt, Address]] = {}
+        self._released: list[Released] = []
+
+    def rebuild(self, own: Mapping[str, Mapping[int, int]]) -> None:
+        """Fold the log up to now; `own` holds the offsets of this term's `Opened` in dispatch's own
+        topics.
+        """
+        for topic in ("admissions", "assignments"):
+            upto = {partition: offset + 1 for partition, offset in own[topic].items()}
+            reader = self._open(topic)
+            for received in reader.read_to(upto):
+                self._apply(received, fresh=False)
+            del self._readers[topic]  # from here on only this holder writes them
+        for topic in ("trajectories", "ledger", "weights", "partials", "status"):
+            reader = self._open(topic)
+            for received in reader.read_to(self._bus.end(topic)):
+                self._apply(received, fresh=False)
+        self._open("prompts")
+        self._released.clear()  # rollouts of the ended groups were told, or hold an older term
+
+    def read(self) -> tuple[int, list[Released]]:
+        """Apply what is new; returns how many records that were and which orders ended with their
+        group.
+        """
+        count = 0
+        for topic, reader in self._readers.items():
+            if topic == "prompts" and len(self._prompts) >= PROMPTS_AHEAD:
+                continue
+            for received in reader.poll(0.0):
+                count += 1
+                self._apply(received, fresh=True)
+        released, self._released = self._released, []
+        return count, released
+
+    def next_prompt(self) -> tuple[Prompt, Address] | None:
+        """The next prompt in the seeded order, once it is there."""
+        return self._prompts.pop(self._state.next_group, None)
+
+    def _open(self, topic: str) -> TopicReader:
+        begin = {p: Position(offset) for p, offset in self._bus.begin(topic).items()}
+        reader = TopicReader(self._bus, topic, begin)
+        self._readers[topic] = reader
+        return reader
+
+    def _apply(self, received: Received, fresh: bool) -> None:
+        state, record = self._state, received.record
+        match record:
+            case Prompt():
+                self._prompt(record, received.address)
+            case Trajectory():
+                state.apply_completion(record.group, record.trajectory)
+            case Partial():
+                version = record.spans[-1].version if record.spans else None
+                at = received.address
+                state.apply_partial(record.group, record.trajectory, record.attempt, at, version)
+            case RolloutStatus():
+                state.apply_status(record, self._monotonic(), fresh)
+            case WeightsAnnounced():
+                state.version = max(state.version, record.version)
+            case Take():
+                for group in record.groups:
+                    self._released += state.apply_taken(group.group)
+            case GroupClosed():
+                self._released += state.apply_closed(record.group)
+            case Admitted():
+                state.apply_admitted(record)
+            case Assignment():
+                state.apply_assignment(record)
+            case _:
+                pass  # records of other roles in the ledger and relays' status
+
+    def _prompt(self, prompt: Prompt, at: Address) -> None:
+        """Keep it if it is still to be admitted, or complete an open group that a rebuild found."""
+        group = self._state.groups.get(prompt.group)
+        if group is not None:
+            group.prompt = prompt
+        elif prompt.group >= self._state.next_group:
+            self._prompts[prompt.group] = (prompt, at)

@@ -1,0 +1,129 @@
+"""From plans to records: admissions and assignments. Pure; the service appends what these functions
+return.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from consumers.dispatch.admit import Pace, version_needed, wave_of
+from consumers.dispatch.recover import Continuation, continuation, holders
+from consumers.dispatch.state import DispatchState, OpenGroup, Order
+from streams.records import Address, Admitted, Assignment, Prompt, Version
+
+
+def admission(
+    state: DispatchState, pace: Pace, prompt: Prompt, at: Address, deadline_s: float
+) -> Admitted:
+    """The record that admits a prompt's group as the next of its wave."""
+    return Admitted(
+        group=prompt.group,
+        wave=wave_of(pace, state.admitted, state.closed),
+        trajectories=tuple(f"{prompt.group}.{i}" for i in range(prompt.samples)),
+        deadline_s=deadline_s,
+        prompt=at,
+    )
+
+
+def continuations(
+    state: DispatchState, lost: Iterable[str], keep_version: bool
+) -> dict[str, Continuation]:
+    """How each lost trajectory goes on."""
+    held = {seen.status.version for seen in state.rollouts.values() if seen.status.verified}
+    return {
+        t: continuation(state.orders.get(t), state.chains.get(t), keep_version, held) for t in lost
+    }
+
+
+def eligible(state: DispatchState, how: Continuation) -> set[str]:
+    """Rollouts that may go on with it."""
+    versions = {name: seen.status.version for name, seen in state.rollouts.items()}
+    return holders(versions, how.version)
+
+
+def assignment(
+    state: DispatchState,
+    pace: Pace,
+    group: OpenGroup,
+    trajectory: str,
+    how: Continuation,
+    rollout: str,
+) -> Assignment:
+    """The order for one trajectory; the rollout's term is the one whose status dispatch
+    saw last.
+    """
+    assert group.prompt is not None, "an order is planned only once its prompt was read"
+    prompt, wave = group.prompt, group.admitted.wave
+    needed = how.version or Version(version_needed(pace, wave), 0)
+    return Assignment(
+        kind=how.kind,
+        trajectory=trajectory,
+        group=group.admitted.group,
+        index=group.admitted.trajectories.index(trajectory),
+        attempt=how.attempt,
+        rollout=rollout,
+        rollout_term=state.rollouts[rollout].status.term,
+        version=needed,
+        task=prompt.task,
+        tokens=prompt.tokens,
+        sampling=prompt.sampling,
+        seed=prompt.seed,
+        reference=prompt.reference,
+        partial=how.partial,
+        moves=how.moves,
+        wave=wave,
+    )
+
+
+def release(prompt: Prompt, trajectory: str, order: Order) -> Assignment:
+    """Tells a rollout to drop a trajectory that nobody waits for."""
+    return Assignment(
+        kind="release",
+        trajectory=trajectory,
+        group=prompt.group,
+        index=int(trajectory.rsplit(".", 1)[1]),
+        attempt=order.attempt,
+        rollout=order.rollout,
+        rollout_term=order.rollout_term,
+        version=order.version,
+        task=prompt.task,
+        tokens=prompt.tokens[:0],
+        sampling=prompt.sampling,
+        seed=prompt.seed,
+    )
+
+
+@dataclass(slots=True)
+class Free:
+    """Room that a plan uses up: for new trajectories, and for resumes (a draining rollout takes
+    only those).
+    """
+
+    new: dict[str, int]
+    resumes: dict[str, int]
+
+    def take(self, rollout: str) -> None:
+        for room in (self.new, self.resumes):
+            if rollout in room:
+                room[rollout] -= 1
+
+
+def free_rooms(state: DispatchState, queue_per_slot: float) -> Free:
+    """Room of every rollout that takes work: slots and queue, less its orders in force.
+
+    Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
+    new; what it was given and has not begun counts against its quota.
+    """
+    free = Free({}, {})
+    given = state.given()
+    for name, seen in sorted(state.rollouts.items()):
+        status = seen.status
+        if not seen.fresh or not status.verified:
+            continue
+        room = max(0, status.slots + int(queue_per_slot * status.slots) - given[name])
+        if status.health in ("generating", "draining"):
+            free.resumes[name] = room
+        if status.health == "generating":
+            drawn = max(0, given[name] - status.running)
+            stale = status.version.number < state.version.number
+            free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room
+    return free

@@ -1,0 +1,68 @@
+"""Recovery: which open trajectories nobody generates, and how each goes on. Pure (invariant 9).
+
+It is level-triggered: an open trajectory without an order held by a living rollout of the ordered
+term is to be ordered again, whatever happened to it before: never ordered (dispatch died after
+admitting), its rollout died, or restarted under a new term. So one rule serves admission, recovery
+and a new holder of dispatch's lease.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from consumers.dispatch.state import Chain, DispatchState, Order
+from streams.records import Address, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How a trajectory goes on under its next attempt. `again` counts work that is thrown away."""
+
+    kind: Literal["start", "resume"]
+    attempt: int
+    partial: Address | None
+    version: Version | None
+    moves: int
+    again: bool
+
+
+def orphans(state: DispatchState) -> list[list[str]]:
+    """Open trajectories that no living rollout holds, by group, oldest wave first."""
+    found: list[list[str]] = []
+    for group in sorted(state.groups.values(), key=lambda g: (g.admitted.wave, g.admitted.group)):
+        lost = [t for t in group.admitted.trajectories if t in group.open and not _held(state, t)]
+        if lost:
+            found.append(lost)
+    return found
+
+
+def _held(state: DispatchState, trajectory: str) -> bool:
+    order = state.orders.get(trajectory)
+    if order is None:
+        return False
+    seen = state.rollouts.get(order.rollout)
+    return seen is not None and seen.status.term == order.rollout_term
+
+
+def continuation(
+    order: Order | None, chain: Chain | None, keep_version: bool, held: Collection[Version]
+) -> Continuation:
+    """Resume from the newest partial; under `keep_version` only where somebody holds its version
+    (invariant 4).
+
+    When nobody does, the trajectory starts again on the newest version: first form, an emptied
+    rollout does not load one from history yet.
+    """
+    attempt = 1 if order is None else order.attempt + 1
+    moves = 0 if order is None else order.moves + 1
+    if chain is None:
+        return Continuation("start", attempt, None, None, moves, again=order is not None)
+    if keep_version and chain.version not in held:
+        return Continuation("start", attempt, None, None, moves, again=True)
+    exact = chain.version if keep_version else None
+    return Continuation("resume", attempt, chain.at, exact, moves, again=False)
+
+
+def holders(versions: Mapping[str, Version], needed: Version | None) -> set[str]:
+    """Rollouts that may take a resume that needs exactly this version; all of them when None."""
+    return {name for name, version in versions.items() if needed is None or version == needed}

@@ -1,0 +1,145 @@
+"""The elementwise parts of a decoder layer with backward passes written by hand.
+
+Matrix products of a small model take half of a step, so what surrounds them counts: autograd's own chains for a
+root-mean-square norm, rotary positions or SwiGLU keep and re-read three to five tensors where one or two do.
+Formulas are the usual ones; tests hold them against transformers. Shapes: N rows (tokens), H heads of D.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeArgument=false
+# pyright: reportIncompatibleMethodOverride=false, reportUntypedBaseClass=false
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    return mean_square.add_(eps).rsqrt_()
+
+
+def _rms_backward(grad: Tensor, normed: Tensor, inverse: Tensor) -> Tensor:
+    """d/dx of x / rms(x): (g − n·mean(g·n)) / rms."""
+    along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).div_(normed.shape[-1])
+    return torch.addcmul(grad, normed, along, value=-1).mul_(inverse)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        inverse = _inverse_rms(x, eps)
+        normed = x * inverse
+        ctx.save_for_backward(normed, inverse)
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        normed, inverse = ctx.saved_tensors
+        return _rms_backward(grad, normed, inverse), None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        silu = F.silu(gate)
+        ctx.save_for_backward(gate, up, silu)
+        return silu * up
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up, silu = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), silu.mul_(grad)
+
+
+class _Rotate(torch.autograd.Function):
+    """Positions as complex numbers: neighbours (2i, 2i+1) of a head are one number, turned by one product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, turn: Tensor) -> Tensor:
+        ctx.save_for_backward(turn)
+        return _turned(x, turn)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (turn,) = ctx.saved_tensors
+        return _turned(grad, turn.conj()), None
+
+
+def _turned(x: Tensor, turn: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn).flatten(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`sequences` sequences, each padded at its end to `length` rows, beginning at row `start`."""
+
+    start: int
+    sequences: int
+    length: int
+
+    def of(self, rows: Tensor) -> Tensor:
+        """View [sequences, heads, length, D] of this block of [N, heads, D]."""
+        end = self.start + self.sequences * self.length
+        return rows[self.start : end].unflatten(0, (self.sequences, self.length)).transpose(1, 2)
+
+
+class _Attend(torch.autograd.Function):
+    """One SDPA per block; gradients are written into place instead of added as zero-filled slices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]
+    ) -> Tensor:
+        out = torch.empty_like(query_key[:, :heads])
+        kept: list[tuple[Tensor, ...]] = []
+        for block in blocks:
+            parts = query_key[:, :heads], query_key[:, heads:], value
+            leaves = tuple(block.of(part).detach().requires_grad_() for part in parts)
+            with torch.enable_grad():
+                attended = F.scaled_dot_product_attention(
+                    *leaves, is_causal=True, enable_gqa=heads != value.shape[1]
+                )
+            block.of(out).copy_(attended.detach())
+            kept.append((attended, *leaves))
+        ctx.kept, ctx.blocks, ctx.heads = kept, blocks, heads
+        ctx.shapes = query_key, value
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        query_key, value = (torch.empty_like(like) for like in ctx.shapes)
+        for block, (attended, *leaves) in zip(ctx.blocks, ctx.kept, strict=True):
+            parts = query_key[:, : ctx.heads], query_key[:, ctx.heads :], value
+            grads = torch.autograd.grad(attended, leaves, block.of(grad))
+            for part, part_grad in zip(parts, grads, strict=True):
+                block.of(part).copy_(part_grad)
+        return query_key, value, None, None
+
+
+def normalise(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) over the last dimension; the gain is folded into what follows."""
+    return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up. Its backward may run once."""
+    return _SwiGlu.apply(gate, up)  # pyright: ignore[reportReturnType]
+
+
+def rotate(x: Tensor, turn: Tensor) -> Tensor:
+    """[N, H, D] turned by `turn` [N, H, D/2] (complex), pairs interleaved."""
+    return _Rotate.apply(x, turn)  # pyright: ignore[reportReturnType]
+
+
+def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]) -> Tensor:
+    """Causal attention within each sequence of `blocks`, which tile the rows.
+
+    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` [N, kv heads, D]; gives [N, heads, D].
+    """
+    return _Attend.apply(query_key, value, heads, blocks)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,184 @@
+"""What arrives for the trainer, folded into groups: first completions, late annotations, what came
+too late.
+
+Invariant 2 lives here. The first completion of a trajectory in the order of its partition wins,
+whatever its attempt (a group's completions share a partition, because the group is their key). A
+completion whose group is not open waits until `admissions` was read to its present end: dispatch
+admits before it orders, so an admission that this completion follows lies below that end. So `read`
+takes completions first and admissions, to an end asked for afterwards, second; only then it looks
+whether the group is open. This stops the interleaving in which the trainer reads a fast completion
+before the admission that it follows, and would drop a good sample as late.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from streams.reader import Received, TopicReader, read_at
+
+from streams.bus import Bus
+from streams.records import (
+    Address,
+    Admitted,
+    Annotation,
+    AnnotationUsed,
+    Member,
+    Position,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """One completion and where it lies."""
+
+    member: Member
+    record: Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """One annotation and where it lies."""
+
+    used: AnnotationUsed
+    record: Annotation
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """An admitted group that the trainer has neither taken nor closed."""
+
+    admitted: Admitted
+    at: Address
+    since_s: float
+    arrived: dict[str, Arrived] = field(default_factory=dict[str, Arrived])
+    noted: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
+
+    def is_complete(self, names: Iterable[str] = ()) -> bool:
+        """All trajectories are here, each living one with a reward and all annotations named."""
+        return len(self.arrived) == len(self.admitted.trajectories) and all(
+            self.is_scored(a, names) for a in self.arrived.values()
+        )
+
+    def is_scored(self, arrived: Arrived, names: Iterable[str] = ()) -> bool:
+        record = arrived.record
+        if record.finish == "dead":
+            return True
+        needed = (*names, "reward") if record.reward is None else tuple(names)
+        return all((record.trajectory, name) in self.noted for name in needed)
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Its deadline passed, counted from the later of its admission and this trainer's start
+        (invariant 11).
+        """
+        return now_s - self.since_s >= self.admitted.deadline_s
+
+
+class Intake:
+    """Readers of admissions, trajectories and annotations, and the open groups."""
+
+    TOPICS = ("trajectories", "annotations", "admissions")
+
+    def __init__(
+        self,
+        bus: Bus,
+        positions: Mapping[str, Mapping[int, Position]],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._bus, self._monotonic = bus, monotonic
+        self._readers = {t: TopicReader(bus, t, positions[t]) for t in self.TOPICS}
+        self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
+        self.open: dict[int, OpenGroup] = {}
+        self.counts: Counter[str] = Counter()
+
+    def read(self, wait_s: float = 0.0) -> int:
+        """Take in what is new, in the order that invariant 2 needs; returns how many records that
+        were.
+        """
+        fresh = self._readers["trajectories"].poll(wait_s)
+        fresh += self._readers["annotations"].poll(0.0)
+        admissions = self._readers["admissions"]
+        for received in admissions.read_to(self._bus.end("admissions")):
+            if isinstance(received.record, Admitted):
+                self._admit(received.record, received.address, self._monotonic())
+        for received in fresh:
+            self._arrive(received)
+        return len(fresh)
+
+    def end(self, group: int) -> OpenGroup | None:
+        """The group was taken or closed; what still comes for it is late."""
+        ended = self.open.pop(group, None)
+        if ended is None:
+            self._ended.add(group)
+        return ended
+
+    def positions(self) -> dict[str, dict[int, Position]]:
+        """Where each reader would go on."""
+        return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
+
+    def restore(
+        self, admitted: Address, arrived: Iterable[Address], noted: Iterable[Address]
+    ) -> None:
+        """Open a group again from the addresses that a checkpoint kept; its deadline
+        starts anew.
+        """
+        record = read_at(self._bus, "admissions", admitted).record
+        assert isinstance(record, Admitted)
+        self._admit(record, admitted, self._monotonic())
+        for at in arrived:
+            self._arrive(read_at(self._bus, "trajectories", at))
+        for at in noted:
+            self._arrive(read_at(self._bus, "annotations", at))
+
+    def _admit(self, record: Admitted, at: Address, now_s: float) -> None:
+        if record.group in self._ended:
+            self._ended.discard(record.group)
+            return
+        self.open.setdefault(record.group, OpenGroup(record, at, now_s))
+
+    def _arrive(self, received: Received) -> None:
+        record = received.record
+        if not isinstance(record, Trajectory | Annotation):
+            return
+        group = self.open.get(record.group)
+        if group is None:
+            self.counts["late"] += 1
+        elif isinstance(record, Annotation):
+            key = (record.trajectory, record.name)
+            used = AnnotationUsed(*key, received.address, received.hash)
+            group.noted.setdefault(key, Noted(used, record))
+        elif record.trajectory in group.arrived:
+            self.counts["duplicate"] += 1
+        elif record.trajectory in group.admitted.trajectories:
+            member = Member(record.trajectory, received.address, received.hash)
+            group.arrived[record.trajectory] = Arrived(member, record)
+        else:
+            self.counts["late"] += 1
+
+
+def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
+    """The recorded completions of a group that a take names; other bytes at an address are an
+    error.
+    """
+    arrived: list[Arrived] = []
+    for member in members:
+        received = read_at(bus, "trajectories", member.at)
+        record = received.record
+        if not isinstance(record, Trajectory) or received.hash != member.hash:
+            raise ValueError(
+                f"trajectories {member.at} is not {member.trajectory} as the ledger recorded it"
+            )
+        arrived.append(Arrived(member, record))
+    return arrived
+
+
+def fetch_annotations(bus: Bus, used: Iterable[AnnotationUsed]) -> dict[tuple[str, str], float]:
+    """The recorded annotations that a take names: (trajectory, name) → first value."""
+    values: dict[tuple[str, str], float] = {}
+    for note in used:
+        received = read_at(bus, "annotations", note.at)
+        record = received.record
+        if not isinstance(record, Annotation) or received.hash != note.hash:
+            raise ValueError(f"annotations {note.at} is not what the ledger recorded")
+        values[(note.trajectory, note.name)] = float(record.values[0])
+    return values

@@ -1,0 +1,80 @@
+"""The trainer's side of the ledger: what a term appends, and what it finds there when it resumes.
+
+A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
+after a crash the ledger names everything that may have been trained, and a take without a
+`StepDone` is trained again on the same data.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from streams.reader import TopicReader
+from streams.writer import FencedWriter
+
+from streams.bus import Bus
+from streams.records import (
+    Configured,
+    GroupClosed,
+    Position,
+    StepDone,
+    Take,
+)
+
+KEY = "run"
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the ledger holds after a checkpoint, in its order."""
+
+    takes: dict[tuple[int, int], list[Take]] = field(
+        default_factory=dict[tuple[int, int], list[Take]]
+    )
+    done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
+    closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
+    configured: Configured | None = None
+
+    def steps(self) -> int:
+        """The highest step that has a take or a `StepDone`; 0 if none."""
+        return max([step for step, _ in self.takes] + list(self.done), default=0)
+
+
+class Ledger:
+    """Writer of one term; thread-safe, because the publisher appends `StepDone` beside the step's
+    takes.
+    """
+
+    def __init__(self, bus: Bus, term: int) -> None:
+        self._bus = bus
+        self._writer = FencedWriter(bus, "ledger", "trainer", term)
+
+    def open(self, position: Position) -> Recorded:
+        """Fence earlier terms, then read from a checkpoint's position up to the own `Opened`
+        (invariant 7).
+        """
+        opened = self._writer.open()
+        reader = TopicReader(self._bus, "ledger", {0: position})
+        recorded = Recorded()
+        for received in reader.read_to({0: opened[0] + 1}):
+            match received.record:
+                case Take() as take:
+                    recorded.takes.setdefault((take.step, take.update), []).append(take)
+                case StepDone() as done:
+                    recorded.done[done.step] = done
+                case GroupClosed() as closed:
+                    recorded.closed.append(closed)
+                case Configured() as configured:
+                    recorded.configured = configured
+                case _:
+                    pass
+        return recorded
+
+    def append(self, records: Iterable[Take | StepDone | GroupClosed | Configured]) -> None:
+        """Durable, in this order, when it returns."""
+        entries = [(KEY, record) for record in records]
+        if entries:
+            self._writer.append(entries)
+
+    def position(self) -> Position:
+        """Where a reader of this term would go on: everything appended so far lies before it."""
+        return self._writer.positions()[0]

@@ -1,0 +1,94 @@
+"""From a group's completions to what may be trained of it. Pure: live training and replay call the
+same function.
+
+Dead members are left out; the advantage is relative to all living members. What is above `max_lag`
+at this version is masked token by token under in-flight policies, and the whole trajectory dropped
+under `keep_version` (invariant 5); both are counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.advantages import advantages
+from consumers.trainer.lag import lags_of, mask_by_lag
+from consumers.trainer.sample import Sample, sample_of
+from streams.records import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The settings that decide what of a group is trained."""
+
+    advantage: Literal["grpo", "centred", "leave_one_out"]
+    survivors_min: int
+    filter_equal_rewards: bool
+    max_lag: int | None
+    keep_version: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A group under one version: `ending` is "" when it is trained, else why it is
+    closed instead.
+    """
+
+    group: int
+    samples: tuple[Sample, ...]
+    ending: Literal["", "filtered", "expired", "dead"]
+    detail: str
+    counts: Mapping[str, int]
+
+
+def rule_of(settings: TrainerSettings, max_lag: int | None, keep_version: bool) -> Rule:
+    return Rule(
+        settings.advantage,
+        settings.survivors_min,
+        settings.filter_equal_rewards,
+        max_lag,
+        keep_version,
+    )
+
+
+def prepare(
+    group: int,
+    records: Sequence[Trajectory],
+    rewards: Mapping[str, float],
+    rule: Rule,
+    version: int,
+) -> Prepared:
+    """What of the group is trained from `version`; `rewards` has one for each living member."""
+    living = [r for r in records if r.finish != "dead"]
+    dead = len(records) - len(living)
+    if len(living) < rule.survivors_min:
+        reasons = "; ".join(sorted({r.reason for r in records if r.finish == "dead"}))
+        detail = f"{len(living)} of {len(records)} lived: {reasons}"
+        return Prepared(group, (), "dead", detail, {"dead": dead})
+    values = np.array([rewards[r.trajectory] for r in living], np.float64)
+    if rule.filter_equal_rewards and np.ptp(values) == 0:
+        return Prepared(group, (), "filtered", f"all rewards are {values[0]:g}", {"dead": dead})
+    samples: list[Sample] = []
+    counts = {"dead": dead, "masked_tokens": 0, "dropped": 0}
+    for record, advantage in zip(living, advantages(values, rule.advantage), strict=True):
+        sample = _within_lag(sample_of(record, float(advantage)), rule, version)
+        if sample is None:
+            counts["dropped"] += 1
+        else:
+            counts["masked_tokens"] += int(np.count_nonzero(~sample.mask))
+            samples.append(sample)
+    if not samples:
+        return Prepared(group, (), "expired", f"all above max_lag at version {version}", counts)
+    return Prepared(group, tuple(samples), "", "", counts)
+
+
+def _within_lag(sample: Sample, rule: Rule, version: int) -> Sample | None:
+    """The sample with tokens above `max_lag` masked, None when nothing of it is left."""
+    if rule.max_lag is None:
+        return sample
+    if rule.keep_version:
+        return None if int(lags_of(sample, version).max(initial=0)) > rule.max_lag else sample
+    masked = mask_by_lag(sample, version, rule.max_lag)
+    return masked if masked.mask.any() else None

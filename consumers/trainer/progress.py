@@ -1,0 +1,62 @@
+"""A step while it is trained: which groups it has taken and which samples it used. Replay and live
+share it.
+
+An update is complete when it has all its groups and every sample of them that may be trained was in
+a take. Both are facts of the ledger, so a trainer that died in the middle of a step goes on exactly
+where its takes end.
+"""
+
+from dataclasses import dataclass, field
+
+
+def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
+    """Groups of one update when a step's groups are divided as evenly as possible, larger shares
+    first.
+    """
+    share, rest = divmod(groups_per_step, updates_per_step)
+    return share + (update < rest)
+
+
+@dataclass(slots=True)
+class Progress:
+    """One update of one step."""
+
+    step: int
+    update: int
+    groups_needed: int
+    groups: set[int] = field(default_factory=set[int])
+    pending: dict[str, int] = field(default_factory=dict[str, int])
+    micro_batches: int = 0
+
+    @property
+    def version(self) -> int:
+        """Number of the version being trained: `step` is the number of the one that it becomes."""
+        return self.step - 1
+
+    @property
+    def groups_left(self) -> int:
+        return self.groups_needed - len(self.groups)
+
+    def take_group(self, group: int, trainable: list[str]) -> None:
+        """The group belongs to this update; its trainable samples are still to be used."""
+        assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
+        self.groups.add(group)
+        self.pending.update(dict.fromkeys(trainable, group))
+
+    def use(self, trajectories: list[str]) -> None:
+        """One more take: these samples are used now (invariant 2: each at most once)."""
+        for trajectory in trajectories:
+            del self.pending[trajectory]
+        self.micro_batches += 1
+
+    def is_complete(self) -> bool:
+        return self.groups_left == 0 and not self.pending
+
+
+def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
+    """Whether to begin with what is there: the rest of the update, or enough for a full
+    micro-batch.
+
+    A step need not wait for its last group to begin, but small micro-batches waste arithmetic.
+    """
+    return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)

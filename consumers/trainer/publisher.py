@@ -1,0 +1,118 @@
+"""Publishing beside training: versions, announcements, `StepDone`, checkpoints and retention, one
+thread, in order.
+
+The trainer hands over a snapshot and goes on; a slow store delays versions, not steps, until
+`QUEUE_MAX` snapshots wait. Order for each step (DESIGN.md, Trainer 5–7):
+1. the version's objects, manifest last; 2. `latest.json` swapped: it is believed; 3. announced; 4.
+  `StepDone`;
+5. the checkpoint if one is due; 6. what retention no longer needs goes. A crash between any two
+  leaves a prefix of this order, and a restarted trainer repeats the step up to the same bytes.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.versions import VersionWriter
+from storage.checkpoints import (
+    delete_checkpoints,
+    plan_checkpoints,
+    whole_checkpoints,
+    write_checkpoint,
+)
+from storage.metrics import MetricsFile
+from storage.objects import ObjectStore
+from streams.records import StepDone
+
+log = logging.getLogger(__name__)
+
+QUEUE_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A finished step: published tensors, the record that says so, and the checkpoint if one is
+    due.
+    """
+
+    done: StepDone
+    tensors: Mapping[str, torch.Tensor]
+    checkpoint: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] | None
+    recorded: bool
+    """An equal `StepDone` is in the ledger already (a repeated step)."""
+
+
+class Publisher:
+    """Owns the thread. What fails in it surfaces in `submit` and `close` of the
+    trainer's thread.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        versions: VersionWriter,
+        ledger: Ledger,
+        metrics: MetricsFile,
+        checkpoints_kept: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._versions, self._ledger = store, versions, ledger
+        self._metrics, self._kept, self._clock = metrics, checkpoints_kept, clock
+        self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        """Hand over a step; waits only while `QUEUE_MAX` earlier ones are not published."""
+        self._offer(snapshot)
+
+    def close(self) -> None:
+        """Everything handed over is published when this returns."""
+        self._offer(None)
+        self._thread.join()
+        self._raise()
+
+    def _offer(self, item: Snapshot | None) -> None:
+        while True:
+            self._raise()
+            try:
+                self._queue.put(item, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        try:
+            while (snapshot := self._queue.get()) is not None:
+                self._publish(snapshot)
+        except BaseException as error:
+            log.exception("publishing failed")
+            self._failed = error
+
+    def _publish(self, snapshot: Snapshot) -> None:
+        started = time.perf_counter()
+        version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
+        done = replace(snapshot.done, version=version, time_s=self._clock())
+        if not snapshot.recorded:
+            self._ledger.append([done])  # 4
+            seconds = time.perf_counter() - started
+            values = {**done.metrics, **done.counts, "publish_s": seconds}
+            self._metrics.append({"step": done.step, "time_s": done.time_s, **values})
+        if snapshot.checkpoint is not None:
+            tensors, state = snapshot.checkpoint
+            write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
+            unwanted = plan_checkpoints(whole_checkpoints(self._store), self._kept)
+            delete_checkpoints(self._store, unwanted)
+        self._versions.retain()  # 6

@@ -1,0 +1,180 @@
+"""Puts a trainer together: newest checkpoint, then the ledger behind it, then live (DESIGN.md,
+Trainer).
+
+1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).  2. Load the
+  newest whole checkpoint, or begin with version 0.  3. Read the ledger from the checkpoint's
+  position to the own `Opened`.  4. Open the checkpoint's groups again; groups that were closed
+  since are ended before anything is read. What the ledger holds is trained again by the loop
+  itself, on the recorded trajectories.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from streams.reader import from_begin
+from streams.writer import FencedWriter
+from transformers import PreTrainedModel
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from consumers.trainer.choice import load_choice
+from consumers.trainer.intake import Intake
+from consumers.trainer.learner import Learner
+from consumers.trainer.ledger import Ledger, Recorded
+from consumers.trainer.pins import HeldVersions
+from consumers.trainer.prepare import Rule
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.service import Trainer
+from consumers.trainer.takes import Takes
+from consumers.trainer.versions import VersionWriter
+from storage.checkpoints import newest_checkpoint, write_checkpoint
+from storage.metrics import MetricsFile
+from storage.objects import ObjectStore
+from storage.settings import CheckpointSettings, WeightsSettings
+from streams.bus import Bus
+from streams.records import Configured, Position
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a term of the trainer says of itself in the ledger."""
+
+    run: str
+    term: int
+    configuration_hash: str
+    code_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a trainer starts from when there is no checkpoint, and the files that every version
+    carries.
+    """
+
+    model: PreTrainedModel
+    model_files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The settings that a trainer obeys."""
+
+    trainer: TrainerSettings
+    rule: Rule
+    weights: WeightsSettings
+    checkpoints: CheckpointSettings
+
+
+def build_trainer(
+    bus: Bus,
+    store: ObjectStore,
+    plan: Plan,
+    begin: Begin,
+    provenance: Provenance,
+    metrics: MetricsFile,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Trainer:
+    """A trainer that is about to train the step after the newest checkpoint."""
+    versions = VersionWriter(
+        store,
+        FencedWriter(bus, "weights", "trainer", provenance.term),
+        provenance.run,
+        provenance.term,
+        plan.weights,
+        begin.model_files,
+        HeldVersions(bus),
+    )
+    versions.open()  # 1
+    learner = Learner(begin.model, plan.trainer)
+    state = _load_newest(store, learner)  # 2
+    ledger = Ledger(bus, provenance.term)
+    recorded = ledger.open(Position() if state is None else state.ledger)  # 3
+    positions = _begin_positions(bus) if state is None else state.intake_positions()
+    intake = Intake(bus, positions, monotonic)
+    if state is None:
+        state = _start(store, versions, learner, intake, provenance, plan)
+    restore_intake(intake, state)  # 4
+    _end_closed(intake, recorded, state.step)
+    _say_configured(ledger, provenance, state.step)
+    log.info(
+        "trainer term %d goes on after step %d; the ledger has %d steps to repeat",
+        provenance.term,
+        state.step,
+        max(0, recorded.steps() - state.step),
+    )
+    choose = load_choice(plan.trainer.choose)
+    takes = Takes(bus, plan.trainer, plan.rule, choose, intake, ledger, learner)
+    publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep)
+    return Trainer(
+        takes,
+        publisher,
+        recorded,
+        state.step,
+        provenance.term,
+        plan.weights.dtype,
+        plan.checkpoints.every,
+        provenance.configuration_hash,
+        monotonic,
+    )
+
+
+def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
+    """The newest whole checkpoint into the learner; None when there is none yet."""
+    restored = newest_checkpoint(store)
+    for skipped, reason in restored.skipped:
+        log.warning("checkpoint %s is passed over: %s", skipped, reason)
+    if restored.checkpoint is None:
+        return None
+    learner.load_state(restored.checkpoint.tensors)
+    return TrainerState.decode(restored.checkpoint.state)
+
+
+def _begin_positions(bus: Bus) -> dict[str, dict[int, Position]]:
+    return {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+
+
+def _start(
+    store: ObjectStore,
+    versions: VersionWriter,
+    learner: Learner,
+    intake: Intake,
+    provenance: Provenance,
+    plan: Plan,
+) -> TrainerState:
+    """Version 0 and the checkpoint of step 0; a crash in between repeats both with the
+    same bytes.
+    """
+    versions.publish(0, learner.snapshot(plan.weights.dtype))
+    state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
+    write_checkpoint(store, 0, provenance.term, learner.state(), state.encode())
+    return state
+
+
+def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
+    """Groups that the ledger closed or took after the checkpoint are not open, admitted later or
+    not.
+    """
+    for closed in recorded.closed:
+        if closed.step > step:
+            intake.end(closed.group)
+    for takes in recorded.takes.values():
+        for take in takes:
+            for group in take.groups:
+                if take.step > step:
+                    intake.end(group.group)
+
+
+def _say_configured(ledger: Ledger, provenance: Provenance, step: int) -> None:
+    ledger.append(
+        [
+            Configured(
+                configuration_hash=provenance.configuration_hash,
+                code_revision=provenance.code_revision,
+                resumed_from=step,
+            )
+        ]
+    )

@@ -1,0 +1,119 @@
+"""The trainer's loop: one step after the other, each a version handed to the publisher.
+
+Phases of a step (DESIGN.md, Trainer): feed each update with takes, update, compare with what the
+ledger says if the step is a repeated one, snapshot, hand over. A restarted trainer goes through the
+same phases (`resume.py`).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from consumers.trainer.checkpoint import trainer_state
+from consumers.trainer.figures import StepFigures
+from consumers.trainer.ledger import Recorded
+from consumers.trainer.progress import Progress, groups_of_update
+from consumers.trainer.publisher import Publisher, Snapshot
+from consumers.trainer.takes import Takes
+from streams.records import StepDone, Version
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.02
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One term of the trainer after `step` finished steps; `recorded` is what its predecessors did
+    beyond them.
+    """
+
+    takes: Takes
+    publisher: Publisher
+    recorded: Recorded
+    step: int
+    term: int
+    dtype: str
+    checkpoint_every: int
+    configuration_hash: str
+    monotonic: Callable[[], float] = time.monotonic
+
+    def run(self, stop: threading.Event) -> bool:
+        """Train until the last step or `stop`; True when the run is complete. Everything trained is
+        published.
+        """
+        steps = self.takes.settings.steps
+        while self.step < steps and self._step(self.step + 1, stop):
+            self.step += 1
+        self.publisher.close()
+        return self.step >= steps
+
+    def _step(self, step: int, stop: threading.Event) -> bool:
+        """One step; False when it was stopped before its end (its takes are repeated then)."""
+        started, figures = self.monotonic(), StepFigures()
+        metrics: dict[str, float] = {}
+        settings = self.takes.settings
+        waited = 0.0
+        for update in range(settings.updates_per_step):
+            needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
+            progress = Progress(step, update, needed)
+            waited += self._feed(progress, figures, stop)
+            if not progress.is_complete():
+                return False
+            metrics = self.takes.learner.finish_update()
+        seconds = self.monotonic() - started
+        times = {"seconds": seconds, "wait_s": waited}
+        self._hand_over(step, figures, {**metrics, **figures.metrics(), **times})
+        return True
+
+    def _feed(self, progress: Progress, figures: StepFigures, stop: threading.Event) -> float:
+        """Recorded takes, then live ones, until the update is complete; returns seconds spent
+        waiting for data.
+        """
+        waited = 0.0
+        for take in self.recorded.takes.pop((progress.step, progress.update), []):
+            self.takes.repeat(take, progress, figures)
+        self.takes.intake.read()
+        while not progress.is_complete() and not stop.is_set():
+            if not self.takes.live(progress, figures, self.monotonic()):
+                began = self.monotonic()
+                self.takes.intake.read(WAIT_S)
+                waited += self.monotonic() - began
+        return waited
+
+    def _hand_over(self, step: int, figures: StepFigures, metrics: dict[str, float]) -> None:
+        learner = self.takes.learner
+        state_hash = learner.state_hash()
+        known = self.recorded.done.get(step)
+        if known is not None and known.state_hash != state_hash:
+            log.warning(
+                "step %d differs from the ledger's (%s, recorded %s): the run goes on as a fork",
+                step,
+                state_hash,
+                known.state_hash,
+            )
+        done = StepDone(
+            step=step,
+            version=Version(step, self.term),
+            state_hash=state_hash,
+            takes=learner.micro_batches,
+            metrics=metrics,
+            counts=dict(figures.counts),
+            time_s=0.0,
+        )
+        is_known = known is not None and known.state_hash == state_hash
+        checkpoint = None
+        if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
+            checkpoint = (learner.state(), self._state(step))
+        snapshot = Snapshot(done, learner.snapshot(self.dtype), checkpoint, is_known)
+        self.publisher.submit(snapshot)
+
+    def _state(self, step: int) -> dict[str, object]:
+        takes = self.takes
+        position = takes.ledger.position()
+        state = trainer_state(
+            step, takes.learner.updates, position, takes.intake, self.configuration_hash
+        )
+        return state.encode()

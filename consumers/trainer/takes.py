@@ -1,0 +1,167 @@
+"""Feeds one update: takes that the ledger has already, then live groups; every take is durable
+before it is trained.
+
+Both ways go through `prepare` and `Progress`, so a step that was begun by a dead trainer is
+finished by its successor on the same samples, and a sample can be used once only (invariant 2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.choice import Candidate, Choice
+from consumers.trainer.figures import StepFigures
+from consumers.trainer.intake import Arrived, Intake, OpenGroup, fetch_annotations, fetch_group
+from consumers.trainer.learner import Learner
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.packing import pack
+from consumers.trainer.prepare import Prepared, Rule, prepare
+from consumers.trainer.progress import Progress, worth_taking
+from consumers.trainer.sample import Sample
+from streams.bus import Bus
+from streams.records import AnnotationUsed, GroupClosed, GroupMembers, Member, Take
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A complete (or overdue) group and what of it would be trained now."""
+
+    arrived: tuple[Arrived, ...]
+    annotations: tuple[AnnotationUsed, ...]
+    prepared: Prepared
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.tokens) for sample in self.prepared.samples)
+
+
+@dataclass(slots=True)
+class Takes:
+    """The way from groups to the learner, for one term of the trainer."""
+
+    bus: Bus
+    settings: TrainerSettings
+    rule: Rule
+    choose: Choice
+    intake: Intake
+    ledger: Ledger
+    learner: Learner
+    _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
+    _members: dict[str, Member] = field(default_factory=dict[str, Member])
+
+    def repeat(self, take: Take, progress: Progress, figures: StepFigures) -> None:
+        """Train a recorded take again on the recorded data."""
+        noted = fetch_annotations(self.bus, take.annotations)
+        for group in take.groups:
+            arrived = fetch_group(self.bus, group.members)
+            rewards = rewards_of(arrived, noted)
+            records = [a.record for a in arrived]
+            prepared = prepare(group.group, records, rewards, self.rule, progress.version)
+            self._take_group(Ready(tuple(arrived), take.annotations, prepared), progress, figures)
+        self._train([member.trajectory for member in take.members], progress)
+
+    def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
+        """Take what is ready now and worth it; returns the number of groups taken."""
+        ready = self._ready(progress, figures, now_s)
+        tokens = sum(r.tokens for r in ready.values())
+        full = self.settings.micro_batch_tokens
+        begun: Sequence[int] = ()
+        if worth_taking(progress.groups_left, len(ready), tokens, full):
+            candidates = [_candidate(r) for r in ready.values()]
+            begun = self.choose(candidates, progress.groups_left)
+        for group in begun:
+            self.intake.end(group)
+            self._take_group(ready[group], progress, figures)
+        self._write(progress, [ready[group] for group in begun])
+        return len(begun)
+
+    def _ready(self, progress: Progress, figures: StepFigures, now_s: float) -> dict[int, Ready]:
+        """Groups that may be taken; those that end untrained are closed in the ledger here."""
+        ready: dict[int, Ready] = {}
+        closed: list[GroupClosed] = []
+        for number, group in list(self.intake.open.items()):
+            overdue = group.is_overdue(now_s)
+            if not overdue and not group.is_complete():
+                continue
+            found = self._prepare_open(group, progress.version)
+            if not found.prepared.ending:
+                ready[number] = found
+                continue
+            ending = found.prepared.ending
+            if overdue and len(found.arrived) < len(group.admitted.trajectories):
+                ending = "expired"
+            closed.append(GroupClosed(number, ending, found.prepared.detail, progress.step))
+            figures.closed(ending, found.prepared.counts)
+            self.intake.end(number)
+        self.ledger.append(closed)
+        return ready
+
+    def _prepare_open(self, group: OpenGroup, version: int) -> Ready:
+        arrived = [a for a in group.arrived.values() if group.is_scored(a)]
+        noted = {key: note.record for key, note in group.noted.items()}
+        values = {key: float(record.values[0]) for key, record in noted.items()}
+        rewards = rewards_of(arrived, values)
+        records = [a.record for a in arrived]
+        prepared = prepare(group.admitted.group, records, rewards, self.rule, version)
+        used = tuple(note.used for note in group.noted.values())
+        return Ready(tuple(arrived), used, prepared)
+
+    def _take_group(self, ready: Ready, progress: Progress, figures: StepFigures) -> None:
+        samples = ready.prepared.samples
+        progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
+        self._samples.update({s.trajectory: s for s in samples})
+        members = {a.member.trajectory: a.member for a in ready.arrived}
+        self._members.update({s.trajectory: members[s.trajectory] for s in samples})
+        figures.taken([a.record for a in ready.arrived], samples, ready.prepared.counts)
+        figures.consumed(samples, progress.version)
+
+    def _write(self, progress: Progress, begun: Sequence[Ready]) -> None:
+        """Takes for all pending samples, appended together, then trained."""
+        pending = [self._samples[trajectory] for trajectory in progress.pending]
+        batches = pack(pending, self.settings.micro_batch_tokens)
+        takes: list[Take] = []
+        named = {r.prepared.group: r for r in begun}
+        for index, batch in enumerate(batches):
+            members = tuple(self._members[sample.trajectory] for sample in batch)
+            firsts = [named.pop(sample.group) for sample in batch if sample.group in named]
+            takes.append(
+                Take(
+                    step=progress.step,
+                    update=progress.update,
+                    micro_batch=progress.micro_batches + index,
+                    members=members,
+                    groups=tuple(_group_members(r) for r in firsts),
+                    annotations=tuple(used for r in firsts for used in r.annotations),
+                )
+            )
+        self.ledger.append(takes)
+        for take in takes:
+            self._train([member.trajectory for member in take.members], progress)
+
+    def _train(self, trajectories: list[str], progress: Progress) -> None:
+        progress.use(trajectories)
+        self.learner.submit([self._samples.pop(t) for t in trajectories])
+        for trajectory in trajectories:
+            self._members.pop(trajectory)
+
+
+def rewards_of(
+    arrived: Sequence[Arrived], noted: Mapping[tuple[str, str], float]
+) -> dict[str, float]:
+    """Reward of each living completion, from its record or from the annotation that brought it."""
+    rewards: dict[str, float] = {}
+    for record in (a.record for a in arrived if a.record.finish != "dead"):
+        late = noted.get((record.trajectory, "reward"))
+        reward = record.reward if late is None else late
+        assert reward is not None, f"{record.trajectory} is not scored yet"
+        rewards[record.trajectory] = reward
+    return rewards
+
+
+def _candidate(ready: Ready) -> Candidate:
+    versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
+    return Candidate(ready.prepared.group, min(versions))
+
+
+def _group_members(ready: Ready) -> GroupMembers:
+    return GroupMembers(ready.prepared.group, tuple(a.member for a in ready.arrived))

@@ -1,0 +1,94 @@
+"""The slotted KV cache, aligned at the right: every row's newest token lies in the same column.
+
+All running rows gain one token per step, so a step writes one column of all of them (a plain slice, no index), a row
+is described by the column of its first token, and its mask never changes while it runs. When the columns run out,
+what is in use is shifted to the left; nothing is recomputed, since keys carry their own positions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from producers.engines.torch_engine.order import Segment
+
+SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as much as two steps
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a model caches per token: `layers` × (key, value) × `heads` × `width` numbers."""
+
+    layers: int
+    heads: int
+    width: int
+
+
+class KVCache:
+    """`data` is (2 · layers, slots + 1, heads, columns, width), keys of layer l at 2l, values at 2l + 1.
+
+    `column` is where the next token of every row goes. The last row is a spare for swaps.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        slots: int,
+        context_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.columns = context_max + SPARE_COLUMNS
+        self.column = 0
+        # Zeros, not empty memory: masked columns are still multiplied by 0, and 0 · NaN is NaN.
+        self.data = torch.zeros(
+            2 * shape.layers,
+            slots + 1,
+            shape.heads,
+            self.columns,
+            shape.width,
+            dtype=dtype,
+            device=device,
+        )
+        self.keys = list(self.data[0::2].unbind(0))
+        self.values = list(self.data[1::2].unbind(0))
+        self.mask = torch.zeros(slots + 1, self.columns, dtype=dtype, device=device)
+        """Added to attention scores: -inf before a row's first column, 0 from there on."""
+        self._ramp = torch.zeros(2 * self.columns, dtype=dtype, device=device)
+        self._ramp[: self.columns] = -torch.inf
+
+    def write(self, row: int, tokens: torch.Tensor | None) -> int:
+        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row; its first column."""
+        length = 0 if tokens is None else tokens.shape[2]
+        start = self.column - length
+        assert start >= 0, "align the cache before a longer sequence enters"
+        if tokens is not None:
+            self.data[:, row, :, start : self.column] = tokens
+        self._mask_from(row, start)
+        return start
+
+    def read(self, row: int, start: int) -> torch.Tensor:
+        """A copy of a row's KV: (2 · layers, heads, length, width)."""
+        return self.data[:, row, :, start : self.column].clone()
+
+    def move(self, source: int, target: int, start: int) -> None:
+        """The sequence in `source`, from column `start` on, is in `target` afterwards."""
+        window = slice(start, self.column)
+        self.data[:, target, :, window] = self.data[:, source, :, window]
+        self.mask[target] = self.mask[source]
+
+    def align(self, column: int, used: tuple[Segment, ...], starts: list[int]) -> int:
+        """Shift what is in use so that the next column is `column`; returns by how much columns grew."""
+        shift = column - self.column
+        for segment in used:
+            rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)
+            new = slice(old.start + shift, column)
+            assert new.start >= 0, "the longest row does not fit before the new column"
+            for layer in self.data:
+                layer[rows, :, new] = layer[rows, :, old].clone()  # the two may overlap
+        self.column = column
+        for row, start in enumerate(starts):
+            self._mask_from(row, start + shift)
+        return shift
+
+    def _mask_from(self, row: int, start: int) -> None:
+        self.mask[row] = self._ramp[self.columns - start : 2 * self.columns - start]

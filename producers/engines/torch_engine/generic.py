@@ -1,0 +1,223 @@
+"""Any other decoder-only model, through transformers' own forward over the engine's cache.
+
+transformers sees a cache whose layers write into the columns of `KVCache` and hand back the window in use, with a mask
+and positions made here. What that does not fit is refused by name: a model is first asked what it caches, then its
+decode step is held against its own plain forward on a few tokens.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from producers.engines.torch_engine.cache import KVCache, KVShape
+from producers.engines.torch_engine.decoder import Prefill
+from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.weights import check_tensors
+from streams.errors import EngineRefused
+
+
+class _WindowLayer(CacheLayerMixin):
+    """One layer of the engine's cache as transformers sees it."""
+
+    is_sliding = False
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.is_initialized = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        raise NotImplementedError
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _StepLayer(_WindowLayer):
+    """Writes the new token's column of all rows; attention reads from `first` on."""
+
+    def __init__(self, cache: KVCache, index: int) -> None:
+        super().__init__()
+        self.cache, self.index = cache, index
+        self.first = 0
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, column = key_states.shape[0], self.cache.column
+        keys, values = self.cache.keys[self.index], self.cache.values[self.index]
+        keys[:rows, :, column] = key_states[:, :, 0]
+        values[:rows, :, column] = value_states[:, :, 0]
+        window = slice(self.first, column + 1)
+        return keys[:rows, :, window], values[:rows, :, window]
+
+    def get_seq_length(self) -> int:
+        return self.cache.column - self.first
+
+
+class _PrefillLayer(_WindowLayer):
+    """Keeps the new tokens' keys and values; attention reads the past before them."""
+
+    def __init__(self, past: torch.Tensor | None) -> None:
+        super().__init__()
+        self.past = past
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys, self.values = key_states, value_states
+        if self.past is None:
+            return key_states, value_states
+        return (
+            torch.cat((self.past[0], key_states), 2),
+            torch.cat((self.past[1], value_states), 2),
+        )
+
+    def get_seq_length(self) -> int:
+        return 0 if self.past is None else self.past.shape[3]
+
+
+class TransformersDecoder:
+    """Keeps the contract of `Decoder` through transformers' forward."""
+
+    segment_overhead_tokens = None  # a split would run the whole forward once per part
+
+    def __init__(
+        self, config: PreTrainedConfig, context_max: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        refuse_unserved(config, context_max)
+        self.dtype, self.device = dtype, device
+        self.name = type(config).__name__
+        with torch.random.fork_rng(devices=[]):
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        self.model.eval().requires_grad_(False).to(device)
+        arguments = inspect.signature(self.model.forward).parameters
+        if not {"past_key_values", "attention_mask", "position_ids"} <= set(arguments):
+            raise EngineRefused(
+                f"{self.name}: its forward takes no past_key_values, attention_mask and position_ids"
+            )
+        self.last_only: dict[str, int] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
+        )
+        self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
+        self.kv = self._cached_shape()
+        self._layers: list[_StepLayer] = []
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        state = self.model.state_dict()
+        names = {tensor.data_ptr(): name for name, tensor in state.items() if name in tensors}
+        # Of tied tensors a checkpoint may hold only one name.
+        needed = {
+            name: tensor
+            for name, tensor in state.items()
+            if name in tensors or tensor.data_ptr() not in names
+        }
+        check_tensors({name: tuple(tensor.shape) for name, tensor in needed.items()}, tensors)
+        for name, tensor in needed.items():
+            tensor.copy_(tensors[name])
+
+    def step(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        used: tuple[Segment, ...],
+    ) -> torch.Tensor:
+        rows, (segment,) = ids.shape[0], used
+        if not self._layers or self._layers[0].cache is not cache:
+            self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
+        for layer in self._layers:
+            layer.first = segment.column
+        mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
+        return self._forward(ids[:, None], positions[:, None], mask, Cache(list(self._layers)))
+
+    def prefill(self, batch: Prefill) -> torch.Tensor:
+        past = batch.past
+        layers = [
+            _PrefillLayer(None if past is None else past[2 * index : 2 * index + 2])
+            for index in range(self.kv.layers)
+        ]
+        self._forward(batch.ids, batch.positions, batch.mask, Cache(list(layers)))
+        return torch.stack([part for layer in layers for part in (layer.keys, layer.values)])
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache
+    ) -> torch.Tensor:
+        """Logits (n, vocabulary) after the last token."""
+        return self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **self.last_only,
+        ).logits[:, -1]
+
+    @torch.inference_mode()
+    def _cached_shape(self) -> KVShape:
+        """What the model caches for one token; `EngineRefused` where it is not keys and values of one shape."""
+        cache = DynamicCache(config=self.model.config)
+        try:
+            self.model(
+                input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise EngineRefused(f"{self.name}: cannot run with a key-value cache: {error}") from error
+        kinds = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
+        if kinds or not cache.layers:
+            raise EngineRefused(
+                f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, not plain keys and values"
+            )
+        shapes = {
+            None if part is None else (part.shape[1], part.shape[3])
+            for layer in cache.layers
+            if isinstance(layer, DynamicLayer)
+            for part in (layer.keys, layer.values)
+        }
+        shape = shapes.pop()
+        if shapes or shape is None:
+            raise EngineRefused(f"{self.name}: keys and values of its layers differ in shape")
+        return KVShape(len(cache.layers), *shape)
+
+
+def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
+    """`EngineRefused` by name for what the configuration alone rules out."""
+    name = type(config).__name__
+    if config.is_encoder_decoder:
+        raise EngineRefused(f"{name}: encoder-decoder models are not served, only decoder-only ones")
+    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright: ignore[reportPrivateUsage]
+        raise EngineRefused(f"{name}: transformers has no causal language model for it")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # Its frequencies follow the longest sequence seen, so a token would depend on its neighbours (invariant 10).
+        raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")
+    if unserved := set(getattr(config, "layer_types", None) or ()) - {"full_attention"} - _SLIDING:
+        raise EngineRefused(f"{name}: layers of type {', '.join(sorted(unserved))} are not served")
+    window = _window(config)
+    if window is not None and window < context_max:
+        raise EngineRefused(
+            f"{name}: sliding window of {window} tokens; only full attention is served, "
+            f"so set context_max (now {context_max}) to at most {window}"
+        )
+
+
+_SLIDING = frozenset({"sliding_attention"})
+
+
+def _window(config: PreTrainedConfig) -> int | None:
+    """Tokens that a layer looks back on, None for all."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    local = "local" in (getattr(config, "attention_layers", None) or ())
+    window = getattr(config, "window_size" if local else "sliding_window", None)
+    return window if isinstance(window, int) else None

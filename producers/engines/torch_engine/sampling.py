@@ -1,0 +1,114 @@
+"""From logits to tokens: temperature, top-k, top-p, then the inverse of the cumulative distribution.
+
+Inverse CDF in vocabulary order rather than Gumbel noise: one uniform decides a position instead of one per
+vocabulary entry, so drawing costs the same at 18 entries and at 150 000, and a draft of many positions is verified by
+one call. The sum runs in float64, so only logits whose rounding moves a boundary across the uniform change a token.
+Greedy rows (`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from streams.errors import EngineRefused
+from streams.records import Sampling
+
+NO_TOKEN = -1  # pads stop tokens: equals no token
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """How the rows of a batch are drawn; tensors are (rows, 1), or (1, 1) where all rows agree. None is off."""
+
+    inverse_temperature: torch.Tensor | None
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+    greedy: torch.Tensor | None
+    all_greedy: bool
+    stops: torch.Tensor
+    """(most stop tokens of a row, rows or 1), padded with `NO_TOKEN`."""
+
+
+def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
+    """One plan for these rows; give one `Sampling` where all rows agree."""
+
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
+
+    greedy = [row.temperature == 0 for row in rows]
+    scaled = any(row.temperature not in (0, 1) for row in rows)
+    filtered = any(row.top_k > 0 or row.top_p < 1 for row in rows)
+    width = max(1, *(len(row.stop) for row in rows))
+    stops = [[*row.stop, *[NO_TOKEN] * (width - len(row.stop))] for row in rows]
+    # A row without a filter keeps everything whatever the rounding of its cumulated sum.
+    return SamplingPlan(
+        inverse_temperature=column([1 / (row.temperature or 1) for row in rows], torch.float32)
+        if scaled
+        else None,
+        top_k=column([row.top_k or 2**62 for row in rows], torch.int64) if filtered else None,
+        top_p=column([row.top_p if row.top_p < 1 else 2.0 for row in rows], torch.float32)
+        if filtered
+        else None,
+        greedy=column([float(value) for value in greedy], torch.bool) if any(greedy) else None,
+        all_greedy=all(greedy),
+        stops=torch.tensor(stops, dtype=torch.int64, device=device).t().contiguous(),
+    )
+
+
+def check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """`EngineRefused` names the first parameter that cannot be served."""
+    if sampling.temperature < 0 or not sampling.temperature < float("inf"):
+        raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
+    if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+        raise EngineRefused(
+            f"sampling.top_k {sampling.top_k} must be 0 (off) or above, "
+            f"sampling.top_p {sampling.top_p} above 0 and at most 1 (off)"
+        )
+    if sampling.tokens_max < 1:
+        raise EngineRefused(f"sampling.tokens_max {sampling.tokens_max} leaves nothing to generate")
+    if any(not 0 <= token < vocabulary for token in sampling.stop):
+        raise EngineRefused(
+            f"sampling.stop {sampling.stop} is outside of the vocabulary ({vocabulary})"
+        )
+
+
+def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
+    """(rows, vocabulary) fp32 log-probabilities after temperature, then top-k, then top-p, in transformers' order."""
+    scores = logits.float()
+    if plan.inverse_temperature is not None:
+        scores = scores * plan.inverse_temperature
+    if plan.top_k is not None and plan.top_p is not None:
+        scores = _filtered(scores, plan.top_k, plan.top_p)
+    return scores.log_softmax(-1)
+
+
+def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    descending, order = scores.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(scores.shape[-1], device=scores.device)
+    descending = descending.masked_fill(ranks >= top_k, -torch.inf)
+    probabilities = descending.softmax(-1)
+    above = probabilities.cumsum(-1) - probabilities
+    descending = descending.masked_fill(above >= top_p, -torch.inf)
+    return torch.empty_like(scores).scatter_(-1, order, descending)
+
+
+def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Tokens (n, 1) at which the cumulated probabilities of (n, vocabulary) first exceed uniforms (n, 1) in [0, 1)."""
+    cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    # Scaled by the total: its rounding must not let the draw fall behind the last possible token.
+    return torch.searchsorted(cumulated, cumulated[:, -1:] * uniforms, right=True)
+
+
+def draw(
+    logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary), uniforms (n, 1)."""
+    logprobs = processed_logprobs(logits, plan)
+    if plan.all_greedy:
+        tokens = logits.argmax(-1, keepdim=True)
+    else:
+        tokens = invert(logprobs, uniforms)
+        if plan.greedy is not None:
+            tokens = torch.where(plan.greedy, logits.argmax(-1, keepdim=True), tokens)
+    return tokens, logprobs.gather(1, tokens)

@@ -1,0 +1,168 @@
+"""One trajectory while it is generated: what it has, what of it was already published, and the
+records it becomes.
+
+Keeps invariant 3: every emission extends the spans by exactly its tokens, under the version that
+its engine stamped.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from producers.engines.base import Emission, Request
+from producers.rollout.chain import Gained, extend_spans
+from streams.records import (
+    ENVIRONMENT,
+    GENERATED,
+    PROMPT,
+    Address,
+    Assignment,
+    Floats,
+    Partial,
+    Sources,
+    Span,
+    Tokens,
+    Trajectory,
+    Version,
+)
+
+
+@dataclass(slots=True)
+class Growing:
+    """A trajectory under one assignment. `flushed` counts tokens that are in published partials (or
+    the prompt).
+    """
+
+    order: Assignment
+    started_s: float
+    flushed_s: float
+    tokens: list[Tokens]
+    sources: list[Sources]
+    logprobs: list[Floats] = field(default_factory=list[Floats])
+    spans: list[Span] = field(default_factory=list[Span])
+    length: int = 0
+    generated: int = 0
+    flushed: int = 0
+    flushed_generated: int = 0
+    partial: Address | None = None
+    environment: str = ""
+
+    @classmethod
+    def begin(cls, order: Assignment, gained: Gained | None, now_s: float) -> "Growing":
+        """From the prompt, or from what the chain of partials holds."""
+        prompt = np.full(len(order.tokens), PROMPT, np.uint8)
+        growing = cls(order, now_s, now_s, [order.tokens], [prompt], length=len(order.tokens))
+        if gained is not None:
+            growing.tokens.append(gained.tokens)
+            growing.sources.append(gained.sources)
+            growing.logprobs.append(gained.logprobs)
+            growing.spans = list(gained.spans)
+            growing.length += len(gained.tokens)
+            growing.generated = len(gained.logprobs)
+            growing.environment = gained.environment
+            growing.partial = order.partial
+        growing.flushed, growing.flushed_generated = growing.length, growing.generated
+        return growing
+
+    def request(self, hold: bool) -> Request:
+        """What an engine needs to go on."""
+        order = self.order
+        return Request(
+            trajectory=order.trajectory,
+            group=order.group,
+            tokens=np.concatenate(self.tokens),
+            sources=np.concatenate(self.sources),
+            sampling=order.sampling,
+            seed=order.seed,
+            logprobs=_joined(self.logprobs),
+            spans=tuple(self.spans),
+            hold=hold,
+        )
+
+    def response(self) -> Tokens:
+        """All tokens after the prompt."""
+        return np.concatenate(self.tokens)[len(self.order.tokens) :]
+
+    def extend(self, emission: Emission) -> None:
+        """Tokens that the engine generated, all under one version."""
+        count = len(emission.tokens)
+        self.tokens.append(emission.tokens)
+        self.sources.append(np.full(count, GENERATED, np.uint8))
+        self.logprobs.append(emission.logprobs)
+        if count:
+            extend_spans(self.spans, Span(self.generated, self.generated + count, emission.version))
+        self.length += count
+        self.generated += count
+
+    def extend_environment(self, tokens: Tokens, state: str) -> None:
+        """Tokens that the environment answered."""
+        self.tokens.append(tokens)
+        self.sources.append(np.full(len(tokens), ENVIRONMENT, np.uint8))
+        self.length += len(tokens)
+        self.environment = state
+
+    def take_partial(self, rollout: str, term: int, now_s: float) -> Partial:
+        """What it gained since its previous partial; the caller sets `partial` to the address it
+        got.
+        """
+        first = self.flushed_generated
+        record = Partial(
+            trajectory=self.order.trajectory,
+            group=self.order.group,
+            attempt=self.order.attempt,
+            rollout=rollout,
+            rollout_term=term,
+            previous=self.partial,
+            start=self.flushed,
+            tokens=np.concatenate(self.tokens)[self.flushed :],
+            sources=np.concatenate(self.sources)[self.flushed :],
+            logprobs=_joined(self.logprobs)[first:],
+            spans=tuple(
+                Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
+            ),
+            environment=self.environment,
+        )
+        self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
+        return record
+
+    def finished(
+        self,
+        term: int,
+        finish: Literal["stop", "length", "dead"],
+        now_s: float,
+        newest: Version,
+        reward: float | None = None,
+        scores: dict[str, float] | None = None,
+        reason: str = "",
+    ) -> Trajectory:
+        """The record of the whole trajectory."""
+        order = self.order
+        return Trajectory(
+            trajectory=order.trajectory,
+            group=order.group,
+            index=order.index,
+            attempt=order.attempt,
+            task=order.task,
+            rollout=order.rollout,
+            rollout_term=term,
+            tokens=np.concatenate(self.tokens),
+            sources=np.concatenate(self.sources),
+            logprobs=_joined(self.logprobs),
+            spans=tuple(self.spans),
+            finish=finish,
+            reward=reward,
+            trainer_version=newest,
+            started_s=self.started_s,
+            finished_s=now_s,
+            temperature=order.sampling.temperature,
+            reason=reason,
+            scores=scores,
+            environment=self.environment,
+            moves=order.moves,
+            wave=order.wave,
+        )
+
+
+def _joined(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)

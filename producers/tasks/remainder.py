@@ -1,0 +1,135 @@
+"""x mod y with a mixture of styles: the Echo Chamber setting (arXiv 2504.07912) in miniature.
+
+Numbers are written least significant digit first, in fixed width: `336%68` asks for 633 mod 86.
+Every warm-up document is right; they differ in how much working they show (`=130`, `>745>164=130`,
+or the whole repeated subtraction). The reward looks at the final number only, so reinforcement
+finds the style that earns it. The splits (held out, warm-up, training) are disjoint by prompt.
+"""
+
+import json
+import re
+from functools import cached_property
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+
+from producers.tasks.base import STYLE_PREFIX, Document, Score, TaskPrompt, Turns, shuffled
+from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
+from streams.errors import ConfigurationError
+
+Style = Literal["direct", "jump", "full", "other"]
+Question = tuple[int, int]
+
+CHARACTERS = "0123456789%=>;"
+"""With the four special tokens 18; `;` ends a turn of the scripted task, which shares this vocabulary."""
+
+_HELD_OUT_SEED = 0  # the list is the same for every run, whatever the run's seed
+_RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
+
+
+def question_text(x: int, y: int) -> str:
+    """`336%68` for 633 mod 86."""
+    return f"{x:03d}"[::-1] + "%" + f"{y:02d}"[::-1]
+
+
+def number_text(value: int) -> str:
+    """Three digits, least significant first."""
+    return f"{value:03d}"[::-1]
+
+
+def working(x: int, y: int) -> list[int]:
+    """All differences of the repeated subtraction, the remainder last; never empty as x ≥ 100 > y."""
+    return list(range(x - y, -1, -y))
+
+
+def response_text(x: int, y: int, lines: int) -> str:
+    """The answer after the first `lines` lines of working."""
+    shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
+    return f"{shown}={number_text(x % y)}"
+
+
+def style(response: str) -> Style:
+    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line, all else is `other`."""
+    match = _RESPONSE.fullmatch(response)
+    if match is None:
+        return "other"
+    lines, answer = match.groups()
+    if not lines:
+        return "direct"
+    return "full" if lines.endswith(answer) else "jump"
+
+
+class Remainder:
+    """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is full."""
+
+    name = "remainder"
+    stop = (EOS,)
+
+    def __init__(self, direct: float = 0.60, jump: float = 0.15) -> None:
+        if direct < 0 or jump < 0 or direct + jump > 1:
+            raise ConfigurationError(
+                f"task.options of remainder: direct = {direct} and jump = {jump} are shares of one whole: "
+                "give both as 0 or more, together at most 1"
+            )
+        self._shares = (direct, jump)
+        self._tokenizer = CharacterTokenizer(CHARACTERS)
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return self._tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        questions = self._splits["train"]
+        epoch, index = shuffled(len(questions), seed, position)
+        return self._ask(questions[index], epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        questions = self._splits["held_out"]
+        if count > len(questions):
+            raise ConfigurationError(
+                f"evaluation.prompts = {count}: remainder holds out {len(questions)}; ask for no more"
+            )
+        order = [shuffled(len(questions), _HELD_OUT_SEED, place)[1] for place in range(count)]
+        return [self._ask(questions[index], 0) for index in order]
+
+    def documents(self, seed: int, count: int) -> list[Document]:
+        """Right answers to warm-up prompts drawn with repetition, in the styles' shares."""
+        questions = self._splits["warm_up"]
+        random = np.random.default_rng(seed)
+        chosen = random.integers(len(questions), size=count)
+        return [self._document(questions[index], random) for index in chosen]
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """1 for `…=ddd<eos>` with the right number; the working before it is not checked."""
+        response = self._tokenizer.decode(turns[-1])
+        ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
+        right = ended and response.rpartition("=")[1:] == ("=", json.loads(reference)["answer"])
+        return Score(float(right), {STYLE_PREFIX + (style(response) if ended else "other"): 1.0})
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Question]]:
+        """Every question by `crc32(prompt) % 8`: 0 held out, 1–3 warm-up, 4–7 training."""
+        names = ("held_out", *["warm_up"] * 3, *["train"] * 4)
+        splits: dict[str, list[Question]] = {name: [] for name in names}
+        for x in range(100, 1000):
+            for y in range(10, 100):
+                splits[names[crc32(question_text(x, y).encode()) % 8]].append((x, y))
+        return splits
+
+    def _ask(self, question: Question, epoch: int) -> TaskPrompt:
+        x, y = question
+        tokens = (BOS, *self._tokenizer.encode(question_text(x, y)))
+        return TaskPrompt(tokens, json.dumps({"answer": number_text(x % y)}), epoch)
+
+    def _document(self, question: Question, random: np.random.Generator) -> Document:
+        x, y = question
+        direct, jump = self._shares
+        lines, draw = x // y, random.random()
+        if draw < direct:
+            shown, shape = 0, "direct"
+        elif draw < direct + jump and lines > 1:  # a single line cannot be cut: it counts as full
+            shown, shape = int(random.integers(1, lines)), "jump"
+        else:
+            shown, shape = lines, "full"
+        response = (*self._tokenizer.encode(response_text(x, y, shown)), EOS)
+        return Document(self._ask(question, 0).tokens, response, shape)

@@ -1,0 +1,91 @@
+"""Combinations of settings that are each fine and cannot work together. Pure: a configuration in,
+problems out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # config.py calls us
+    from rollstream.config import Configuration
+
+ENGINES = ("torch",)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The setting to change, and what it must be (`must be < rollouts.context_max (512)`)."""
+
+    key: str
+    must: str
+
+
+def impossible(configuration: "Configuration") -> list[Problem]:
+    """Everything that cannot work, in the order of the settings."""
+    checks = (_places, _model, _sampling, _rollouts, _pace, _training)
+    return [problem for check in checks for problem in check(configuration)]
+
+
+def _places(c: "Configuration") -> Iterator[Problem]:
+    for key, url in (("bus", c.bus), ("store", c.store)):
+        if url.startswith("memory:"):
+            yield Problem(key, "must be shared by several processes")
+        if "@" in url.partition("//")[2].partition("/")[0]:
+            must = "must not hold credentials (give them in the environment of its client)"
+            yield Problem(key, must)
+
+
+def _model(c: "Configuration") -> Iterator[Problem]:
+    if c.model.path is None and not c.warmup.enabled:
+        yield Problem("model.path", "must be given when warmup.enabled is false")
+    if c.model.path is not None and not (Path(c.model.path) / "config.json").is_file():
+        yield Problem("model.path", "must be a folder with a Hugging Face checkpoint (config.json)")
+
+
+def _sampling(c: "Configuration") -> Iterator[Problem]:
+    kept = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
+    if c.sampling.temperature == 0:
+        yield Problem("sampling.temperature", "must be > 0 when training (greedy never explores)")
+    if c.sampling.top_k:
+        yield Problem("sampling.top_k", f"must be 0 when training {kept}")
+    if c.sampling.top_p < 1:
+        yield Problem("sampling.top_p", f"must be 1 when training {kept}")
+    if c.sampling.tokens_max >= c.rollouts.context_max:
+        limit = f"rollouts.context_max ({c.rollouts.context_max}), which holds the prompt too"
+        yield Problem("sampling.tokens_max", f"must be < {limit}")
+
+
+def _rollouts(c: "Configuration") -> Iterator[Problem]:
+    if c.rollouts.engine not in ENGINES:
+        yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
+    longest = c.model.config.get("max_position_embeddings")
+    if isinstance(longest, int) and c.rollouts.context_max > longest:
+        must = f"must be ≤ model.config.max_position_embeddings ({longest})"
+        yield Problem("rollouts.context_max", must)
+    if c.dispatch.heartbeat_timeout_s < 2 * c.rollouts.status_s:
+        twice = f"2 × rollouts.status_s ({c.rollouts.status_s:g})"
+        must = f"must be ≥ {twice}, or living rollouts look dead"
+        yield Problem("dispatch.heartbeat_timeout_s", must)
+
+
+def _pace(c: "Configuration") -> Iterator[Problem]:
+    if c.dispatch.max_lag is None and c.dispatch.ready_groups_max < c.trainer.groups_per_step:
+        wave = c.trainer.groups_per_step
+        must = f"must be ≥ trainer.groups_per_step ({wave}), or no step is ever complete"
+        yield Problem("dispatch.ready_groups_max", must)
+
+
+def _training(c: "Configuration") -> Iterator[Problem]:
+    t = c.trainer
+    if t.groups_per_step < t.updates_per_step:
+        must = f"must be ≥ trainer.updates_per_step ({t.updates_per_step}), which share the groups"
+        yield Problem("trainer.groups_per_step", must)
+    if t.samples_per_group < 2:
+        must = f"must be ≥ 2: advantage {t.advantage} compares the samples of a group"
+        yield Problem("trainer.samples_per_group", must)
+    if t.survivors_min > t.samples_per_group:
+        must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
+        yield Problem("trainer.survivors_min", must)
+    if not all(0 <= beta < 1 for beta in t.betas):
+        yield Problem("trainer.betas", "must lie in [0, 1)")

@@ -1,0 +1,115 @@
+"""Turning what is wrong with a configuration into one plain line each: what, what instead, where it
+was said.
+
+No line shows a secret: values of keys that sound like one, and credentials inside URLs, are left
+out.
+"""
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rollstream.layers import Layers, leaves
+
+VALUE_CHARACTERS_MAX = 80
+_SECRET = re.compile(r"password|secret|token$|api_?key|credential", re.IGNORECASE)
+_USERINFO = re.compile(r"//[^/@\s]*@")
+_BOUNDS = {
+    "greater_than_equal": ("≥", "ge"),
+    "greater_than": (">", "gt"),
+    "less_than_equal": ("≤", "le"),
+    "less_than": ("<", "lt"),
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+}
+
+
+def complain(key: str, must: str, value: Any, layers: Layers) -> str:
+    """`groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)`."""
+    name = key.rsplit(".", 1)[-1]
+    return f"{name} {must}, got {shown(key, value)} ({key} in {origin(key, layers)})"
+
+
+def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
+    """One line per mistake, in the order of the settings."""
+    lines: dict[str, str] = {}
+    for details in error.errors(include_url=False):
+        key = _key(details["loc"], model)
+        lines.setdefault(
+            key, _line(key, details, layers, model)
+        )  # a union complains once per member
+    return "\n".join(lines.values())
+
+
+def origin(key: str, layers: Layers) -> str:
+    """Where a setting was given; for a table, where anything in it was."""
+    inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
+    return layers.origins.get(key) or next(inside, "the defaults")
+
+
+def shown(key: str, value: Any) -> str:
+    """The value as it may be printed."""
+    if _SECRET.search(key):
+        return "(not shown)"
+    text = _USERINFO.sub("//***@", "null" if value is None else repr(value))
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
+
+
+def nearest(key: str, known: list[str]) -> str | None:
+    """The known key that was probably meant: the same name elsewhere, or the closest spelling."""
+    name = key.rsplit(".", 1)[-1]
+    same = [k for k in known if k.rsplit(".", 1)[-1] == name]
+    close = get_close_matches(key, known, n=1, cutoff=0.6)
+    by_name = {k.rsplit(".", 1)[-1]: k for k in known}
+    close_name = get_close_matches(name, by_name, n=1, cutoff=0.6)
+    return next(iter([*same, *close, *(by_name[n] for n in close_name)]), None)
+
+
+def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel]) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = list(leaves(model))
+        tables = sorted({name.split(".")[0] for name in known if "." in name})
+        wanted = nearest(key, tables if isinstance(details["input"], dict) else known)
+        hint = f"nearest known: {wanted}" if wanted else f"known tables: {', '.join(tables)}"
+        return f"unknown key {key} in {origin(key, layers)}; {hint}"
+    if kind in _BOUNDS:
+        sign, limit = _BOUNDS[kind]
+        return complain(key, f"must be {sign} {context[limit]:g}", details["input"], layers)
+    if kind == "literal_error":
+        return complain(key, f"must be one of {context['expected']}", details["input"], layers)
+    if kind == "string_pattern_mismatch":
+        must = f"must match {context['pattern']}"
+        return complain(key, must, details["input"], layers)
+    if kind == "missing":  # only lists of a fixed length have anything that is required
+        return complain(key, "must have more entries", details["input"], layers)
+    wanted = _KINDS.get(kind.split("_")[0])
+    if kind.endswith(("_type", "_parsing")) and wanted:
+        if key not in leaves(model) and len(details["loc"]) > len(key.split(".")):
+            wanted = "a number, true or false, or text"
+        return complain(key, f"must be {wanted}", details["input"], layers)
+    return complain(key, f"is refused: {details['msg']}", details["input"], layers)
+
+
+def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """The dotted key of a pydantic location: up to the setting, or to the name inside a table of
+    options.
+    """
+    known = leaves(model)
+    for depth in range(1, len(location) + 1):
+        key = ".".join(map(str, location[:depth]))
+        if key in known:
+            option = location[depth] if len(location) > depth else None
+            is_table = "dict" in str(known[key])
+            return f"{key}.{option}" if is_table and isinstance(option, str) else key
+    return ".".join(map(str, location))

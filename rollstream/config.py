@@ -1,0 +1,175 @@
+"""The configuration of a run: every role's settings in one frozen value, loaded once and written
+beside the run.
+
+Layers, later ones win: TOML (or a run's `config.json`) → environment
+(`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
+them. Unknown keys, wrong types and combinations that cannot work raise `ConfigurationError`, one
+line per mistake. A `config.json` is resolved already: the environment is not laid over it again, so
+a role that the supervisor starts has exactly the supervisor's configuration.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+from pydantic import Field, ValidationError
+
+from consumers.settings import DispatchSettings, TrainerSettings
+from producers.settings import EvaluationSettings, RolloutSettings, SamplingSettings, TaskSettings
+from rollstream.combinations import impossible
+from rollstream.complaints import complain, explain
+from rollstream.layers import Layers, environment_layer, file_layer, lay, overrides_layer
+from storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
+from streams.errors import ConfigurationError
+
+CODE_REVISION = "code_revision"  # beside the settings in config.json
+
+
+class WarmupSettings(Settings):
+    """Supervised warm-up of a model that starts from scratch."""
+
+    enabled: bool = True
+    """Make a model when `model.path` is not given and the run's folder has none."""
+    threads: int = Field(default=2, ge=1)
+    """Torch threads; nothing else of the run works meanwhile."""
+    documents: int = Field(default=20_000, ge=1)
+    """Documents drawn from the task."""
+    steps: int = Field(default=1_100, ge=1)
+    """Batches trained."""
+
+
+class Configuration(Settings):
+    """One run, all of it."""
+
+    run: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Name of the run."""
+    seed: int = Field(default=0, ge=0)
+    """Prompt order, sampling and warm-up follow from it."""
+    folder: str | None = None
+    """Where the run lives; default `runs/<run>`."""
+    bus: str = "sqlite:bus"
+    """URL of the log; a relative path is inside the run's folder."""
+    store: str = "file:store"
+    """URL of the object store; a relative path is inside the run's folder."""
+    sync: Literal["normal", "full"] = "normal"
+    """`full` survives power loss, at the cost of a disk flush per write."""
+    model: ModelSettings = ModelSettings()
+    """The policy."""
+    task: TaskSettings = TaskSettings()
+    """What is asked and how it is judged."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How training trajectories are drawn."""
+    rollouts: RolloutSettings = RolloutSettings()
+    """Rollouts of this machine."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Evaluation beside the run."""
+    dispatch: DispatchSettings = DispatchSettings()
+    """Admission, placement, recovery."""
+    trainer: TrainerSettings = TrainerSettings()
+    """Steps, loss, optimiser."""
+    weights: WeightsSettings = WeightsSettings()
+    """Published versions."""
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    """The trainer's state."""
+    warmup: WarmupSettings = WarmupSettings()
+    """What happens before the first step."""
+
+
+INCIDENTAL = (
+    "folder",
+    "sync",
+    "rollouts",
+    "evaluation",
+    "checkpoints",
+    "warmup.threads",
+    "dispatch.lease_s",
+    "dispatch.heartbeat_timeout_s",
+    "dispatch.queue_per_slot",
+    "trainer.workers",
+    "trainer.threads",
+    "trainer.lease_s",
+    "weights.versions_max",
+    "weights.keep_every",
+    "task.reward_processes",
+    "task.reward_timeout_s",
+)
+"""What may change between two starts of a run: it moves work about, not what is learnt from a
+trajectory.
+"""
+ESSENTIAL = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
+"""Exceptions to `INCIDENTAL`."""
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Configuration:
+    """The configuration of this file and what is laid over it, checked; `overrides` are
+    `key=value`.
+    """
+    layers = file_layer(Path(path))
+    if Path(path).suffix == ".json":
+        layers.values.pop(CODE_REVISION, None)
+        layers.values["folder"] = str(Path(path).parent)
+    else:
+        layers = lay(layers, environment_layer(environment, Configuration))
+    return checked(lay(layers, overrides_layer(overrides, Configuration)))
+
+
+def checked(layers: Layers) -> Configuration:
+    """The value that the layers describe, or all that is wrong with them."""
+    try:
+        # JSON mode is strict about types and still takes a list for a tuple.
+        configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, layers, Configuration)) from None
+    problems = impossible(configuration)
+    if problems:
+        raise ConfigurationError(
+            "\n".join(
+                complain(p.key, p.must, value_at(configuration, p.key), layers) for p in problems
+            )
+        )
+    return configuration
+
+
+def flat(configuration: Configuration) -> dict[str, Any]:
+    """Every setting by its dotted key."""
+    found: dict[str, Any] = {}
+
+    def walk(prefix: str, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)  # pyright: ignore[reportUnknownArgumentType]
+            else:
+                found[f"{prefix}{key}"] = value
+
+    walk("", configuration.model_dump(mode="json"))
+    return found
+
+
+def value_at(configuration: Configuration, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = configuration
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def essentials(configuration: Configuration) -> dict[str, Any]:
+    """The settings that must stay while a run lives."""
+    return {key: value for key, value in flat(configuration).items() if not _is_incidental(key)}
+
+
+def fingerprint(configuration: Configuration) -> str:
+    """xxh3-128 of the essentials: the configuration hash of the ledger."""
+    text = json.dumps(essentials(configuration), sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+def _is_incidental(key: str) -> bool:
+    return key not in ESSENTIAL and any(
+        key == name or key.startswith(f"{name}.") for name in INCIDENTAL
+    )

@@ -1,0 +1,145 @@
+"""Where settings come from: files, the environment and `--set`, each a layer of values with their
+origin.
+
+A layer knows nothing of what is allowed; it keeps, for every dotted key, what to name when the
+value is wrong.
+"""
+
+import json
+import math
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel
+
+from streams.errors import ConfigurationError
+
+PREFIX = "ROLLSTREAM_"
+RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT"})
+"""Variables with this prefix that are no settings: the supervisor's words to a role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Nested values, and by dotted key where each leaf came from."""
+
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    origins: dict[str, str] = field(default_factory=dict[str, str])
+
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Set one leaf; tables on the way are made."""
+        *tables, leaf = key.split(".")
+        at = self.values
+        for depth, name in enumerate(tables, start=1):
+            inner = at.setdefault(name, {})
+            if not isinstance(inner, dict):
+                table = ".".join(tables[:depth])
+                raise ConfigurationError(f"{table} must be a table ({key} in {origin})")
+            at = cast(dict[str, Any], inner)
+        at[leaf] = None if value == "null" else value
+        self.origins[key] = origin
+
+
+def file_layer(path: Path) -> Layers:
+    """What a `.toml` or `.json` file says; clear errors for one that is missing or no such file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigurationError(f"no configuration file {path}; is the path right?") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # of TOML, JSON and UTF-8
+        raise ConfigurationError(
+            f"{path} is no valid {path.suffix[1:] or 'TOML'}: {error}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} must hold a table of settings")
+    layers = Layers()
+    _lay_table(layers, "", cast(dict[str, Any], values), path.name)
+    return layers
+
+
+def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> Layers:
+    """`ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`; every variable with the prefix must be a
+    setting.
+    """
+    layers = Layers()
+    for name, text in sorted(environment.items()):
+        key = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and key not in RESERVED:
+            dotted = key.lower().replace("__", ".")
+            layers.put(dotted, _parsed(dotted, text, model), f"environment variable {name}")
+    return layers
+
+
+def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Layers:
+    """`trainer.lr=1e-4`, as often as wanted; the last one of a key wins."""
+    layers = Layers()
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.strip().split(".")):
+            raise ConfigurationError(
+                f"--set {override!r}: write it as key=value, e.g. trainer.lr=1e-4"
+            )
+        layers.put(key.strip(), _parsed(key.strip(), text, model), "--set")
+    return layers
+
+
+def lay(below: Layers, above: Layers) -> Layers:
+    """Both, `above` winning; `below` is changed."""
+    for key, origin in above.origins.items():
+        value: Any = above.values
+        for part in key.split("."):
+            value = value[part]
+        below.put(key, value, origin)
+    return below
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Every setting's dotted key and its annotation; tables are walked into."""
+    found: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found.update(leaves(kind, f"{prefix}{name}."))
+        else:
+            found[prefix + name] = kind
+    return found
+
+
+def takes_text(kind: Any) -> bool:
+    """Whether text is what a setting of this annotation holds."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return set(get_args(kind)) <= {str, type(None)}
+    return kind is str
+
+
+def _lay_table(layers: Layers, prefix: str, table: Mapping[str, Any], origin: str) -> None:
+    for key, value in table.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _lay_table(layers, f"{dotted}.", cast(dict[str, Any], value), origin)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigurationError(f"{key} must be finite, got {value} ({dotted} in {origin})")
+        elif isinstance(value, str | int | float | list | None):
+            layers.put(dotted, value, origin)
+        else:  # TOML's dates and times
+            raise ConfigurationError(f"{key} cannot be a date, got {value} ({dotted} in {origin})")
+
+
+def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
+    """Text as a TOML value, or as it stands where text is wanted or no TOML value is there."""
+    if takes_text(leaves(model).get(key)):
+        return text
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    finite = not isinstance(value, float) or math.isfinite(value)
+    is_plain = isinstance(value, bool | int | float | str | list)
+    return cast(object, value) if finite and is_plain else text

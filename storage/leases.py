@@ -1,0 +1,158 @@
+"""Leases of the single-holder roles: the term is taken in the same compare-and-swap as the lease.
+
+A lease may be taken by whoever has seen it unchanged for its duration on its own monotonic clock,
+and at once if it was released or if the supervisor that reaped its holder handed over the holder's
+nonce. No clock is compared with another machine's. A holder that was only asleep finds a higher
+term at its next renewal and is `Fenced`; its records in between are void by their term (invariant
+7), so the lease saves work, it does not decide what counts.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from storage.documents import encode
+from storage.objects import ObjectStore
+from storage.roles import RoleRecord, read_role, role_key
+from streams.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
+
+POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
+POLL_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Who wants which role. `nonce` is random and of this process alone; `handed_nonce` is a dead
+    holder's.
+    """
+
+    role: str
+    holder: str
+    nonce: str
+    duration_s: float = 10.0
+    handed_nonce: str | None = None
+
+
+def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
+    """Whether a lease that was seen unchanged for `unchanged_s` on one's own clock is free."""
+    handed = handed_nonce is not None and handed_nonce == record.nonce
+    return record.released or handed or unchanged_s >= record.duration_s
+
+
+class Lease:
+    """A role held under `term`; safe to renew and release from different threads."""
+
+    def __init__(self, store: ObjectStore, record: RoleRecord, etag: str) -> None:
+        self._store = store
+        self._record = record
+        self._etag = etag
+        self._lock = threading.Lock()
+        self.role = record.role
+        self.term = record.term
+        self.nonce = record.nonce
+        self.duration_s = record.duration_s
+
+    def renew(self) -> None:
+        """Hold the role for another duration, or `Fenced` if a higher term is there."""
+        with self._lock:
+            self._swap(replace(self._record, renewals=self._record.renewals + 1))
+
+    def release(self) -> None:
+        """Let the next one in at once; `Fenced` if it is in already. Twice is once."""
+        with self._lock:
+            if not self._record.released:
+                self._swap(replace(self._record, released=True))
+
+    def _swap(self, wanted: RoleRecord) -> None:
+        try:
+            etag = self._store.swap(role_key(self.role), encode(wanted), self._etag)
+        except SwapLost:
+            etag = self._etag_of(wanted)
+        self._record, self._etag = wanted, etag
+
+    def _etag_of(self, wanted: RoleRecord) -> str:
+        """Of a swap that happened although its answer was lost; else `Fenced`: it is another's."""
+        present = read_role(self._store, self.role)
+        if present is not None and present[0] == wanted:
+            return present[1]
+        by = (
+            f"{present[0].holder} in term {present[0].term}"
+            if present
+            else "nobody: it was deleted"
+        )
+        raise Fenced(
+            f"role {self.role} of term {self.term} is held by {by}; this process must exit"
+        )
+
+
+class Claim:
+    """One candidate's watch over a role, to be polled; what it saw stays between polls."""
+
+    def __init__(
+        self, store: ObjectStore, candidate: Candidate, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._candidate = candidate
+        self._clock = clock
+        self._seen = ""
+        self._seen_s = 0.0
+
+    def attempt(self) -> Lease | None:
+        """The lease if it may be taken now and nobody was faster, else None."""
+        present = read_role(self._store, self._candidate.role)
+        if present is None:
+            return self._take(None, "")
+        record, etag = present
+        if record.nonce == self._candidate.nonce and not record.released:
+            return Lease(self._store, record, etag)  # won by a swap whose answer was lost
+        now = self._clock()
+        if etag != self._seen:
+            self._seen, self._seen_s = etag, now
+        if may_take(record, self._candidate.handed_nonce, now - self._seen_s):
+            return self._take(record, etag)
+        return None
+
+    def _take(self, before: RoleRecord | None, etag: str) -> Lease | None:
+        who = self._candidate
+        term = before.term + 1 if before else 1
+        record = RoleRecord(who.role, term, who.holder, who.nonce, 0, who.duration_s, False)
+        try:
+            if before:
+                taken = self._store.swap(role_key(who.role), encode(record), etag)
+            else:
+                taken = self._store.create(role_key(who.role), encode(record))
+        except (SwapLost, ObjectExists):
+            return None
+        return Lease(self._store, record, taken)
+
+
+def acquire(
+    store: ObjectStore,
+    candidate: Candidate,
+    wait_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """The lease of the role, under the next term; `LeaseHeld` if it did not come free within
+    `wait_s`.
+    """
+    claim = Claim(store, candidate, clock)
+    give_up = clock() + wait_s
+    while True:
+        lease = claim.attempt()
+        if lease is not None:
+            return lease
+        left = give_up - clock()
+        if left <= 0:
+            raise _held(store, candidate.role, wait_s)
+        sleep(min(left, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
+
+
+def _held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
+    present = read_role(store, role)
+    by = f"{present[0].holder} (term {present[0].term})" if present else "somebody"
+    return LeaseHeld(
+        f"role {role} is held by {by} and did not come free within {wait_s:.1f} s; "
+        "stop that process, or wait longer"
+    )

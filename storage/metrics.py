@@ -1,0 +1,83 @@
+"""Metrics of one process: a file of JSON lines that people, programs and the live view read while
+it grows.
+
+Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
+ignore it. There is no NaN: what is not a finite number becomes null.
+"""
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from storage.file_errors import store_errors
+from streams.errors import CorruptObject
+
+TAIL_BYTES = 1 << 16  # longest line that a torn one is looked for in
+
+
+class MetricsFile:
+    """`RUN/metrics/<role>.jsonl`, opened for appending by its one writer."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        with store_errors("open", self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            _remove_torn_line(self._file)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add one line: it is there as a whole, or not at all and a `StoreError` says why."""
+        data = msgspec.json.encode(line) + b"\n"
+        with store_errors("write", self._path):
+            size = os.fstat(self._file).st_size
+            written = os.write(self._file, data)
+            if written < len(data):
+                os.ftruncate(self._file, size)
+                raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes fit")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """All whole lines, oldest first; none if there is no file yet. `CorruptObject` names a line
+    that is no JSON.
+    """
+    try:
+        with store_errors("read", Path(path)):
+            data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = data.split(b"\n")[:-1]  # what follows the last newline is being written, or was torn
+    return [_parsed(line, number, path) for number, line in enumerate(lines, start=1)]
+
+
+def _parsed(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CorruptObject(f"{path}, line {number} is not a JSON object: {error}") from error
+
+
+def _remove_torn_line(file: int) -> None:
+    size = os.fstat(file).st_size
+    tail = os.pread(file, TAIL_BYTES, max(0, size - TAIL_BYTES))
+    torn = len(tail) - (tail.rfind(b"\n") + 1)
+    if torn:
+        os.ftruncate(file, size - torn)

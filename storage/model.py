@@ -1,0 +1,136 @@
+"""Models as transformers builds them: from scratch, from a folder, from a version; always fp32,
+never from a hub.
+
+Everything that knows transformers' configuration classes is here.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import copy
+import difflib
+import inspect
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from storage.fetch import fetch, fetch_file
+from storage.objects import ObjectStore
+from storage.tensors import untie
+from streams.errors import ConfigurationError, CorruptObject
+from streams.records import Version
+
+Setting = int | float | bool | str
+
+
+def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
+    """A new fp32 model of this class of transformers; equal arguments give equal weights.
+
+    The process's own random state is left as it was. `ConfigurationError` names the nearest known
+    class or field.
+    """
+    model_class = _model_class(architecture)
+    config_class: Any = model_class.config_class  # every class has its own fields
+    known = set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"}
+    known |= set(config_class.attribute_map) | {"rope_theta"}
+    for field in config:
+        if field not in known:
+            raise ConfigurationError(
+                f"model.config: {config_class.__name__} has no field {field!r}"
+                + _nearest(field, known)
+            )
+    try:
+        made = config_class(**config)
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise ConfigurationError(f"model.config of {config_class.__name__}: {error}") from error
+    return _new_model(model_class, made, seed)
+
+
+def load_model(path: str) -> PreTrainedModel:
+    """The model of a local Hugging Face checkpoint folder, as fp32."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path: {path!r} is not a local checkpoint folder (no config.json in it); "
+            "nothing is downloaded, so fetch the model first"
+        )
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
+    )
+
+
+def model_from_version(
+    store: ObjectStore, version: Version, manifest_hash: str | None = None
+) -> PreTrainedModel:
+    """The model of a stored version as fp32, every tensor verified."""
+    manifest, tensors = fetch(store, version, manifest_hash)
+    fields = json.loads(fetch_file(store, manifest, "config.json"))
+    architecture, model_type = fields["architectures"][0], fields.pop("model_type")
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    model = _new_model(_model_class(architecture), config, seed=0)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CorruptObject(f"version {version} is not a whole {architecture}: {error}") from error
+    return model
+
+
+def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The model's parameters and buffers as a version publishes them; tied ones stay one memory.
+
+    Of the dtype already they are the model's own memory, so publish them before the next update.
+    """
+    kept, tied = untie(model.state_dict())
+    cast = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in kept.items()
+    }
+    return cast | {name: cast[owner] for name, owner in tied.items()}
+
+
+def model_files(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype
+) -> dict[str, bytes]:
+    """The files beside the weights: `config.json` (it names `dtype`), generation, tokenizer."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.dtype = str(dtype).removeprefix("torch.")
+    files = {"config.json": config.to_json_string(use_diff=False).encode()}
+    files["generation_config.json"] = model.generation_config.to_json_string().encode()
+    if tokenizer is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            files.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
+    return files
+
+
+def _new_model(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
+) -> PreTrainedModel:
+    config.dtype = torch.float32
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(seed)
+        return model_class(config)
+
+
+def _model_class(architecture: str) -> type[PreTrainedModel]:
+    known = [name for name in dir(transformers) if name.endswith("ForCausalLM")]
+    found = getattr(transformers, architecture, None) if architecture in known else None
+    if found is None or not issubclass(found, PreTrainedModel):
+        raise ConfigurationError(
+            f"model.architecture: transformers has no causal language model {architecture!r}"
+            + _nearest(architecture, known)
+        )
+    return found
+
+
+def _nearest(name: str, known: set[str] | list[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,125 @@
+"""`weights/latest.json`: which version is believed, and whose trainer may move it (invariant 6).
+
+The pointer carries the term of its owner beside the version. A new trainer first swaps it to carry
+its own term at the same version; every swap of a lower term loses from then on, also one that was
+already under way.
+"""
+
+from dataclasses import dataclass, replace
+
+from storage.documents import decode, encode
+from storage.manifest import Manifest, manifest_key, read_manifest
+from storage.objects import ObjectStore
+from streams.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
+from streams.records import Version
+
+POINTER_KEY = "weights/latest.json"
+SWAPS_MAX = 100  # rivals are trainers with a lower term, each of which publishes every few seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """`version` is believed, None before the first one; only the trainer of `term` may move this
+    on.
+    """
+
+    run: str
+    term: int
+    version: Version | None
+    manifest: str
+    manifest_hash: str
+    parent: Version | None
+
+
+def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
+    """The pointer and the etag to swap it by; None in a new store."""
+    try:
+        data, etag = store.read(POINTER_KEY)
+    except ObjectMissing:
+        return None
+    return decode(data, Pointer, POINTER_KEY), etag
+
+
+def believed(store: ObjectStore) -> Pointer | None:
+    """The pointer with the believed version, or None if no version was believed yet."""
+    present = read_pointer(store)
+    return present[0] if present and present[0].version else None
+
+
+def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
+    """Make the pointer carry `term` at the version it has; after that no lower term can move it.
+
+    `Fenced` if a higher term has it, `ConfigurationError` if it is another run's. Twice is once.
+    """
+    for _ in range(SWAPS_MAX):
+        present = read_pointer(store)
+        try:
+            if present is None:
+                empty = Pointer(run, term, None, "", "", None)
+                store.create(POINTER_KEY, encode(empty))
+                return empty
+            pointer, etag = present
+            _check_owner(pointer, run, term)
+            if pointer.term == term:
+                return pointer
+            taken = replace(pointer, term=term)
+            store.swap(POINTER_KEY, encode(taken), etag)
+            return taken
+        except (SwapLost, ObjectExists):
+            continue
+    raise SwapLost(
+        f"{POINTER_KEY}: lost {SWAPS_MAX} swaps in a row; is an old trainer still running?"
+    )
+
+
+def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
+    """Swap the pointer to this complete version; calling it again changes nothing.
+
+    The caller's term must own the pointer: `Fenced` if a higher one does, `SwapLost` if a lower one
+    does (`take_pointer` comes first) or the believed number is not below this one. `ObjectMissing`
+    or `CorruptObject` if the manifest in the store is not this one.
+    """
+    version = manifest.version
+    wanted = Pointer(
+        manifest.run,
+        version.term,
+        version,
+        manifest_key(version),
+        manifest.hash,
+        manifest.parent,
+    )
+    read_manifest(store, version, wanted.manifest_hash)
+    present = read_pointer(store)
+    if present is None:
+        raise SwapLost(f"{POINTER_KEY} does not exist: take the pointer before believing {version}")
+    pointer, etag = present
+    _check_owner(pointer, manifest.run, version.term)
+    if pointer == wanted:
+        return wanted
+    _check_next(pointer, version)
+    try:
+        store.swap(POINTER_KEY, encode(wanted), etag)
+    except SwapLost:
+        after = read_pointer(store)
+        if after is None or after[0] != wanted:  # equal: it happened, only its answer was lost
+            if after is not None:
+                _check_owner(after[0], manifest.run, version.term)
+            raise
+    return wanted
+
+
+def _check_owner(pointer: Pointer, run: str, term: int) -> None:
+    if pointer.run != run:
+        raise ConfigurationError(
+            f"this store belongs to run {pointer.run!r}, not to {run!r}: "
+            "give each run a store of its own"
+        )
+    if pointer.term > term:
+        raise Fenced(f"{POINTER_KEY} carries term {pointer.term}: the trainer of {term} must exit")
+
+
+def _check_next(pointer: Pointer, version: Version) -> None:
+    if pointer.term < version.term:
+        raise SwapLost(f"{POINTER_KEY} carries term {pointer.term}: take it before {version}")
+    if pointer.version is not None and pointer.version.number >= version.number:
+        raise SwapLost(f"{POINTER_KEY} is at {pointer.version}: {version} would go back")

@@ -1,0 +1,73 @@
+"""Renewing a lease in the background, every third of its duration.
+
+A store that fails for a while is borne until the duration has passed without a success: by then
+somebody else may hold the role, so the holder has to stop as if it had met the higher term.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from storage.leases import Lease
+from streams.errors import Fenced, StoreError
+
+
+def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
+    """Renew once; the time from which the lease is known to be held, `held_s` again if the store
+    failed.
+
+    `Fenced` when a higher term is there, or nothing was renewed for the lease's duration.
+    """
+    now = clock()  # before the swap: whoever waits for us cannot have begun to count earlier
+    try:
+        lease.renew()
+    except StoreError as error:
+        if clock() - held_s < lease.duration_s:
+            return held_s
+        raise Fenced(
+            f"role {lease.role} of term {lease.term} could not be renewed for {lease.duration_s} s"
+            f" ({error}); another process may hold it"
+        ) from error
+    return now
+
+
+class Renewal:
+    """Keeps a lease while the block runs; `lost` is set, and `on_lost` called once, when it could
+    not.
+
+    Leaving the block stops renewing; it does not release the lease.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Fenced], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lost = threading.Event()
+        self._lease = lease
+        self._on_lost = on_lost
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"renew-{lease.role}", daemon=True)
+
+    def __enter__(self) -> "Renewal":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        held_s = self._clock()
+        try:
+            while not self._stop.wait(self._lease.duration_s / 3):
+                held_s = renewed(self._lease, held_s, self._clock)
+        except Fenced as error:
+            self.lost.set()
+            if self._on_lost is not None:
+                self._on_lost(error)
+        finally:
+            if not self._stop.is_set():
+                self.lost.set()  # also when the thread died of a bug: a role is never held silently

@@ -1,0 +1,138 @@
+"""Which weight versions go, and removing them (invariant 11).
+
+The plan is a pure function over values. Removal takes the manifest first, so that what is left of a
+version whose removal was interrupted is never mistaken for a whole one.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from storage.manifest import manifest_key, parse_version, read_manifest, version_folder
+from storage.objects import ObjectStore
+from storage.pointer import Pointer, read_pointer
+from streams.errors import CorruptObject, Fenced, ObjectMissing
+from streams.records import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """A version's folder; `base` is the version a delta applies to; `whole` is false without a
+    manifest.
+    """
+
+    version: Version
+    base: Version | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """Versions to delete, oldest first; `unpinned` are those that something needed and the bound
+    took.
+    """
+
+    delete: tuple[Version, ...]
+    unpinned: tuple[Version, ...]
+
+
+def plan_retention(
+    versions: Sequence[StoredVersion],
+    pointer: Pointer,
+    pinned: Collection[Version],
+    keep_every: int,
+    versions_max: int,
+) -> RetentionPlan:
+    """Keep at most `versions_max` whole versions, with every base that one of them needs.
+
+    What is above the pointer under its term or a higher one is being published and stays. Then,
+    until the bound is reached: the believed one (always), the newest before it (its fetch may be
+    under way), pinned ones, multiples of `keep_every`, the rest; each newest first, so the oldest
+    pinned are given up first. Leftovers without a manifest go, and versions of lower terms above
+    the pointer, which will never be believed.
+    """
+    coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
+    candidates = {
+        stored.version: stored
+        for stored in sorted(versions, key=lambda stored: stored.version, reverse=True)
+        if stored.version in coming
+        or (stored.whole and (stored.version in pinned or not _is_above(stored.version, pointer)))
+    }
+    kept = set[Version]().union(*(_chain(version, candidates) for version in coming))
+    for version in _by_importance(tuple(candidates), pointer, pinned, keep_every):
+        chain = _chain(version, candidates)
+        if len(kept | chain) > versions_max and version != pointer.version:
+            break
+        kept |= chain
+    delete = sorted(stored.version for stored in versions if stored.version not in kept)
+    unpinned = (version for version in delete if version in pinned and version in candidates)
+    return RetentionPlan(tuple(delete), tuple(unpinned))
+
+
+def _is_above(version: Version, pointer: Pointer) -> bool:
+    return pointer.version is None or version.number > pointer.version.number
+
+
+def _is_coming(version: Version, pointer: Pointer) -> bool:
+    own = version.term == pointer.term
+    return version.term > pointer.term or (own and _is_above(version, pointer))
+
+
+def _by_importance(
+    newest_first: Sequence[Version],
+    pointer: Pointer,
+    pinned: Collection[Version],
+    keep_every: int,
+) -> list[Version]:
+    believed = [version for version in newest_first if version == pointer.version]
+    before = [version for version in newest_first if version not in believed][:1]
+    held = [version for version in newest_first if version in pinned]
+    multiples = [
+        version for version in newest_first if keep_every and version.number % keep_every == 0
+    ]
+    return list(dict.fromkeys([*believed, *before, *held, *multiples, *newest_first]))
+
+
+def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Version]:
+    """The version and all bases below it, down to its anchor."""
+    chain: set[Version] = set()
+    step: Version | None = version
+    while step is not None and step in stored and step not in chain:
+        chain.add(step)
+        step = stored[step].base
+    return chain
+
+
+def stored_versions(store: ObjectStore) -> list[StoredVersion]:
+    """What lies under `weights/`, oldest first, by listing: for a trainer that starts, and for
+    people.
+    """
+    keys = (entry.key.split("/") for entry in store.list("weights/"))
+    folders = sorted({parts[1] for parts in keys if len(parts) > 2})
+    versions = (parse_version(name) for name in folders)
+    return [_stored(store, version) for version in versions if version is not None]
+
+
+def _stored(store: ObjectStore, version: Version) -> StoredVersion:
+    try:
+        manifest = read_manifest(store, version)
+    except ObjectMissing:
+        return StoredVersion(version, whole=False)
+    except CorruptObject:
+        return StoredVersion(version)  # ages out like a whole one: damage is no reason to hurry
+    return StoredVersion(version, manifest.parent if manifest.kind == "delta" else None)
+
+
+def retain(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
+    """Delete what the plan says, the manifest of each version first; `Fenced` if `term` lost the
+    pointer.
+
+    Calling it again, or after an interruption, is fine.
+    """
+    for version in plan.delete:
+        present = read_pointer(store)
+        if present is not None and present[0].term > term:
+            raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+        assert present is None or present[0].version != version, "the believed version never goes"
+        store.delete(manifest_key(version))
+        for entry in store.list(f"{version_folder(version)}/"):
+            store.delete(entry.key)

@@ -1,0 +1,74 @@
+"""Who holds which role, and terms: the small objects under `roles/`.
+
+A role's term only ever grows, by compare-and-swap. Single-holder roles keep theirs in the lease
+(`leases.py`, `roles/<role>.json`); roles with many holders count one term per name here
+(`roles/<role>/<name>.json`), so that each restart of a name fences what it was before.
+"""
+
+from dataclasses import dataclass
+
+from storage.documents import decode, encode
+from storage.objects import ObjectStore
+from streams.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
+
+SWAPS_MAX = 100  # rivals for one name are its own restarts, so a handful is already odd
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRecord:
+    """A single-holder role: its holder of `term`, and a count that changes with every renewal."""
+
+    role: str
+    term: int
+    holder: str
+    nonce: str
+    renewals: int
+    duration_s: float
+    released: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NameRecord:
+    """A name of a role that many hold, and the term of its newest start."""
+
+    role: str
+    name: str
+    term: int
+
+
+def role_key(role: str) -> str:
+    return f"roles/{role}.json"
+
+
+def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
+    """The role's record and the etag to swap it by; None if nobody ever held the role."""
+    key = role_key(role)
+    try:
+        data, etag = store.read(key)
+    except ObjectMissing:
+        return None
+    return decode(data, RoleRecord, key), etag
+
+
+def next_term(store: ObjectStore, role: str, name: str) -> int:
+    """A term that nobody else with this name has or had; 1 is the first.
+
+    A caller that dies after the swap only leaves a number out.
+    """
+    key = f"roles/{role}/{name}.json"
+    for _ in range(SWAPS_MAX):
+        try:
+            data, etag = store.read(key)
+        except ObjectMissing:
+            data, etag = b"", ""
+        term = decode(data, NameRecord, key).term + 1 if data else 1
+        wanted = encode(NameRecord(role, name, term))
+        try:
+            if etag:
+                store.swap(key, wanted, etag)
+            else:
+                store.create(key, wanted)
+        except (SwapLost, ObjectExists):
+            continue
+        return term
+    raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; are many processes named {name}?")

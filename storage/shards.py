@@ -1,0 +1,150 @@
+"""Tensors in safetensors files of bounded size: writing them, and reading any of them back
+verified.
+
+The files are written here and not by the safetensors library, because their bytes must be the same
+each time (the library's order of metadata is random) and their ranges go into the manifest; readers
+of the library open them as they are. One file at a time is in memory.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from storage.documents import create_same
+from storage.manifest import FileEntry, TensorEntry, TensorFiles
+from storage.objects import ObjectStore
+from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
+from streams.errors import CorruptObject
+
+METADATA = {
+    "format": "pt"
+}  # transformers refuses files without it; more than one key has no fixed order
+GAP_BYTES_MAX = 64 << 10  # reading this much in vain costs less than one more request
+
+
+def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in their order, cut so that no shard but one with a single larger tensor exceeds
+    `shard_bytes`.
+    """
+    shards: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not shards or size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        room -= size
+    return shards
+
+
+def pack(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+    """One safetensors file as bytes, and where each tensor lies in it; equal tensors give equal
+    bytes.
+    """
+    # Wide types first keeps every tensor aligned to its own size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    views = [(name, tensor, tensor_bytes(tensor)) for name, tensor in ordered]
+    header: dict[str, object] = {"__metadata__": METADATA}
+    at = 0
+    for name, tensor, view in views:
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + view.nbytes],
+        }
+        at += view.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    entries: dict[str, TensorEntry] = {}
+    start = 8 + len(text)
+    for name, tensor, view in views:
+        dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
+        digest = tensor_hash(dtype, shape, view)
+        entries[name] = TensorEntry(file, start, start + view.nbytes, dtype, shape, digest)
+        start += view.nbytes
+    data = b"".join([len(text).to_bytes(8, "little"), text, *(view for *_, view in views)])
+    return data, entries
+
+
+def write_shards(
+    store: ObjectStore,
+    folder: str,
+    stem: str,
+    tensors: Mapping[str, torch.Tensor],
+    shard_bytes: int,
+) -> TensorFiles:
+    """Create `folder/stem-0000i-of-0000n.safetensors`; those that are there with this content are
+    left alone.
+    """
+    kept, tied = untie(tensors)
+    shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
+    files: list[FileEntry] = []
+    entries: dict[str, TensorEntry] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        data, placed = pack({name: kept[name] for name in names}, file)
+        files.append(FileEntry(file, len(data), create_same(store, f"{folder}/{file}", data)))
+        entries.update(placed)
+    return TensorFiles(tuple(files), entries, tied)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRange:
+    """Bytes `[start, end)` of a file, which hold these tensors."""
+
+    file: str
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+
+def plan_ranges(entries: Mapping[str, TensorEntry]) -> list[FetchRange]:
+    """The requests that fetch these tensors: neighbours, and near ones, share one."""
+    ranges: list[FetchRange] = []
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
+        last = ranges[-1] if ranges else None
+        if last and last.file == entry.file and entry.start - last.end <= GAP_BYTES_MAX:
+            ranges[-1] = FetchRange(last.file, last.start, entry.end, (*last.names, name))
+        else:
+            ranges.append(FetchRange(entry.file, entry.start, entry.end, (name,)))
+    return ranges
+
+
+def read_shards(
+    store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """These tensors, each verified against its hash before it is returned; tied names share one
+    tensor.
+
+    Raises `CorruptObject` with the tensor and the file. The memory belongs to the caller alone.
+    """
+    wanted = list(names)
+    owners = {source.tied.get(name, name) for name in wanted}
+    found: dict[str, torch.Tensor] = {}
+    for request in plan_ranges({name: source.tensors[name] for name in owners}):
+        found.update(_read_range(store, folder, source, request))
+    return {name: found[source.tied.get(name, name)] for name in wanted}
+
+
+def _read_range(
+    store: ObjectStore, folder: str, source: TensorFiles, request: FetchRange
+) -> Iterator[tuple[str, torch.Tensor]]:
+    key = f"{folder}/{request.file}"
+    # One copy: a store may keep the bytes that it hands out, and tensors are written to in place.
+    stored = np.frombuffer(store.get(key, request.start, request.end), np.uint8)
+    data = np.array(stored).data
+    for name in request.names:
+        entry = source.tensors[name]
+        part = data[entry.start - request.start : entry.end - request.start]
+        whole = entry.dtype in DTYPES and len(part) == entry.end - entry.start
+        if not whole or tensor_hash(entry.dtype, entry.shape, part) != entry.hash:
+            raise CorruptObject(
+                f"tensor {name} in object {key} differs from its hash; fetch the version again, "
+                "and if it stays so, remove it"
+            )
+        yield name, tensor_of(part, entry.dtype, entry.shape)

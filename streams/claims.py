@@ -1,0 +1,41 @@
+"""Which partitions a member of a consumer group holds: a pure function over lease rows, the same on every bus.
+
+Members alive are dealt the partitions in turn by name. A partition is held by at most one member at a time: a member
+takes one only when its lease is free, run out or already its own, and gives back what is no longer its share.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LEASE_S = 10.0  # a member that does not poll for longer loses its partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`owner` holds something until `expires_s` on the bus's clock."""
+
+    owner: str
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a member holds after its poll: `held` are renewed, `released` go back to the group."""
+
+    held: frozenset[int]
+    released: frozenset[int]
+
+
+def claim(
+    member: str,
+    members: Mapping[str, float],
+    leases: Mapping[int, Lease],
+    partitions: int,
+    now_s: float,
+) -> Claim:
+    """`members` maps names to when they run out, `member` counts as alive; `leases` are by partition."""
+    alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
+    share = {p for p in range(partitions) if alive[p % len(alive)] == member}
+    mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
+    taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
+    return Claim(frozenset(share - taken), frozenset(mine - share))

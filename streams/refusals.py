@@ -1,0 +1,53 @@
+"""What every bus refuses, in the same words: settings that differ, records too large, positions that are gone."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from streams.bus import Entry
+from streams.errors import BusError, PositionLost, RecordTooLarge
+from streams.topics import Topic
+
+
+def check_same_settings(existing: Topic, wanted: Topic) -> None:
+    """Raise `BusError` that names each setting in which an existing topic differs from what is asked for."""
+    differences = [
+        f"{field.name} is {getattr(existing, field.name)!r}, asked for {getattr(wanted, field.name)!r}"
+        for field in dataclasses.fields(Topic)
+        if getattr(existing, field.name) != getattr(wanted, field.name)
+    ]
+    if differences:
+        raise BusError(
+            f"topic {wanted.name!r} exists with other settings: {'; '.join(differences)}; "
+            "use another folder for the new run, or the settings it was created with"
+        )
+
+
+def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
+    """Raise before anything is written if an entry is too large or names a partition that does not exist."""
+    for entry in entries:
+        size = len(entry.key) + len(entry.value or b"")
+        if size > topic.record_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes with key {entry.key!r} is above the {topic.record_bytes_max} "
+                f"that topic {topic.name!r} takes"
+            )
+        if entry.partition is not None and not 0 <= entry.partition < topic.partitions:
+            raise BusError(f"topic {topic.name!r} has no partition {entry.partition}")
+
+
+def check_position(topic: str, partition: int, offset: int, begin: int, end: int) -> None:
+    """Raise `PositionLost` below what is kept, `BusError` beyond the end."""
+    if offset < begin:
+        raise PositionLost(
+            f"{topic}/{partition}: offset {offset} was truncated, kept are {begin} to {end}; "
+            "start from a newer checkpoint or from the begin"
+        )
+    if offset > end:
+        raise BusError(
+            f"{topic}/{partition}: offset {offset} lies beyond the end {end}; "
+            "this position belongs to another log, or the log's files were replaced"
+        )
+
+
+def missing_topic(topic: str, where: str) -> BusError:
+    return BusError(f"{where} has no topic {topic!r}; create it first (`Bus.create`)")

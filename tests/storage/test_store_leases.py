@@ -1,0 +1,214 @@
+"""Leases and terms: who may take a role, and when."""
+
+import threading
+
+import pytest
+
+from storage.leases import Candidate, Claim, acquire, may_take
+from storage.renewal import Renewal, renewed
+from storage.roles import RoleRecord, next_term, read_role, role_key
+from streams.errors import CorruptObject, Fenced, LeaseHeld, StoreError
+
+
+class Clock:
+    """Monotonic time that moves only when somebody sleeps."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def candidate(name, handed=None, duration_s=10.0):
+    return Candidate("trainer", name, f"nonce-{name}", duration_s, handed)
+
+
+def test_a_new_role_starts_at_term_1(store):
+    lease = acquire(store, candidate("a"), wait_s=0)
+    assert lease.term == 1
+    record, _ = read_role(store, "trainer")
+    assert record == RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
+
+
+def test_a_lease_is_taken_only_after_its_duration_unchanged_on_the_own_clock(store):
+    acquire(store, candidate("a"), wait_s=0)
+    clock = Clock()
+    claim = Claim(store, candidate("b"), clock)
+    for _ in range(10):
+        assert claim.attempt() is None
+        clock.sleep(0.99)
+    clock.sleep(0.11)
+    assert claim.attempt().term == 2
+
+
+def test_a_renewal_starts_the_wait_again(store):
+    lease = acquire(store, candidate("a"), wait_s=0)
+    clock = Clock()
+    claim = Claim(store, candidate("b"), clock)
+    for _ in range(5):
+        assert claim.attempt() is None
+        clock.sleep(9.0)
+        lease.renew()
+    assert claim.attempt() is None
+    assert read_role(store, "trainer")[0].renewals == 5
+
+
+def test_the_duration_that_counts_is_the_holders(store):
+    acquire(store, candidate("a", duration_s=30.0), wait_s=0)
+    clock = Clock()
+    with pytest.raises(LeaseHeld, match=r"held by a \(term 1\)"):
+        acquire(store, candidate("b", duration_s=1.0), 29.0, clock, clock.sleep)
+    assert acquire(store, candidate("b"), 31.0, clock, clock.sleep).term == 2
+
+
+def test_a_released_lease_is_taken_at_once_under_the_next_term(store):
+    lease = acquire(store, candidate("a"), wait_s=0)
+    lease.release()
+    lease.release()
+    assert acquire(store, candidate("b"), wait_s=0).term == 2
+
+
+def test_the_nonce_of_the_reaped_holder_opens_its_lease_at_once(store):
+    dead = acquire(store, candidate("a"), wait_s=0)
+    assert acquire(store, candidate("b", handed=dead.nonce), wait_s=0).term == 2
+    with pytest.raises(LeaseHeld):
+        acquire(store, candidate("c", handed=dead.nonce), wait_s=0)
+
+
+def test_a_zombie_is_fenced_at_its_next_renewal_and_at_release(store):
+    zombie = acquire(store, candidate("a"), wait_s=0)
+    acquire(store, candidate("b", handed=zombie.nonce), wait_s=0)
+    for step in (zombie.renew, zombie.release):
+        with pytest.raises(Fenced, match="held by b in term 2"):
+            step()
+    assert read_role(store, "trainer")[0].holder == "b"
+
+
+def test_two_competitors_have_one_winner(store):
+    acquire(store, candidate("old"), wait_s=0).release()
+    start = threading.Barrier(8)
+    won = []
+
+    def compete(number):
+        start.wait()
+        try:
+            won.append(acquire(store, candidate(f"c{number}"), wait_s=0))
+        except LeaseHeld:
+            pass
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [lease.term for lease in won] == [2]
+    won[0].renew()
+
+
+def test_a_swap_whose_answer_was_lost_is_recognised_by_its_nonce(store):
+    lost = acquire(store, candidate("a"), wait_s=0)
+    again = acquire(store, candidate("a"), wait_s=0)
+    assert (again.term, again.nonce) == (lost.term, lost.nonce)
+    again.renew()
+
+
+def test_a_renewal_whose_answer_was_lost_is_recognised(store):
+    lease = acquire(store, candidate("a"), wait_s=0)
+    etag = lease._etag
+    lease.renew()
+    lease._etag, lease._record = etag, RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
+    lease.renew()
+    assert read_role(store, "trainer")[0].renewals == 1
+
+
+def test_a_deleted_lease_fences_its_holder(store):
+    lease = acquire(store, candidate("a"), wait_s=0)
+    store.delete(role_key("trainer"))
+    with pytest.raises(Fenced, match="deleted"):
+        lease.renew()
+
+
+def test_a_damaged_lease_is_named(store):
+    store.put(role_key("trainer"), b'{"role": "trainer"')
+    with pytest.raises(CorruptObject, match=r"roles/trainer\.json"):
+        acquire(store, candidate("a"), wait_s=0)
+
+
+def test_may_take_is_exact_at_the_duration():
+    record = RoleRecord("r", 1, "a", "n", 0, 5.0, False)
+    assert [may_take(record, None, seconds) for seconds in (0.0, 4.999, 5.0)] == [False, False, True]
+    assert may_take(record, "n", 0.0)
+    assert not may_take(record, "other", 0.0)
+
+
+class FailingLease:
+    role, term, duration_s = "trainer", 1, 10.0
+
+    def renew(self):
+        raise StoreError("the store is away")
+
+
+def test_a_failing_store_is_borne_until_the_duration_has_passed():
+    clock = Clock()
+    assert renewed(FailingLease(), 100.0, clock) == 100.0
+    clock.sleep(9.9)
+    assert renewed(FailingLease(), 100.0, clock) == 100.0
+    clock.sleep(0.1)
+    with pytest.raises(Fenced, match="could not be renewed"):
+        renewed(FailingLease(), 100.0, clock)
+
+
+def test_renewed_counts_from_before_the_swap(store):
+    clock = Clock()
+    lease = acquire(store, candidate("a"), wait_s=0)
+    clock.sleep(3.0)
+    assert renewed(lease, 100.0, clock) == 103.0
+
+
+def test_the_background_renewal_renews_and_stops(store):
+    lease = acquire(store, candidate("a", duration_s=0.03), wait_s=0)
+    watch = threading.Event()
+    with Renewal(lease) as renewal:
+        while read_role(store, "trainer")[0].renewals < 3:
+            watch.wait(0.005)
+    assert not renewal.lost.is_set()
+    lease.release()
+
+
+def test_the_background_renewal_reports_a_higher_term_once(store):
+    lease = acquire(store, candidate("a", duration_s=0.03), wait_s=0)
+    acquire(store, candidate("b", handed=lease.nonce), wait_s=0)
+    errors = []
+    with Renewal(lease, errors.append) as renewal:
+        assert renewal.lost.wait(30)
+    assert [type(error) for error in errors] == [Fenced]
+
+
+def test_each_start_of_a_name_has_its_own_term(store):
+    assert [next_term(store, "rollouts", "r0") for _ in range(3)] == [1, 2, 3]
+    assert next_term(store, "rollouts", "r1") == 1
+    assert next_term(store, "relays", "r0") == 1
+    assert [entry.key for entry in store.list("roles/rollouts/")] == [
+        "roles/rollouts/r0.json",
+        "roles/rollouts/r1.json",
+    ]
+
+
+def test_starts_of_one_name_at_the_same_time_get_different_terms(store):
+    start = threading.Barrier(6)
+    terms = []
+
+    def begin():
+        start.wait()
+        terms.append(next_term(store, "rollouts", "r0"))
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(terms) == [1, 2, 3, 4, 5, 6]
