@@ -1,4 +1,5 @@
-"""Supervised warm-up: teaches a model from scratch a task's documents and writes an ordinary Hugging Face folder.
+"""Supervised warm-up: teaches a model from scratch a task's documents and writes an ordinary
+Hugging Face folder.
 
 The folder appears at once and complete (temporary name, then rename): an interrupted warm-up leaves
 nothing under the final name and starts again. `python -m rollstream.warmup SPEC` runs it in its own
@@ -24,6 +25,7 @@ import transformers
 from producers.settings import TaskSettings
 from producers.tasks.base import Document, Task, Teacher
 from producers.tasks.registry import load_task
+from storage.model import build_model
 from storage.settings import ModelSettings
 from streams.errors import ConfigurationError
 
@@ -55,8 +57,10 @@ class Course:
     batch_tokens: int = 1_536
     """Most padded tokens of one batch."""
     loss_divisor: float = 0.8 * 1_536
-    """The summed loss is divided by this constant: a mean per batch of equal lengths would weigh a token of a
-    short document more than one of a long document, and so shift the shares of the styles."""
+    """The summed loss is divided by this constant: a mean per batch of equal lengths would weigh a
+    token of a short document more than one of a long document, and so shift the shares of the
+    styles.
+    """
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     ramp_steps: int = 30
@@ -66,7 +70,9 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`tokens` (documents, length) are padded on the right; `labels` are the next tokens inside responses, else ignored."""
+    """`tokens` (documents, length) are padded on the right; `labels` are the next tokens inside
+    responses, else ignored.
+    """
 
     tokens: torch.Tensor
     labels: torch.Tensor
@@ -84,9 +90,11 @@ def warm_up(
     folder: Path,
     threads: int,
     progress: Progress = lambda done, steps, loss: None,
-    course: Course = Course(),  # noqa: B008 (frozen)
+    course: Course = Course(),
 ) -> None:
-    """Write `folder` (weights in float32, configuration, tokenizer, `warmup.json`); one that is there is kept."""
+    """Write `folder` (weights in float32, configuration, tokenizer, `warmup.json`); one that is
+    there is kept.
+    """
     if is_warm(folder):
         return
     if not isinstance(task, Teacher):
@@ -94,26 +102,29 @@ def warm_up(
             f"task {task.name!r} has no documents(): set model.path to a checkpoint to start from"
         )
     torch.set_num_threads(threads)
-    torch.manual_seed(seed)
     started = time.monotonic()
+    # 1. Beside `folder`: what may fail is written before the minutes of training. 2. Train. 3.
+    # Rename.
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    task.tokenizer().save(partial)
+    policy = untaught(model, task, seed)
     documents = task.documents(seed, course.documents)
-    policy = build_model(model, task)
     losses = teach(policy, documents, course, seed, progress)
-    _publish(policy, task, folder, _account(documents, course, seed, started, losses))
+    policy.save_pretrained(str(partial))
+    account = _account(documents, course, seed, time.monotonic() - started, losses)
+    (partial / _MANIFEST).write_text(json.dumps(account, indent=2) + "\n")
+    os.rename(partial, folder)
 
 
-def build_model(settings: ModelSettings, task: Task) -> transformers.PreTrainedModel:
-    """A fresh float32 model of `settings.architecture` with the task's vocabulary; random as torch's generator says."""
-    architecture = getattr(transformers, settings.architecture, None)
-    if architecture is None or not hasattr(architecture, "config_class"):
-        raise ConfigurationError(
-            f"model.architecture = {settings.architecture!r} is no model class of transformers "
-            f"{transformers.__version__}"
-        )
+def untaught(settings: ModelSettings, task: Task, seed: int) -> transformers.PreTrainedModel:
+    """The model before the warm-up: `settings` over the quickstart's sizes, with the task's
+    vocabulary.
+    """
     tokenizer = task.tokenizer()
     fields = QUICKSTART_SIZES | settings.config | dict(tokenizer.special)
-    config = architecture.config_class(vocab_size=tokenizer.size, dtype="float32", **fields)
-    return architecture(config).float()
+    return build_model(settings.architecture, fields | {"vocab_size": tokenizer.size}, seed)
 
 
 def teach(
@@ -126,7 +137,7 @@ def teach(
     """Train in place; returns the loss per response token of each step."""
     model.train()
     optimisers = _optimisers(model, course)
-    batches = _batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
+    batches = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
     losses: list[float] = []
     for step in range(course.steps):
         batch = next(batches)
@@ -144,14 +155,18 @@ def teach(
 
 
 def rate(step: int, course: Course) -> float:
-    """Share of the peak learning rate: a linear ramp, then linear to `lr_final` at the last step."""
+    """Share of the peak learning rate: a linear ramp, then linear to `lr_final` at the
+    last step.
+    """
     ramp = min(1.0, (step + 1) / max(1, course.ramp_steps))
     left = 1.0 - step / max(1, course.steps - 1)
     return ramp * (course.lr_final + (1.0 - course.lr_final) * left)
 
 
 def _optimisers(model: torch.nn.Module, course: Course) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the working is not learnt in this time."""
+    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the working is not
+    learnt in this time.
+    """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
     }
@@ -168,10 +183,12 @@ def _optimisers(model: torch.nn.Module, course: Course) -> list[torch.optim.Opti
     ]
 
 
-def _batches(
+def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[Batch]:
-    """Endless epochs of batches in random order, each of documents of nearly one length, so padding is rare."""
+    """Endless epochs of batches in random order, each of documents of nearly one length, so padding
+    is rare.
+    """
     lengths = np.array([len(one.prompt) + len(one.response) for one in documents])
     while True:
         order = np.lexsort((random.random(len(documents)), lengths))
@@ -196,7 +213,9 @@ def _batch(documents: Sequence[Document]) -> Batch:
 
 
 def _loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Summed over response tokens. No attention mask: attention is causal and padding is on the right."""
+    """Summed over response tokens. No attention mask: attention is causal and padding is on the
+    right.
+    """
     logits = model(input_ids=batch.tokens, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=_IGNORED, reduction="sum"
@@ -204,7 +223,7 @@ def _loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _account(
-    documents: Sequence[Document], course: Course, seed: int, started: float, losses: list[float]
+    documents: Sequence[Document], course: Course, seed: int, seconds: float, losses: list[float]
 ) -> dict[str, object]:
     """What was taught, for the report."""
     counts = Counter(one.style for one in documents)
@@ -214,26 +233,15 @@ def _account(
         "prompts": len({one.prompt for one in documents}),
         "shares": {name: count / len(documents) for name, count in sorted(counts.items())},
         "steps": course.steps,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(seconds, 1),
         "loss": float(np.mean(losses[-50:])),
     }
 
 
-def _publish(
-    model: transformers.PreTrainedModel, task: Task, folder: Path, account: dict[str, object]
-) -> None:
-    """1. Write everything beside `folder`, the account last. 2. Rename."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model.save_pretrained(str(partial))
-    task.tokenizer().save(partial)
-    (partial / _MANIFEST).write_text(json.dumps(account, indent=2) + "\n")
-    os.rename(partial, folder)
-
-
 def main(spec: str) -> None:
-    """SPEC is one JSON object: `task`, `model` (tables of the configuration), `seed`, `folder`, `threads`."""
+    """SPEC is one JSON object: `task`, `model` (tables of the configuration), `seed`, `folder`,
+    `threads`.
+    """
     wanted = json.loads(spec)
     settings = TaskSettings.model_validate(wanted["task"])
 

@@ -1,5 +1,4 @@
-"""Checkpoints: the trainer's whole state as tensors and one JSON value, completed by a manifest
-written last.
+"""Checkpoints: the trainer's whole state, tensors and one JSON value, its manifest written last.
 
 A restart reads the newest whole one; one that is half-written or damaged is passed over, with the
 reason, for the one before. Only a trainer that starts lists them.
@@ -28,9 +27,7 @@ _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """After `step`, written by the trainer of `term`; ordered by term first: a zombie's later step
-    is no newer.
-    """
+    """After `step`, by the trainer of `term`, which orders first: a zombie's step is no newer."""
 
     term: int
     step: int

@@ -9,8 +9,9 @@ from streams.errors import ConfigurationError
 
 
 def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectStore:
-    """The store that `url` names; every `memory:` is a new one. `sync` is for back ends on disks
-    (see FileStore).
+    """The store that `url` names; every `memory:` is a new one.
+
+    `sync` is for back ends on disks (see `FileStore`).
     """
     scheme, separator, rest = url.partition(":")
     if scheme == "file" and rest:

@@ -1,6 +1,4 @@
-"""Fetching weight versions: any tensors of one, every tensor verified before it is returned
-(invariant 6).
-"""
+"""Fetching any tensors of a weight version, each verified before it is returned (invariant 6)."""
 
 from collections.abc import Iterable
 

@@ -15,9 +15,7 @@ _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 
 @contextmanager
 def store_errors(action: str, path: Path) -> Generator[None]:
-    """Turn an `OSError` of the block into a `StoreError` that says what to do; nothing acknowledged
-    is lost.
-    """
+    """Turn an `OSError` of the block into a `StoreError` that says what to do."""
     try:
         yield
     except StoreError:

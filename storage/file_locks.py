@@ -26,9 +26,7 @@ class FileLocks:
 
     @contextmanager
     def hold(self, key: str) -> Generator[None]:
-        """Alone with `key` inside the block; `StoreError` if another holder does not let go in
-        time.
-        """
+        """Alone with `key` inside the block; `StoreError` if its holder does not let go in time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
         # Read-only is enough for flock, and lets several users share a store.

@@ -125,7 +125,8 @@ class FileStore:
             except FileNotFoundError:
                 if attempt == PLACE_ATTEMPTS_MAX - 1 or not source.exists():
                     raise
-                with suppress(FileNotFoundError):
+                # A folder that comes and goes under mkdir is either error; the next turn tells.
+                with suppress(FileNotFoundError, FileExistsError):
                     target.parent.mkdir(parents=True, exist_ok=True)
         if self._sync:
             self._sync_folders(target.parent)
@@ -163,9 +164,7 @@ def _unless_missing(error: OSError) -> None:
 
 
 def _remove_leftovers(folder: Path, before_s: float) -> None:
-    """Remove what killed writers left before `before_s` (seconds since the epoch); others' files
-    are left alone.
-    """
+    """Remove what killed writers left before `before_s` (epoch); others' files are left alone."""
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
             with suppress(FileNotFoundError, PermissionError):

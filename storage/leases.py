@@ -23,8 +23,9 @@ POLL_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Who wants which role. `nonce` is random and of this process alone; `handed_nonce` is a dead
-    holder's.
+    """Who wants which role.
+
+    `nonce` is random and of this process alone; `handed_nonce` is the reaped holder's.
     """
 
     role: str
@@ -134,9 +135,7 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """The lease of the role, under the next term; `LeaseHeld` if it did not come free within
-    `wait_s`.
-    """
+    """The role's lease under the next term; `LeaseHeld` if it does not come free in `wait_s`."""
     claim = Claim(store, candidate, clock)
     give_up = clock() + wait_s
     while True:

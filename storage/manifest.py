@@ -40,9 +40,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Tensors in the files of one folder; `tied` names are the same tensor as the name that they
-    point to.
-    """
+    """Tensors in the files of one folder; a tied name is the same tensor as the one it names."""
 
     files: tuple[FileEntry, ...]
     tensors: dict[str, TensorEntry]
@@ -59,8 +57,9 @@ class TensorFiles:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole weight version. `parent` is the version one step before, `anchor` the nearest full
-    one.
+    """A whole weight version.
+
+    `parent` is the version one step before, `anchor` the nearest full one.
     """
 
     run: str
@@ -99,8 +98,9 @@ def manifest_key(version: Version) -> str:
 def read_manifest(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> Manifest:
-    """The manifest of a version, `ObjectMissing` if it has none; `CorruptObject` if it is another
-    than the hash.
+    """The manifest of a version.
+
+    `ObjectMissing` if it has none, `CorruptObject` if it is another than the announced hash.
     """
     key = manifest_key(version)
     data = store.get(key)

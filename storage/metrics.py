@@ -1,5 +1,4 @@
-"""Metrics of one process: a file of JSON lines that people, programs and the live view read while
-it grows.
+"""Metrics of one process: JSON lines that people, programs and the live view read as they come.
 
 Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
 ignore it. There is no NaN: what is not a finite number becomes null.
@@ -56,8 +55,9 @@ class MetricsFile:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All whole lines, oldest first; none if there is no file yet. `CorruptObject` names a line
-    that is no JSON.
+    """All whole lines, oldest first; none if there is no file yet.
+
+    `CorruptObject` names a line that is no JSON.
     """
     try:
         with store_errors("read", Path(path)):

@@ -1,5 +1,4 @@
-"""Models as transformers builds them: from scratch, from a folder, from a version; always fp32,
-never from a hub.
+"""Models as transformers builds them, from scratch, a folder or a version: fp32, never from a hub.
 
 Everything that knows transformers' configuration classes is here.
 """
@@ -20,8 +19,10 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from storage.fetch import fetch, fetch_file
+from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.tensors import untie
 from streams.errors import ConfigurationError, CorruptObject
@@ -71,15 +72,20 @@ def model_from_version(
 ) -> PreTrainedModel:
     """The model of a stored version as fp32, every tensor verified."""
     manifest, tensors = fetch(store, version, manifest_hash)
-    fields = json.loads(fetch_file(store, manifest, "config.json"))
-    architecture, model_type = fields["architectures"][0], fields.pop("model_type")
-    config = transformers.AutoConfig.for_model(model_type, **fields)
+    config = config_from_version(store, manifest)
+    architecture = (config.architectures or [""])[0]
     model = _new_model(_model_class(architecture), config, seed=0)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise CorruptObject(f"version {version} is not a whole {architecture}: {error}") from error
     return model
+
+
+def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
+    """The configuration that a version carries; it names its architecture."""
+    fields = json.loads(fetch_file(store, manifest, "config.json"))
+    return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -121,9 +127,9 @@ def _new_model(
 
 
 def _model_class(architecture: str) -> type[PreTrainedModel]:
-    known = [name for name in dir(transformers) if name.endswith("ForCausalLM")]
+    known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     found = getattr(transformers, architecture, None) if architecture in known else None
-    if found is None or not issubclass(found, PreTrainedModel):
+    if found is None:
         raise ConfigurationError(
             f"model.architecture: transformers has no causal language model {architecture!r}"
             + _nearest(architecture, known)
@@ -131,6 +137,6 @@ def _model_class(architecture: str) -> type[PreTrainedModel]:
     return found
 
 
-def _nearest(name: str, known: set[str] | list[str]) -> str:
+def _nearest(name: str, known: set[str]) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -19,9 +19,7 @@ SWAPS_MAX = 100  # rivals are trainers with a lower term, each of which publishe
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """`version` is believed, None before the first one; only the trainer of `term` may move this
-    on.
-    """
+    """`version` is believed, None before the first; only the trainer of `term` may move this on."""
 
     run: str
     term: int

@@ -36,8 +36,7 @@ def publish(
     parent: Version | None,
     created_s: float,
 ) -> Manifest:
-    """Write the whole version as an anchor and return its manifest; calling it again changes
-    nothing.
+    """Write the whole version as an anchor, return its manifest; calling it again changes nothing.
 
     `tensors` are published as they are (cast them before); those that share memory are stored once.
     (1) the shards, (2) the index and the model's files, (3) the manifest. `StoreError` when the

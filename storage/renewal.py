@@ -13,10 +13,10 @@ from streams.errors import Fenced, StoreError
 
 
 def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once; the time from which the lease is known to be held, `held_s` again if the store
-    failed.
+    """Renew once; the time from which the lease is known to be held.
 
-    `Fenced` when a higher term is there, or nothing was renewed for the lease's duration.
+    That is `held_s` again if the store failed. `Fenced` when a higher term is there, or nothing was
+    renewed for the lease's duration.
     """
     now = clock()  # before the swap: whoever waits for us cannot have begun to count earlier
     try:
@@ -32,8 +32,7 @@ def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
 
 
 class Renewal:
-    """Keeps a lease while the block runs; `lost` is set, and `on_lost` called once, when it could
-    not.
+    """Keeps a lease while the block runs; when it cannot, `lost` is set and `on_lost` called once.
 
     Leaving the block stops renewing; it does not release the lease.
     """

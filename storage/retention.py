@@ -16,9 +16,7 @@ from streams.records import Version
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version's folder; `base` is the version a delta applies to; `whole` is false without a
-    manifest.
-    """
+    """A version's folder; a delta applies to `base`; not `whole` without a manifest."""
 
     version: Version
     base: Version | None = None
@@ -27,9 +25,7 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Versions to delete, oldest first; `unpinned` are those that something needed and the bound
-    took.
-    """
+    """Versions to delete, oldest first; the bound took `unpinned` although something needs them."""
 
     delete: tuple[Version, ...]
     unpinned: tuple[Version, ...]
@@ -103,9 +99,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def stored_versions(store: ObjectStore) -> list[StoredVersion]:
-    """What lies under `weights/`, oldest first, by listing: for a trainer that starts, and for
-    people.
-    """
+    """What lies under `weights/`, oldest first, by listing: for starting trainers and people."""
     keys = (entry.key.split("/") for entry in store.list("weights/"))
     folders = sorted({parts[1] for parts in keys if len(parts) > 2})
     versions = (parse_version(name) for name in folders)
@@ -123,10 +117,9 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
 
 
 def retain(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete what the plan says, the manifest of each version first; `Fenced` if `term` lost the
-    pointer.
+    """Delete what the plan says, the manifest of each version first.
 
-    Calling it again, or after an interruption, is fine.
+    Calling it again, or after an interruption, is fine. `Fenced` if `term` lost the pointer.
     """
     for version in plan.delete:
         present = read_pointer(store)

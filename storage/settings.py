@@ -1,6 +1,4 @@
-"""Settings of what stays: the model's shape, published versions, checkpoints. One docstring line
-per field.
-"""
+"""Settings of what stays: the model's shape, published versions, checkpoints."""
 
 from typing import Literal
 
@@ -35,9 +33,7 @@ class WeightsSettings(Settings):
     versions_max: int = Field(default=16, ge=2)
     """Most versions kept; the newest and those that something needs are among them."""
     keep_every: int = Field(default=0, ge=0)
-    """Keep every version whose number is a multiple of this for evaluation afterwards; 0 keeps
-    none.
-    """
+    """Multiples of this are kept longest, for later evaluation, within versions_max; 0: none."""
 
 
 class CheckpointSettings(Settings):

@@ -1,5 +1,4 @@
-"""Tensors in safetensors files of bounded size: writing them, and reading any of them back
-verified.
+"""Tensors in safetensors files of bounded size: writing them, reading any of them back verified.
 
 The files are written here and not by the safetensors library, because their bytes must be the same
 each time (the library's order of metadata is random) and their ranges go into the manifest; readers
@@ -28,9 +27,7 @@ GAP_BYTES_MAX = 64 << 10  # reading this much in vain costs less than one more r
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in their order, cut so that no shard but one with a single larger tensor exceeds
-    `shard_bytes`.
-    """
+    """Names in their order, cut so that only a shard of one tensor may exceed `shard_bytes`."""
     shards: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -43,9 +40,7 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def pack(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
-    """One safetensors file as bytes, and where each tensor lies in it; equal tensors give equal
-    bytes.
-    """
+    """One safetensors file and where each tensor lies in it; equal tensors give equal bytes."""
     # Wide types first keeps every tensor aligned to its own size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     views = [(name, tensor, tensor_bytes(tensor)) for name, tensor in ordered]
@@ -78,9 +73,7 @@ def write_shards(
     tensors: Mapping[str, torch.Tensor],
     shard_bytes: int,
 ) -> TensorFiles:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; those that are there with this content are
-    left alone.
-    """
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal ones that are there are left alone."""
     kept, tied = untie(tensors)
     shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
     files: list[FileEntry] = []
@@ -118,8 +111,7 @@ def plan_ranges(entries: Mapping[str, TensorEntry]) -> list[FetchRange]:
 def read_shards(
     store: ObjectStore, folder: str, source: TensorFiles, names: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """These tensors, each verified against its hash before it is returned; tied names share one
-    tensor.
+    """These tensors, each verified against its hash; tied names share one tensor.
 
     Raises `CorruptObject` with the tensor and the file. The memory belongs to the caller alone.
     """

@@ -17,7 +17,6 @@ Every wait has a bound given by the caller.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -26,8 +25,7 @@ from streams.records import Position
 from streams.topics import Topic
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One record to append; `value` None is a tombstone; without `partition` the key chooses it
     (`partition_of`).
     """

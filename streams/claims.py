@@ -1,7 +1,9 @@
-"""Which partitions a member of a consumer group holds: a pure function over lease rows, the same on every bus.
+"""Which partitions a member of a consumer group holds: a pure function over lease rows, the same on
+every bus.
 
-Members alive are dealt the partitions in turn by name. A partition is held by at most one member at a time: a member
-takes one only when its lease is free, run out or already its own, and gives back what is no longer its share.
+Members alive are dealt the partitions in turn by name. A partition is held by at most one member at
+a time: a member takes one only when its lease is free, run out or already its own, and gives back
+what is no longer its share.
 """
 
 from collections.abc import Mapping
@@ -33,7 +35,9 @@ def claim(
     partitions: int,
     now_s: float,
 ) -> Claim:
-    """`members` maps names to when they run out, `member` counts as alive; `leases` are by partition."""
+    """`members` maps names to when they run out, `member` counts as alive; `leases` are by
+    partition.
+    """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
     mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}

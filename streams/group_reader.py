@@ -1,6 +1,7 @@
 """One member of a consumer group, over any bus that keeps commits and leases (`Coordinator`).
 
-Delivery is at least once: what was read but not committed is read again by the partition's next owner.
+Delivery is at least once: what was read but not committed is read again by the partition's next
+owner.
 """
 
 import time
@@ -24,7 +25,9 @@ class Coordinator(Protocol):
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store positions of those partitions whose lease the member still holds, leave out the others."""
+        """Store positions of those partitions whose lease the member still holds, leave out the
+        others.
+        """
         ...
 
     def leave(self, group: str, topic: str, member: str) -> None: ...
@@ -69,7 +72,9 @@ class LeasedGroupReader:
         self._positions = {}
 
     def _follow_claim(self) -> None:
-        """Drop partitions that went elsewhere; start new ones at the group's commit, else at their begin."""
+        """Drop partitions that went elsewhere; start new ones at the group's commit, else at their
+        begin.
+        """
         group, topic, _ = self._names
         held = self._coordinator.claim(*self._names)
         if held != self._positions.keys():

@@ -1,8 +1,9 @@
 """How each record class lies on the wire, derived once from its dataclass.
 
-A `Layout` holds what `codec.py` needs to encode and decode one schema without looking at annotations again: which
-fields are arrays and of which dtype, and a msgspec type for the JSON header with exactly the annotated types, so a
-wrong type in a header is an error. Array fields are those annotated `NDArray[...]`; all others go into the header.
+A `Layout` holds what `codec.py` needs to encode and decode one schema without looking at
+annotations again: which fields are arrays and of which dtype, and a msgspec type for the JSON
+header with exactly the annotated types, so a wrong type in a header is an error. Array fields are
+those annotated `NDArray[...]`; all others go into the header.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=ARRAY_ITEMS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Who wrote a record of a single-holder role: sequence numbers count from 0 (`Opened`) per (term, partition)."""
+    """Who wrote a record of a single-holder role: sequence numbers count from 0 (`Opened`) per
+    (term, partition).
+    """
 
     role: str
     term: int
@@ -47,8 +50,9 @@ class ArrayField:
 class Layout:
     """One schema: its class, its arrays, the msgspec types of its header and of the fields in it.
 
-    `header` takes (fields, arrays text, counts, envelope); `unpacking` is what `decode` needs per record: the class,
-    the usual text, (name, dtype, item bytes) per array, and the setter of an instance's `__dict__`.
+    `header` takes (fields, arrays text, counts, envelope); `unpacking` is what `decode` needs per
+    record: the class, the usual text, (name, dtype, item bytes) per array, and the setter of an
+    instance's `__dict__`.
     """
 
     schema: str
@@ -63,7 +67,7 @@ class Layout:
 
 
 def layout_of(schema: str, record: type) -> Layout:
-    """Reads the class once; a default must be a plain value, because it never changes (`codec.py`)."""
+    """Reads the class once; a default is a plain value, because it never changes (`codec.py`)."""
     hints = get_type_hints(record)
     arrays: list[ArrayField] = []
     others: list[Any] = []

@@ -1,7 +1,8 @@
-"""The bus contract within one process, for the simulator and tests; thread-safe, gone with the process.
+"""The bus contract within one process, for the simulator and tests; thread-safe, gone with the
+process.
 
-One lock guards everything; readers wait on its condition. `clock` stamps records and measures leases and retention,
-waits are real seconds.
+One lock guards everything; readers wait on its condition. `clock` stamps records and measures
+leases and retention, waits are real seconds.
 """
 
 import threading
@@ -16,9 +17,7 @@ from streams.deadline import Deadline
 from streams.group_reader import LeasedGroupReader
 from streams.records import Position
 from streams.refusals import check_entries, check_position, check_same_settings, missing_topic
-from streams.topics import Topic, partition_of
-
-TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
+from streams.topics import TOMBSTONE_S, Topic, partition_of
 
 
 def _offset(message: Message) -> int:
@@ -27,7 +26,9 @@ def _offset(message: Message) -> int:
 
 @dataclass(slots=True)
 class _Partition:
-    """`rows` ascend in offset and hold the last record always; compaction leaves holes between them."""
+    """`rows` ascend in offset and hold the last record always; compaction leaves holes between
+    them.
+    """
 
     begin: int = 0
     end: int = 0
@@ -48,8 +49,10 @@ class _Partition:
             row
             for row in self.rows
             if row.offset == last
-            or newest[row.key] == row.offset
-            and (row.value is not None or row.timestamp_ms >= tombstones_before_ms)
+            or (
+                newest[row.key] == row.offset
+                and (row.value is not None or row.timestamp_ms >= tombstones_before_ms)
+            )
         ]
 
 
@@ -65,9 +68,7 @@ class _Group:
 class MemoryBus:
     """See `Bus`; nothing survives the process."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.time, *, lease_s: float = LEASE_S
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, *, lease_s: float = LEASE_S) -> None:
         self._clock = clock
         self._lease_s = lease_s
         self._changed = threading.Condition()

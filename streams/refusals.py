@@ -1,4 +1,6 @@
-"""What every bus refuses, in the same words: settings that differ, records too large, positions that are gone."""
+"""What every bus refuses, in the same words: settings that differ, records too large, positions
+that are gone.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,11 +11,13 @@ from streams.topics import Topic
 
 
 def check_same_settings(existing: Topic, wanted: Topic) -> None:
-    """Raise `BusError` that names each setting in which an existing topic differs from what is asked for."""
+    """Raise `BusError` that names each setting in which an existing topic differs from what is
+    asked for.
+    """
     differences = [
-        f"{field.name} is {getattr(existing, field.name)!r}, asked for {getattr(wanted, field.name)!r}"
+        f"{field.name} is {has!r}, asked for {asked!r}"
         for field in dataclasses.fields(Topic)
-        if getattr(existing, field.name) != getattr(wanted, field.name)
+        if (has := getattr(existing, field.name)) != (asked := getattr(wanted, field.name))
     ]
     if differences:
         raise BusError(
@@ -23,13 +27,15 @@ def check_same_settings(existing: Topic, wanted: Topic) -> None:
 
 
 def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
-    """Raise before anything is written if an entry is too large or names a partition that does not exist."""
+    """Raise before anything is written if an entry is too large or names a partition that does not
+    exist.
+    """
     for entry in entries:
         size = len(entry.key) + len(entry.value or b"")
         if size > topic.record_bytes_max:
             raise RecordTooLarge(
-                f"a record of {size} bytes with key {entry.key!r} is above the {topic.record_bytes_max} "
-                f"that topic {topic.name!r} takes"
+                f"a record of {size} bytes with key {entry.key!r} is above the "
+                f"{topic.record_bytes_max} that topic {topic.name!r} takes"
             )
         if entry.partition is not None and not 0 <= entry.partition < topic.partitions:
             raise BusError(f"topic {topic.name!r} has no partition {entry.partition}")

@@ -10,6 +10,8 @@ from typing import Literal
 from zlib import crc32
 
 DEAD_RETENTION_S = 7 * 24 * 3600.0
+DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` adds to the original bytes: where, why, its own header
+TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
 RECORD_BYTES_MAX = (
     1 << 20
 )  # above it a record goes to the object store (claim check); compacted topics refuse it
@@ -52,5 +54,8 @@ def catalogue(spread: int = 4) -> tuple[Topic, ...]:
         Topic("applied"),
         Topic("ledger", writer="trainer"),
     )
-    dead = (Topic(f"{t.name}.dead", 1, "time", DEAD_RETENTION_S) for t in topics)
+    dead = (
+        Topic(f"{t.name}.dead", 1, "time", DEAD_RETENTION_S, t.record_bytes_max + DEAD_BYTES_EXTRA)
+        for t in topics
+    )
     return (*topics, *dead)

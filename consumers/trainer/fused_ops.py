@@ -1,8 +1,9 @@
 """The elementwise parts of a decoder layer with backward passes written by hand.
 
-Matrix products of a small model take half of a step, so what surrounds them counts: autograd's own chains for a
-root-mean-square norm, rotary positions or SwiGLU keep and re-read three to five tensors where one or two do.
-Formulas are the usual ones; tests hold them against transformers. Shapes: N rows (tokens), H heads of D.
+Matrix products of a small model take half of a step, so what surrounds them counts: autograd's own
+chains for a root-mean-square norm, rotary positions or SwiGLU keep and re-read three to five
+tensors where one or two do. Formulas are the usual ones; tests hold them against transformers.
+Shapes: N rows (tokens), H heads of D.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -57,7 +58,9 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Positions as complex numbers: neighbours (2i, 2i+1) of a head are one number, turned by one product."""
+    """Positions as complex numbers: neighbours (2i, 2i+1) of a head are one number, turned by one
+    product.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, turn: Tensor) -> Tensor:
@@ -140,6 +143,7 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]) -> Tensor:
     """Causal attention within each sequence of `blocks`, which tile the rows.
 
-    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` [N, kv heads, D]; gives [N, heads, D].
+    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` [N, kv heads, D]; gives
+    [N, heads, D].
     """
     return _Attend.apply(query_key, value, heads, blocks)  # pyright: ignore[reportReturnType]

@@ -7,15 +7,16 @@ under `keep_version` (invariant 5); both are counted.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.advantages import advantages
-from consumers.trainer.lag import lags_of, mask_by_lag
+from consumers.trainer.lag import is_dropped, mask_by_lag
 from consumers.trainer.sample import Sample, sample_of
+from streams.errors import DecodeError
 from streams.records import Trajectory
 
 
@@ -61,19 +62,18 @@ def prepare(
     version: int,
 ) -> Prepared:
     """What of the group is trained from `version`; `rewards` has one for each living member."""
-    living = [r for r in records if r.finish != "dead"]
-    dead = len(records) - len(living)
-    if len(living) < rule.survivors_min:
-        reasons = "; ".join(sorted({r.reason for r in records if r.finish == "dead"}))
-        detail = f"{len(living)} of {len(records)} lived: {reasons}"
+    whole, reasons = _living(records, rewards)
+    dead = len(records) - len(whole)
+    if len(whole) < rule.survivors_min:
+        detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return Prepared(group, (), "dead", detail, {"dead": dead})
-    values = np.array([rewards[r.trajectory] for r in living], np.float64)
+    values = np.array([sample.reward for sample in whole], np.float64)
     if rule.filter_equal_rewards and np.ptp(values) == 0:
         return Prepared(group, (), "filtered", f"all rewards are {values[0]:g}", {"dead": dead})
     samples: list[Sample] = []
     counts = {"dead": dead, "masked_tokens": 0, "dropped": 0}
-    for record, advantage in zip(living, advantages(values, rule.advantage), strict=True):
-        sample = _within_lag(sample_of(record, float(advantage)), rule, version)
+    for one, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
+        sample = _within_lag(replace(one, advantage=float(advantage)), rule, version)
         if sample is None:
             counts["dropped"] += 1
         else:
@@ -84,11 +84,28 @@ def prepare(
     return Prepared(group, tuple(samples), "", "", counts)
 
 
+def _living(
+    records: Sequence[Trajectory], rewards: Mapping[str, float]
+) -> tuple[list[Sample], list[str]]:
+    """Samples of what lived, and why the others did not; a record whose parts do not fit is dead
+    too.
+    """
+    living: list[Sample] = []
+    reasons: list[str] = []
+    for record in records:
+        if record.finish == "dead":
+            reasons.append(record.reason)
+            continue
+        try:
+            living.append(sample_of(record, 0.0, rewards[record.trajectory]))
+        except DecodeError as error:
+            reasons.append(str(error))
+    return living, reasons
+
+
 def _within_lag(sample: Sample, rule: Rule, version: int) -> Sample | None:
     """The sample with tokens above `max_lag` masked, None when nothing of it is left."""
-    if rule.max_lag is None:
-        return sample
     if rule.keep_version:
-        return None if int(lags_of(sample, version).max(initial=0)) > rule.max_lag else sample
+        return None if is_dropped(sample, version, rule.max_lag) else sample
     masked = mask_by_lag(sample, version, rule.max_lag)
     return masked if masked.mask.any() else None

@@ -24,7 +24,7 @@ from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import (
     delete_checkpoints,
     plan_checkpoints,
-    whole_checkpoints,
+    stored_checkpoints,
     write_checkpoint,
 )
 from storage.metrics import MetricsFile
@@ -113,6 +113,6 @@ class Publisher:
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
-            unwanted = plan_checkpoints(whole_checkpoints(self._store), self._kept)
+            unwanted = plan_checkpoints(stored_checkpoints(self._store), self._kept)
             delete_checkpoints(self._store, unwanted)
         self._versions.retain()  # 6

@@ -7,10 +7,10 @@ partial backwards and partials of other writers that lie between are never mixed
 from dataclasses import dataclass
 
 import numpy as np
-from streams.reader import read_at
 
 from streams.bus import Bus
 from streams.errors import DecodeError
+from streams.reader import read_at
 from streams.records import Address, Floats, Partial, Sources, Span, Tokens
 
 

@@ -67,12 +67,12 @@ class Growing:
 
     def request(self, hold: bool) -> Request:
         """What an engine needs to go on."""
-        order = self.order
+        order, (tokens, sources) = self.order, self.content()
         return Request(
             trajectory=order.trajectory,
             group=order.group,
-            tokens=np.concatenate(self.tokens),
-            sources=np.concatenate(self.sources),
+            tokens=tokens,
+            sources=sources,
             sampling=order.sampling,
             seed=order.seed,
             logprobs=_joined(self.logprobs),
@@ -80,9 +80,9 @@ class Growing:
             hold=hold,
         )
 
-    def response(self) -> Tokens:
-        """All tokens after the prompt."""
-        return np.concatenate(self.tokens)[len(self.order.tokens) :]
+    def content(self) -> tuple[Tokens, Sources]:
+        """All tokens so far and where each came from."""
+        return np.concatenate(self.tokens), np.concatenate(self.sources)
 
     def extend(self, emission: Emission) -> None:
         """Tokens that the engine generated, all under one version."""
@@ -106,7 +106,7 @@ class Growing:
         """What it gained since its previous partial; the caller sets `partial` to the address it
         got.
         """
-        first = self.flushed_generated
+        first, (tokens, sources) = self.flushed_generated, self.content()
         record = Partial(
             trajectory=self.order.trajectory,
             group=self.order.group,
@@ -115,8 +115,8 @@ class Growing:
             rollout_term=term,
             previous=self.partial,
             start=self.flushed,
-            tokens=np.concatenate(self.tokens)[self.flushed :],
-            sources=np.concatenate(self.sources)[self.flushed :],
+            tokens=tokens[self.flushed :],
+            sources=sources[self.flushed :],
             logprobs=_joined(self.logprobs)[first:],
             spans=tuple(
                 Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
@@ -137,7 +137,7 @@ class Growing:
         reason: str = "",
     ) -> Trajectory:
         """The record of the whole trajectory."""
-        order = self.order
+        order, (tokens, sources) = self.order, self.content()
         return Trajectory(
             trajectory=order.trajectory,
             group=order.group,
@@ -146,8 +146,8 @@ class Growing:
             task=order.task,
             rollout=order.rollout,
             rollout_term=term,
-            tokens=np.concatenate(self.tokens),
-            sources=np.concatenate(self.sources),
+            tokens=tokens,
+            sources=sources,
             logprobs=_joined(self.logprobs),
             spans=tuple(self.spans),
             finish=finish,

@@ -7,9 +7,8 @@ without a new attempt from dispatch, because its new term is in no old order.
 
 from collections import deque
 
-from streams.reader import TopicReader
-
 from streams.bus import Bus
+from streams.reader import TopicReader
 from streams.records import Assignment, Position
 from streams.topics import partition_of
 

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass
 
 import torch
-from streams.reader import TopicReader, from_begin
 
 from storage.fetch import fetch
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import CorruptObject, ObjectMissing
+from streams.reader import TopicReader, from_begin
 from streams.records import Version, WeightsAnnounced
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The environment's next turn and its state after it; no tokens means that the dialogue is over."""
+    """The environment's next turn and its state after it; no tokens means that the dialogue is
+    over.
+    """
 
     tokens: tuple[int, ...]
     state: str = ""
@@ -65,7 +67,9 @@ class Tokenizer(Protocol):
     def size(self) -> int: ...
     @property
     def special(self) -> Mapping[str, int]:
-        """Numbers of `pad_token_id`, `bos_token_id`, `eos_token_id`, as a model configuration names them."""
+        """Numbers of `pad_token_id`, `bos_token_id`, `eos_token_id`, as a model configuration names
+        them.
+        """
         ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -86,11 +90,15 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """The training prompt at `position` of the order of `seed`; any position may be asked first."""
+        """The training prompt at `position` of the order of `seed`; any position may be asked
+        first.
+        """
         ...
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """The first `count` of a fixed list that no training order and no warm-up document contains."""
+        """The first `count` of a fixed list that no training order and no warm-up document
+        contains.
+        """
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
@@ -103,7 +111,9 @@ class Environment(Protocol):
     """A task of several turns answers each generated turn that ended in a stop token."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """What the environment says after the last of `turns`; `state` is that of its previous reply, "" at first."""
+        """What the environment says after the last of `turns`; `state` is that of its previous
+        reply, "" at first.
+        """
         ...
 
 
@@ -123,7 +133,9 @@ def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Epoch and index in `[0, count)` at `position` of an order that is a fresh permutation in each epoch."""
+    """Epoch and index in `[0, count)` at `position` of an order that is a fresh permutation in each
+    epoch.
+    """
     epoch, place = divmod(position, count)
     return epoch, int(_permutation(count, seed, epoch)[place])
 

@@ -44,9 +44,10 @@ def _builder(name: str) -> Callable[..., object]:
     module_name, colon, attribute = TASKS.get(name, name).partition(":")
     if not colon:
         near = get_close_matches(name, TASKS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"registered: {', '.join(sorted(TASKS))}"
+        hint = f"did you mean {near[0]!r}?" if near else f"registered: {', '.join(sorted(TASKS))}."
         raise ConfigurationError(
-            f"task.name = {name!r} is not registered: {hint} One's own is given as `module:attribute`."
+            f"task.name = {name!r} is not registered: {hint} "
+            "One's own is given as `module:attribute`."
         )
     try:
         module = import_module(module_name)

@@ -22,7 +22,9 @@ Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]
 
 CHARACTERS = "0123456789%=>;"
-"""With the four special tokens 18; `;` ends a turn of the scripted task, which shares this vocabulary."""
+"""With the four special tokens 18; `;` ends a turn of the scripted task, which shares this
+vocabulary.
+"""
 
 _HELD_OUT_SEED = 0  # the list is the same for every run, whatever the run's seed
 _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
@@ -39,7 +41,9 @@ def number_text(value: int) -> str:
 
 
 def working(x: int, y: int) -> list[int]:
-    """All differences of the repeated subtraction, the remainder last; never empty as x ≥ 100 > y."""
+    """All differences of the repeated subtraction, the remainder last; never empty as x
+    ≥ 100 > y.
+    """
     return list(range(x - y, -1, -y))
 
 
@@ -50,7 +54,9 @@ def response_text(x: int, y: int, lines: int) -> str:
 
 
 def style(response: str) -> Style:
-    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line, all else is `other`."""
+    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line, all else
+    is `other`.
+    """
     match = _RESPONSE.fullmatch(response)
     if match is None:
         return "other"
@@ -61,7 +67,9 @@ def style(response: str) -> Style:
 
 
 class Remainder:
-    """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is full."""
+    """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is
+    full.
+    """
 
     name = "remainder"
     stop = (EOS,)
@@ -69,8 +77,8 @@ class Remainder:
     def __init__(self, direct: float = 0.60, jump: float = 0.15) -> None:
         if direct < 0 or jump < 0 or direct + jump > 1:
             raise ConfigurationError(
-                f"task.options of remainder: direct = {direct} and jump = {jump} are shares of one whole: "
-                "give both as 0 or more, together at most 1"
+                f"task.options of remainder: direct = {direct} and jump = {jump} are shares of one "
+                "whole: give both as 0 or more, together at most 1"
             )
         self._shares = (direct, jump)
         self._tokenizer = CharacterTokenizer(CHARACTERS)
@@ -87,7 +95,8 @@ class Remainder:
         questions = self._splits["held_out"]
         if count > len(questions):
             raise ConfigurationError(
-                f"evaluation.prompts = {count}: remainder holds out {len(questions)}; ask for no more"
+                f"evaluation.prompts = {count}: remainder holds out {len(questions)}; "
+                "ask for no more"
             )
         order = [shuffled(len(questions), _HELD_OUT_SEED, place)[1] for place in range(count)]
         return [self._ask(questions[index], 0) for index in order]
@@ -97,7 +106,7 @@ class Remainder:
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
         chosen = random.integers(len(questions), size=count)
-        return [self._document(questions[index], random) for index in chosen]
+        return [self._document(questions[index], random) for index in chosen.tolist()]
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """1 for `…=ddd<eos>` with the right number; the working before it is not checked."""

@@ -1,4 +1,5 @@
-"""A character tokenizer: a pure Python path for the hot loops, and ordinary Hugging Face files for the model folder.
+"""A character tokenizer: a pure Python path for the hot loops, and ordinary Hugging Face files for
+the model folder.
 
 Both give the same numbers; the files are what other tools load, the pure path needs neither
 `tokenizers` nor `transformers` in memory.
@@ -13,7 +14,9 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 class CharacterTokenizer:
-    """One token per character of `characters`, after the four special ones; others become `<unk>`."""
+    """One token per character of `characters`, after the four special ones; others
+    become `<unk>`.
+    """
 
     def __init__(self, characters: str) -> None:
         assert len(set(characters)) == len(characters), "a character may appear once only"
@@ -38,13 +41,14 @@ class CharacterTokenizer:
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`; transformers adds `<bos>` to what it encodes."""
+        """Write `tokenizer.json` and `tokenizer_config.json`; transformers adds `<bos>` to what it
+        encodes.
+        """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
         inner = Tokenizer(models.WordLevel(self._numbers, unk_token="<unk>"))
-        # (?s) so that a newline is a character like any other.
-        inner.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # pyright: ignore[reportAttributeAccessIssue]
         inner.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
         inner.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
             single="<bos> $A", special_tokens=[("<bos>", BOS)]

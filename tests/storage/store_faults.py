@@ -10,7 +10,7 @@ class Killed(Exception):
 
 
 class FaultyStore:
-    """Passes everything on to `store` and raises `Killed` at write number `fatal` (0 is the first)."""
+    """Passes all on to `store`, and raises `Killed` at write number `fatal` (from 0)."""
 
     def __init__(self, store: ObjectStore, fatal: int, after: bool) -> None:
         self._store, self._fatal, self._after = store, fatal, after

@@ -37,7 +37,7 @@ for key in range(40):
 """
     racers = [python(script, tmp_path, number) for number in range(3)]
     won = [[int(key) for key in racer.communicate()[0].split()] for racer in racers]
-    assert sorted(sum(won, [])) == list(range(40))
+    assert sorted(key for keys in won for key in keys) == list(range(40))
     store = FileStore(tmp_path)
     for number, keys in enumerate(won):
         assert all(store.get(f"race/{key}") == str(number).encode() for key in keys)
@@ -77,7 +77,7 @@ for n in itertools.count():
     for _ in range(6):
         writer = python(script, tmp_path)
         writer.stdout.readline()
-        for _ in range(30):
+        for _ in range(100):
             for key in ("swapped", "put"):
                 data = read_or_empty(store, key)
                 assert data == data[:1] * len(data)

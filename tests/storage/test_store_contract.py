@@ -1,26 +1,11 @@
 """Conformance of every object store with `storage/objects.py`."""
 
-import threading
-
 import pytest
+from storage_samples import in_threads
 
 from storage.connect import open_store
 from storage.keys import KeyRefused
 from streams.errors import ConfigurationError, ObjectExists, ObjectMissing, SwapLost
-
-
-def in_threads(count, work):
-    barrier = threading.Barrier(count)
-
-    def start(number):
-        barrier.wait()
-        work(number)
-
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_put_then_get_returns_the_bytes_and_replaces_them(store):
@@ -98,7 +83,22 @@ def test_list_is_ordered_by_key_and_filtered_by_prefix(store):
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/.", "a b", "a\n", "a\\b", "~x", "é", "a" * 256],
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "../a",
+        "a/../b",
+        ".",
+        "a/.",
+        "a b",
+        "a\n",
+        "a\\b",
+        "~x",
+        "é",
+        "a" * 256,
+    ],
 )
 def test_bad_keys_are_refused_by_every_method(store, key):
     for call in (

@@ -1,8 +1,11 @@
 """Leases and terms: who may take a role, and when."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
+from storage_samples import in_threads
 
 from storage.leases import Candidate, Claim, acquire, may_take
 from storage.renewal import Renewal, renewed
@@ -90,21 +93,11 @@ def test_a_zombie_is_fenced_at_its_next_renewal_and_at_release(store):
 
 def test_two_competitors_have_one_winner(store):
     acquire(store, candidate("old"), wait_s=0).release()
-    start = threading.Barrier(8)
-    won = []
 
     def compete(number):
-        start.wait()
-        try:
-            won.append(acquire(store, candidate(f"c{number}"), wait_s=0))
-        except LeaseHeld:
-            pass
+        return Claim(store, candidate(f"c{number}")).attempt()
 
-    threads = [threading.Thread(target=compete, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    won = [lease for lease in in_threads(8, compete) if lease is not None]
     assert [lease.term for lease in won] == [2]
     won[0].renew()
 
@@ -140,7 +133,11 @@ def test_a_damaged_lease_is_named(store):
 
 def test_may_take_is_exact_at_the_duration():
     record = RoleRecord("r", 1, "a", "n", 0, 5.0, False)
-    assert [may_take(record, None, seconds) for seconds in (0.0, 4.999, 5.0)] == [False, False, True]
+    assert [may_take(record, None, seconds) for seconds in (0.0, 4.999, 5.0)] == [
+        False,
+        False,
+        True,
+    ]
     assert may_take(record, "n", 0.0)
     assert not may_take(record, "other", 0.0)
 
@@ -188,6 +185,16 @@ def test_the_background_renewal_reports_a_higher_term_once(store):
     assert [type(error) for error in errors] == [Fenced]
 
 
+def test_leases_and_the_pointer_do_not_cost_their_users_torch():
+    script = """
+import sys
+import storage.connect, storage.metrics, storage.pointer, storage.renewal, storage.retention
+print("torch" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stdout == "False\n", run.stderr
+
+
 def test_each_start_of_a_name_has_its_own_term(store):
     assert [next_term(store, "rollouts", "r0") for _ in range(3)] == [1, 2, 3]
     assert next_term(store, "rollouts", "r1") == 1
@@ -199,16 +206,5 @@ def test_each_start_of_a_name_has_its_own_term(store):
 
 
 def test_starts_of_one_name_at_the_same_time_get_different_terms(store):
-    start = threading.Barrier(6)
-    terms = []
-
-    def begin():
-        start.wait()
-        terms.append(next_term(store, "rollouts", "r0"))
-
-    threads = [threading.Thread(target=begin) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    terms = in_threads(6, lambda _: next_term(store, "rollouts", "r0"))
     assert sorted(terms) == [1, 2, 3, 4, 5, 6]

@@ -1,9 +1,10 @@
 """Checkpoint tensors as the fused decode path wants them, written in place.
 
 Query, key and value projections are one matrix, gate and up another, all stored (in, out): at a few rows these
-products are a third faster than with the checkpoint's (out, in). Two reorderings change no result: the dimensions of
-query and key heads are interleaved, so that rotating by position is one complex product, and the input of the output
-projection is ordered (query of the group, kv head, width), as attention over grouped heads leaves it.
+products are a third faster than with the checkpoint's (out, in). The weight of each norm is multiplied into the matrix
+behind it, the scale of attention into the queries. Heads are ordered by kv head: its queries, its key, its value, so
+that its queries can be multiplied with the cache where they are. The dimensions of query and key heads are interleaved, which changes no score, so that rotating by position
+is one complex product.
 """
 
 from collections.abc import Mapping
@@ -17,15 +18,13 @@ from producers.engines.torch_engine.weights import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One block. `head_norm` is (heads + kv_heads, width): the query norm per query head, then the key norm."""
+    """One block. `head_norm` is (queries_per_kv + 1, width): the norm of each query head of a kv head, then the key's."""
 
-    norm_1: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     head_norm: torch.Tensor | None
     output: torch.Tensor
     output_bias: torch.Tensor | None
-    norm_2: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -41,17 +40,14 @@ class FusedWeights:
         s = shape
         out = (s.heads + 2 * s.kv_heads) * s.width
         self.embedding = empty(s.vocabulary, s.hidden)
-        self.head = self.embedding if s.tied else empty(s.vocabulary, s.hidden)
-        self.norm = empty(s.hidden)
+        self.head = empty(s.vocabulary, s.hidden)
         self.layers = [
             FusedLayer(
-                norm_1=empty(s.hidden),
                 qkv=empty(s.hidden, out),
                 qkv_bias=empty(out) if s.qkv_bias else None,
-                head_norm=empty(s.heads + s.kv_heads, s.width) if s.head_norms else None,
+                head_norm=empty(s.queries_per_kv + 1, s.width) if s.head_norms else None,
                 output=empty(s.heads * s.width, s.hidden),
                 output_bias=empty(s.hidden) if s.output_bias else None,
-                norm_2=empty(s.hidden),
                 gate_up=empty(s.hidden, 2 * s.intermediate),
                 down=empty(s.intermediate, s.hidden),
             )
@@ -62,9 +58,8 @@ class FusedWeights:
         """Take these weights; `EngineRefused` names the tensor that is wrong, and nothing has changed."""
         check_tensors(_expected(self.shape), tensors)
         self.embedding.copy_(tensors["model.embed_tokens.weight"])
-        self.norm.copy_(tensors["model.norm.weight"])
-        if not self.shape.tied:
-            self.head.copy_(tensors["lm_head.weight"])
+        head = tensors["model.embed_tokens.weight" if self.shape.tied else "lm_head.weight"]
+        self.head.copy_(_behind_norm(head, tensors["model.norm.weight"]))
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}."
             own = {
@@ -76,28 +71,34 @@ class FusedWeights:
 
 
 def _fill(layer: FusedLayer, own: Mapping[str, torch.Tensor], shape: FusedShape) -> None:
-    layer.norm_1.copy_(own["input_layernorm.weight"])
-    layer.norm_2.copy_(own["post_attention_layernorm.weight"])
-    layer.qkv.copy_(_fused_qkv(own, "weight", shape).t())
+    qkv = _fused_qkv(own, "weight", shape)
+    layer.qkv.copy_(_behind_norm(qkv, own["input_layernorm.weight"]).t())
     if layer.qkv_bias is not None:
         layer.qkv_bias.copy_(_fused_qkv(own, "bias", shape))
     if layer.head_norm is not None:
-        layer.head_norm[: shape.heads] = _interleaved(own["self_attn.q_norm.weight"], shape.width)
-        layer.head_norm[shape.heads :] = _interleaved(own["self_attn.k_norm.weight"], shape.width)
-    by_head = own["self_attn.o_proj.weight"].unflatten(
-        1, (shape.kv_heads, shape.queries_per_kv, shape.width)
-    )
-    layer.output.copy_(by_head.permute(2, 1, 3, 0).flatten(0, 2))
+        query_norm = _interleaved(own["self_attn.q_norm.weight"], shape.width)
+        layer.head_norm[:-1] = query_norm.float() * shape.width**-0.5
+        layer.head_norm[-1] = _interleaved(own["self_attn.k_norm.weight"], shape.width)
+    layer.output.copy_(own["self_attn.o_proj.weight"].t())
     if layer.output_bias is not None:
         layer.output_bias.copy_(own["self_attn.o_proj.bias"])
-    gate, up = own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]
-    layer.gate_up.copy_(torch.cat((gate, up)).t())
+    gate_up = torch.cat((own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]))
+    layer.gate_up.copy_(_behind_norm(gate_up, own["post_attention_layernorm.weight"]).t())
     layer.down.copy_(own["mlp.down_proj.weight"].t())
 
 
+def _behind_norm(matrix: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """A matrix (out, in) that applies the weight of the norm before it, in fp32."""
+    return matrix.float() * norm.float()
+
+
 def _fused_qkv(own: Mapping[str, torch.Tensor], kind: str, shape: FusedShape) -> torch.Tensor:
-    query, key, value = (own[f"self_attn.{part}_proj.{kind}"] for part in "qkv")
-    return torch.cat((_interleaved(query, shape.width), _interleaved(key, shape.width), value))
+    query, key, value = (own[f"self_attn.{part}_proj.{kind}"].float() for part in "qkv")
+    if not shape.head_norms:
+        query = query * shape.width**-0.5
+    by_kv_head = (shape.kv_heads, -1, *query.shape[1:])
+    parts = (_interleaved(query, shape.width), _interleaved(key, shape.width), value)
+    return torch.cat([part.reshape(by_kv_head) for part in parts], 1).flatten(0, 1)
 
 
 def _interleaved(tensor: torch.Tensor, width: int) -> torch.Tensor:

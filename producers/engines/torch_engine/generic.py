@@ -12,15 +12,24 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.decoder import Prefill
 from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.prefill import Extension, extend
 from producers.engines.torch_engine.weights import check_tensors
 from streams.errors import EngineRefused
+from streams.records import Tokens
 
 
 class _WindowLayer(CacheLayerMixin):
@@ -93,7 +102,6 @@ class TransformersDecoder:
     def __init__(
         self, config: PreTrainedConfig, context_max: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        refuse_unserved(config, context_max)
         self.dtype, self.device = dtype, device
         self.name = type(config).__name__
         with torch.random.fork_rng(devices=[]):
@@ -108,7 +116,7 @@ class TransformersDecoder:
             {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
         )
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
-        self.kv = self._cached_shape()
+        self.kv = self._cached_shape(context_max)
         self._layers: list[_StepLayer] = []
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -162,7 +170,7 @@ class TransformersDecoder:
         ).logits[:, -1]
 
     @torch.inference_mode()
-    def _cached_shape(self) -> KVShape:
+    def _cached_shape(self, context_max: int) -> KVShape:
         """What the model caches for one token; `EngineRefused` where it is not keys and values of one shape."""
         cache = DynamicCache(config=self.model.config)
         try:
@@ -172,8 +180,10 @@ class TransformersDecoder:
                 use_cache=True,
             )
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise EngineRefused(f"{self.name}: cannot run with a key-value cache: {error}") from error
-        kinds = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
+            raise EngineRefused(
+                f"{self.name}: cannot run with a key-value cache: {error}"
+            ) from error
+        kinds = {type(layer).__name__ for layer in cache.layers if not _full(layer, context_max)}
         if kinds or not cache.layers:
             raise EngineRefused(
                 f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, not plain keys and values"
@@ -189,35 +199,40 @@ class TransformersDecoder:
             raise EngineRefused(f"{self.name}: keys and values of its layers differ in shape")
         return KVShape(len(cache.layers), *shape)
 
+    @torch.inference_mode()
+    def try_out(self) -> None:
+        """Hold a prefill and a step of two ragged sequences against the plain forward; `EngineRefused` if they differ."""
+        sequences = [
+            np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)
+        ]
+        cache = KVCache(self.kv, 2, 8, self.dtype, self.device)
+        cache.column = 6
+        try:
+            kvs = extend(self, [Extension(tokens[:-1]) for tokens in sequences])
+            starts = [cache.write(row, kv) for row, kv in enumerate(kvs)]
+            ids = torch.tensor([int(tokens[-1]) for tokens in sequences], device=self.device)
+            positions = torch.tensor([2, 5], device=self.device)
+            found = self.step(ids, positions, cache, (Segment(0, 2, min(starts)),))
+            wanted = torch.cat([self._plain(tokens) for tokens in sequences])
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise EngineRefused(
+                f"{self.name}: does not run over the engine's cache: {error}"
+            ) from error
+        tolerance = 1e-3 if self.dtype == torch.float32 else 5e-2
+        off = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
+        if not off < tolerance:
+            raise EngineRefused(
+                f"{self.name}: a decode step over the engine's cache differs from its plain forward "
+                f"by {off:.2g} of the largest logit"
+            )
 
-def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
-    """`EngineRefused` by name for what the configuration alone rules out."""
-    name = type(config).__name__
-    if config.is_encoder_decoder:
-        raise EngineRefused(f"{name}: encoder-decoder models are not served, only decoder-only ones")
-    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright: ignore[reportPrivateUsage]
-        raise EngineRefused(f"{name}: transformers has no causal language model for it")
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        # Its frequencies follow the longest sequence seen, so a token would depend on its neighbours (invariant 10).
-        raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")
-    if unserved := set(getattr(config, "layer_types", None) or ()) - {"full_attention"} - _SLIDING:
-        raise EngineRefused(f"{name}: layers of type {', '.join(sorted(unserved))} are not served")
-    window = _window(config)
-    if window is not None and window < context_max:
-        raise EngineRefused(
-            f"{name}: sliding window of {window} tokens; only full attention is served, "
-            f"so set context_max (now {context_max}) to at most {window}"
-        )
+    def _plain(self, tokens: Tokens) -> torch.Tensor:
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
+        return self.model(input_ids=ids, use_cache=False).logits[:, -1]
 
 
-_SLIDING = frozenset({"sliding_attention"})
-
-
-def _window(config: PreTrainedConfig) -> int | None:
-    """Tokens that a layer looks back on, None for all."""
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    local = "local" in (getattr(config, "attention_layers", None) or ())
-    window = getattr(config, "window_size" if local else "sliding_window", None)
-    return window if isinstance(window, int) else None
+def _full(layer: object, context_max: int) -> bool:
+    """Whether this layer of a cache keeps plain keys and values of all `context_max` tokens."""
+    if type(layer) is DynamicSlidingWindowLayer:
+        return layer.sliding_window >= context_max
+    return type(layer) is DynamicLayer

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 Move = tuple[int, int]
 
-CLASS_FIRST, CLASS_GROWTH = 48, 3  # 48, 144, 432, …: measured on the long-tailed trace; finer ones only move more
+CLASS_FIRST, CLASS_GROWTH = (
+    48,
+    3,
+)  # 48, 144, 432, …: measured on the long-tailed trace; finer ones only move more
 
 
 @dataclass(frozen=True, slots=True)

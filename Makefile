@@ -1,0 +1,61 @@
+# Everything sets itself up: `make run` is enough on a machine with Python 3.11 or newer.
+#   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
+#   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
+
+SHELL := /bin/bash
+SEED ?= 0
+RUN ?= runs/quickstart-$(SEED)
+
+BIN := .venv/bin
+# One line of what happens; pip itself speaks only when something is wrong.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help run test test-slow check bench
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+run: .venv/.runtime
+	@$(BIN)/rollstream run examples/quickstart.toml --seed $(SEED) --run $(RUN)
+
+test: .venv/.testing
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/.testing
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/.testing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+bench: .venv/.runtime
+	$(BIN)/python -m benchmarks
+
+# ---- set-up: each stamp is newer than what it was installed from --------------------------------
+
+.venv/.made:
+	@for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    found=$$python; break; \
+	  fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo 'Rollstream needs Python 3.11 or newer; install one and run make again.' >&2; exit 1; \
+	fi; \
+	if [ ! -x $(BIN)/python ]; then \
+	  echo "making .venv with $$($$found --version)"; \
+	  $$found -m venv .venv || { echo 'python3 -m venv failed; is the venv module installed (Debian: python3-venv)?' >&2; exit 1; }; \
+	fi
+	@touch $@
+
+.venv/.runtime: .venv/.made pyproject.toml constraints.txt
+	@echo 'installing Rollstream and what it needs into .venv (once, minutes)'
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.testing: .venv/.runtime
+	@echo 'installing what the tests need into .venv (once)'
+	@$(PIP) -e '.[test]'
+	@touch $@

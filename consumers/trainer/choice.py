@@ -1,0 +1,79 @@
+"""Which complete groups a step trains first: a pure function of frozen values (invariant 9).
+
+Own rules are named by import path, `module:function`, and have the signature of `oldest`.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A complete group and the smallest version number among its spans."""
+
+    group: int
+    oldest_version: int
+
+
+Choice = Callable[[Sequence[Candidate], int], Sequence[int]]
+"""(candidates, how many at most) → numbers of the chosen groups, in the order in which they are
+trained.
+"""
+
+
+def oldest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+    """Smallest version first, then prompt number: nothing waits longer than it must, so lag stays
+    small.
+    """
+    ordered = sorted(candidates, key=lambda c: (c.oldest_version, c.group))
+    return [c.group for c in ordered[:groups]]
+
+
+def freshest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+    """Largest version first, then prompt number; old groups wait until they expire."""
+    ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
+    return [c.group for c in ordered[:groups]]
+
+
+BUILT_IN: dict[str, Choice] = {"oldest": oldest, "freshest": freshest}
+
+
+def load_choice(name: str) -> Choice:
+    """The rule that the setting names; what it chooses is checked at each call.
+
+    `ConfigurationError` when nothing of that name can be imported or called.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise ConfigurationError(
+            f"trainer.choose: {name!r} is neither of {', '.join(BUILT_IN)} nor 'module:function'"
+        )
+    try:
+        found: object = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"trainer.choose: cannot import {function!r} from {module!r} ({error}); "
+            "the module must be on PYTHONPATH of the trainer"
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"trainer.choose: {name!r} is not a function")
+    return _checked(found, name)
+
+
+def _checked(rule: Callable[..., object], name: str) -> Choice:
+    def choose(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+        chosen = list(rule(candidates, groups))  # type: ignore[call-overload]
+        offered = {c.group for c in candidates}
+        if len(chosen) > groups or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):
+            raise ConfigurationError(
+                f"trainer.choose: {name!r} returned {chosen}; it must return at most {groups} "
+                "different groups out of those offered"
+            )
+        return chosen
+
+    return choose

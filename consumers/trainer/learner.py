@@ -1,0 +1,175 @@
+"""Masters, gradients and updates: everything of a trainer that is neither log nor store.
+
+Micro-batches are trained as they come, on as many threads as there are workers. Their gradients are
+added in the order of submission, so for given micro-batches the masters are the same bits for any
+number of workers.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.allocator import keep_freed_memory
+from consumers.trainer.layout import judged_of, rows_of
+from consumers.trainer.loss import surrogate
+from consumers.trainer.masters import Masters
+from consumers.trainer.optimiser import Optimiser
+from consumers.trainer.policy_forward import policy_of
+from consumers.trainer.sample import Sample
+from consumers.trainer.sums import Sums
+from consumers.trainer.workers import Workers
+from storage.tensors import tensor_bytes, untie
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    samples: Sequence[Sample]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    gradients: Sequence[Tensor]
+    sums: Sums
+
+
+class Learner:
+    """Takes `model` over (its parameters become views of the masters). Calls come from one thread."""
+
+    def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
+        keep_freed_memory()
+        self._settings = settings
+        self._model = model.eval()
+        self._masters = Masters(model)
+        self._policy = policy_of(model)
+        self._optimiser = Optimiser(self._masters.flat, settings)
+        self._gradient = torch.zeros_like(self._masters.flat)
+        self._sums = Sums()
+        self._busy_before_s = 0.0
+        self._begins_step = True
+        self.micro_batches = 0
+        """Micro-batches of the step being trained, or just trained."""
+        self._workers = Workers(settings.workers, settings.threads, self._train, self._add)
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the masters, skipped ones included."""
+        return self._optimiser.updates
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from."""
+        return self.updates // self._settings.updates_per_step
+
+    @property
+    def busy_s(self) -> float:
+        """CPU seconds of forward and backward passes since the start."""
+        return self._workers.busy_s
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """One micro-batch of the update; waits only while every worker has one and as many are
+        queued.
+
+        What failed in a worker is raised here or in `finish_update`; the learner is of no use after
+        that.
+        """
+        if self._begins_step:
+            self.micro_batches, self._begins_step = 0, False
+        self.micro_batches += 1
+        self._workers.submit(_Job(samples, self.version))
+
+    def finish_update(self) -> dict[str, float]:
+        """Wait for the update's micro-batches, then normalise, clip and step; returns its metrics."""
+        self._workers.wait()
+        done = self._optimiser.update(self._gradient, self._sums.weight)
+        busy_s = self.busy_s - self._busy_before_s
+        metrics = {
+            **self._sums.metrics(),
+            "gradient_norm": done.gradient_norm,
+            "learning_rate": done.learning_rate,
+            "updates_skipped": float(done.skipped),
+            "busy_s": busy_s,
+        }
+        self._gradient.zero_()
+        self._sums = Sums()
+        self._busy_before_s = self.busy_s
+        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        return metrics
+
+    def snapshot(self, dtype: str) -> dict[str, Tensor]:
+        """A copy to publish, checkpoint names, floating-point tensors as `dtype`; tied ones share
+        memory.
+        """
+        kept, tied = untie(self._model.state_dict())
+        to = getattr(torch, dtype)
+        copies = {
+            name: tensor.detach().to(to if tensor.is_floating_point() else tensor.dtype, copy=True)
+            for name, tensor in kept.items()
+        }
+        return copies | {name: copies[owner] for name, owner in tied.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of all that the next update depends on, for a checkpoint: flat names, fp32 and two
+        counters.
+        """
+        return {name: tensor.clone() for name, tensor in self._state().items()}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""
+        for prefix, flat in self._buffers().items():
+            mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            self._masters.fill(flat, mine, f"checkpoint: {prefix}*")
+        updates, moved = tensors["optimiser.counters"].tolist()
+        self._optimiser.load(updates, moved)
+
+    def state_hash(self) -> str:
+        """xxh3-128 over masters and optimiser state, tensors in order of their names."""
+        hasher = xxhash.xxh3_128()
+        for name, tensor in sorted(self._state().items()):
+            hasher.update(name.encode())
+            hasher.update(tensor_bytes(tensor))
+        return hasher.hexdigest()
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._workers.close()
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Prefix in a checkpoint → flat buffer."""
+        adam = self._optimiser
+        return {
+            "masters.": self._masters.flat,
+            "optimiser.mean.": adam.mean,
+            "optimiser.square.": adam.square,
+        }
+
+    def _state(self) -> dict[str, Tensor]:
+        counters = torch.tensor([self.updates, self._optimiser.moved])
+        named = {
+            prefix + name: view
+            for prefix, flat in self._buffers().items()
+            for name, view in self._masters.named(flat).items()
+        }
+        return {**named, "optimiser.counters": counters}
+
+    def _train(self, job: _Job) -> _Trained:
+        """Gradients of the micro-batch's summed loss; in a worker's thread, touches nothing shared."""
+        judged = judged_of(job.samples, job.version)
+        if not judged.sequences:
+            return _Trained((), Sums(masked=float(judged.masked)))
+        scores = self._policy(rows_of(job.samples))
+        loss, sums = surrogate(scores, judged, self._settings)
+        gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
+        return _Trained(gradients, sums)
+
+    def _add(self, trained: _Trained) -> None:
+        self._sums += trained.sums
+        if trained.gradients:
+            self._masters.add(self._gradient, trained.gradients)

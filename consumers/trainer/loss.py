@@ -1,0 +1,97 @@
+"""Policy-gradient losses over trained tokens. Pure; formulas and sources are in `docs/learning.md`.
+
+π is the policy being trained, μ what emitted the token: its log-probability is the engine's own
+record, under the token's own version, so spans of several versions need no special case. The loss
+of a micro-batch is a *sum*: an update divides the gradients of all its micro-batches by the sum of
+their weights, which is known only when the last one came.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import torch
+from torch import Tensor
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.layout import Judged
+from consumers.trainer.scoring import Scores
+from consumers.trainer.sums import Sums
+
+LOG_RATIO_MAX = 20.0
+"""e²⁰ is far above any sensible ratio; without the bound one broken token makes inf · 0 and the
+update NaN.
+"""
+
+
+def surrogate(scores: Scores, judged: Judged, settings: TrainerSettings) -> tuple[Tensor, Sums]:
+    """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of these
+    tokens.
+    """
+    log_ratio = (scores.logprobs - judged.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    counts = torch.bincount(judged.sequence, minlength=judged.sequences)
+    if settings.ratio == "sequence":
+        log_ratio = _sequence_means(log_ratio, judged, counts)
+    ratio = log_ratio.exp()
+    if settings.loss == "truncated_is":
+        weight = ratio.detach().clamp(max=settings.ratio_max)
+        losses = -scores.logprobs * judged.advantage * weight
+        clipped = ratio > settings.ratio_max
+    else:
+        bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+        losses = -torch.minimum(ratio * judged.advantage, bounded * judged.advantage)
+        clipped = bounded * judged.advantage < ratio * judged.advantage
+    if settings.aggregate == "sequence":
+        losses = losses / counts[judged.sequence]
+        total_weight = float(judged.sequences)
+    else:
+        total_weight = float(len(losses))
+    loss = losses.sum()
+    return loss, _sums(losses, total_weight, scores, judged, log_ratio, clipped)
+
+
+def _sequence_means(values: Tensor, judged: Judged, counts: Tensor) -> Tensor:
+    """[G] mean of `values` over the trained tokens of each token's sequence."""
+    totals = values.new_zeros(judged.sequences).index_add(0, judged.sequence, values)
+    return (totals / counts)[judged.sequence]
+
+
+@torch.no_grad()
+def _sums(
+    losses: Tensor,
+    weight: float,
+    scores: Scores,
+    judged: Judged,
+    log_ratio: Tensor,
+    clipped: Tensor,
+) -> Sums:
+    log_ratio = log_ratio.double()
+    ratio = log_ratio.exp()
+    lag = judged.lag.double()
+    added = torch.stack(
+        [
+            losses.double().sum(),
+            scores.entropy.double().sum(),
+            (ratio - 1 - log_ratio).sum(),
+            ratio.sum(),
+            ratio.square().sum(),
+            clipped.sum().double(),
+            lag.sum(),
+            ratio.max(),
+            lag.max(),
+        ]
+    ).tolist()
+    loss, entropy, kl, ratios, squares, clips, lags, ratio_max, lag_max = added
+    return Sums(
+        loss=loss,
+        weight=weight,
+        tokens=float(len(losses)),
+        sequences=float(judged.sequences),
+        masked=float(judged.masked),
+        entropy=entropy,
+        kl=kl,
+        ratio=ratios,
+        ratio_squared=squares,
+        clipped=clips,
+        lag=lags,
+        ratio_max=ratio_max,
+        lag_max=lag_max,
+    )

@@ -1,0 +1,31 @@
+"""Samples → micro-batches: each is what one `Take` names and one worker trains. Pure and
+deterministic.
+"""
+
+from collections.abc import Sequence
+
+from consumers.trainer.sample import Sample
+
+
+def pack(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
+    """Micro-batches of at most `tokens_max` tokens (one longer sample is a micro-batch of its own).
+
+    Longest first, then by trajectory id, so that neighbours are about as long and the result does
+    not depend on the order of `samples`. Every sample is in exactly one micro-batch. Batches have
+    about equal tokens: side by side, no worker is left waiting for the others.
+    """
+    if not samples:
+        return []
+    ordered = sorted(samples, key=lambda s: (-len(s), s.trajectory))
+    total = sum(len(s) for s in ordered)
+    share = total / -(-total // tokens_max)
+    batches: list[list[Sample]] = [[]]
+    tokens = before = 0
+    for sample in ordered:
+        is_full = tokens + len(sample) > tokens_max or before + tokens >= share * len(batches)
+        if batches[-1] and is_full:
+            batches.append([])
+            before, tokens = before + tokens, 0
+        batches[-1].append(sample)
+        tokens += len(sample)
+    return [tuple(batch) for batch in batches]

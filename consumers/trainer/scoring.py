@@ -1,0 +1,70 @@
+"""Log-probability and entropy of given tokens from logits, at the temperature at which they were
+drawn.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportIncompatibleMethodOverride=false
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_MAX = 1 << 24
+"""Logits alive at once: 64 MiB as float32. A large vocabulary is scored in slices whose logits are
+recomputed in the backward pass; otherwise 4 096 tokens of 150 000 words would hold 2.4 GB three
+times over.
+"""
+
+
+class Scores(NamedTuple):
+    """[G] log-probabilities, with gradient, and entropies of the distributions in nats, without."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class _Score(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
+        probabilities = logprobs.exp()
+        entropy = torch.linalg.vecdot(probabilities, logprobs).neg_()
+        ctx.save_for_backward(probabilities, targets, temperature)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs.gather(1, targets[:, None]).squeeze(1), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        """d log p(target) / d logit = (1[target] − p) / T."""
+        probabilities, targets, temperature = ctx.saved_tensors
+        scaled = (grad / temperature)[:, None]
+        return (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled), None, None
+
+
+def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+    """Scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in float32."""
+    return Scores(*_Score.apply(logits.float(), targets, temperature))  # pyright: ignore
+
+
+def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+    """Scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX` logits at a
+    time.
+    """
+    rows = max(1, LOGITS_MAX // head.shape[0])
+    if len(targets) <= rows:
+        return score(F.linear(hidden, head), targets, temperature)
+    slices = zip(hidden.split(rows), targets.split(rows), temperature.split(rows), strict=True)
+    parts: list[Scores] = [
+        checkpoint(_score_slice, h, head, t, c, use_reentrant=False, preserve_rng_state=False)
+        for h, t, c in slices
+    ]  # pyright: ignore[reportAssignmentType]
+    return Scores(torch.cat([p.logprobs for p in parts]), torch.cat([p.entropy for p in parts]))
+
+
+def _score_slice(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+    return score(F.linear(hidden, head), targets, temperature)

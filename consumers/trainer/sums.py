@@ -1,0 +1,56 @@
+"""Statistics of micro-batches as sums, so that parts combine to exactly what the whole would say.
+
+`weight` is what the update's gradient is divided by once, at its end (`loss.py`); the rest is for
+the metrics.
+"""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Over trained tokens, but `sequences`, `masked` and the two maxima. `ratio` is π/μ before
+    truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r.
+    """
+
+    loss: float = 0.0
+    weight: float = 0.0
+    tokens: float = 0.0
+    sequences: float = 0.0
+    masked: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    ratio: float = 0.0
+    ratio_squared: float = 0.0
+    clipped: float = 0.0
+    lag: float = 0.0
+    ratio_max: float = 0.0
+    lag_max: float = 0.0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        def combined(name: str) -> float:
+            pair: tuple[float, float] = getattr(self, name), getattr(other, name)
+            return max(pair) if name.endswith("_max") else sum(pair)
+
+        return Sums(**{field.name: combined(field.name) for field in fields(Sums)})
+
+    def metrics(self) -> dict[str, float]:
+        """Means by name. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence",
+        2020); `ess` is the effective sample size (Σr)² / (N Σr²): 1 on policy, the share of tokens
+        that still count off it.
+        """
+        tokens = max(self.tokens, 1.0)
+        return {
+            "loss": self.loss / max(self.weight, 1.0),
+            "entropy": self.entropy / tokens,
+            "kl": self.kl / tokens,
+            "ratio_mean": self.ratio / tokens,
+            "ratio_max": self.ratio_max,
+            "clipped": self.clipped / tokens,
+            "ess": self.ratio**2 / max(tokens * self.ratio_squared, 1e-300),
+            "lag_mean": self.lag / tokens,
+            "lag_max": self.lag_max,
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+            "masked_tokens": self.masked,
+        }

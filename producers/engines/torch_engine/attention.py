@@ -1,0 +1,81 @@
+"""Attention of one decode step: a query per row over the columns in use, segment by segment.
+
+On a CPU plain matrix products beat `scaled_dot_product_attention` about twofold at one query per row (measured at 64
+rows × 64 columns: 80 µs against 175); elsewhere that function is the right one.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from producers.engines.torch_engine.cache import KVCache
+from producers.engines.torch_engine.order import Segment
+
+
+def attend(
+    queries: torch.Tensor,
+    layer: int,
+    cache: KVCache,
+    used: tuple[Segment, ...],
+    masks: list[torch.Tensor],
+) -> torch.Tensor:
+    """(rows, heads · width) for scaled queries (rows, kv heads, queries per kv head, width).
+
+    `masks` holds, per segment, what `segment_masks` gives; the newest column is already written.
+    """
+    kind = _products if queries.device.type == "cpu" else _fused
+    return kind(queries, layer, cache, used, masks)
+
+
+def segment_masks(cache: KVCache, used: tuple[Segment, ...]) -> list[torch.Tensor]:
+    """(rows of the segment, 1, columns) each, the newest column included."""
+    end = cache.column + 1
+    return [
+        cache.mask[segment.begin : segment.end, segment.column : end].unsqueeze(1)
+        for segment in used
+    ]
+
+
+def _products(
+    queries: torch.Tensor,
+    layer: int,
+    cache: KVCache,
+    used: tuple[Segment, ...],
+    masks: list[torch.Tensor],
+) -> torch.Tensor:
+    keys, values = cache.flat_keys[layer], cache.flat_values[layer]
+    rows, per_row, group, width = queries.shape
+    flat = queries.view(rows * per_row, group, width)
+    end = cache.column + 1
+    out = queries.new_empty(rows * per_row, group, width)
+    for segment, mask in zip(used, masks, strict=True):
+        begin, length = segment.begin * per_row, (segment.end - segment.begin) * per_row
+        columns = end - segment.column
+        window = keys.narrow(0, begin, length).narrow(1, segment.column, columns)
+        scores = torch.bmm(flat.narrow(0, begin, length), window.transpose(1, 2))
+        scores.view(mask.shape[0], -1, columns).add_(mask)
+        window = values.narrow(0, begin, length).narrow(1, segment.column, columns)
+        torch.bmm(scores.softmax(-1), window, out=out.narrow(0, begin, length))
+    return out.view(rows, -1)
+
+
+def _fused(
+    queries: torch.Tensor,
+    layer: int,
+    cache: KVCache,
+    used: tuple[Segment, ...],
+    masks: list[torch.Tensor],
+) -> torch.Tensor:
+    attended: list[torch.Tensor] = []
+    for segment, mask in zip(used, masks, strict=True):
+        rows, window = slice(segment.begin, segment.end), slice(segment.column, cache.column + 1)
+        own = queries[rows]
+        attended.append(
+            F.scaled_dot_product_attention(
+                own,
+                cache.keys[layer][rows, :, window],
+                cache.values[layer][rows, :, window],
+                attn_mask=mask.unsqueeze(1).expand(-1, own.shape[1], own.shape[2], -1),
+                scale=1.0,
+            )
+        )
+    return torch.cat(attended).flatten(1)

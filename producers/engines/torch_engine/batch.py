@@ -1,0 +1,220 @@
+"""The running rows: one decode step for all of them, entering, leaving, and the bookkeeping between steps.
+
+Between two steps whose rows are the same, nothing is computed but the step; `_compose` redoes what depends on who
+runs. Rows carry the trajectory's own randomness, so who runs beside whom changes nothing but rounding
+(invariant 10).
+"""
+
+from collections import Counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from producers.engines.torch_engine.block import Block
+from producers.engines.torch_engine.cache import KVCache
+from producers.engines.torch_engine.decoder import Decoder
+from producers.engines.torch_engine.order import (
+    Move,
+    RowOrder,
+    Segment,
+    length_classes,
+    segments,
+)
+from producers.engines.torch_engine.sampling import SamplingPlan, draw, plan_sampling
+from producers.engines.torch_engine.sequence import Sequence
+from streams.records import Floats, Sampling, Tokens
+
+
+class Batch:
+    """At most `slots` rows of up to `context_max` tokens."""
+
+    def __init__(self, decoder: Decoder, slots: int, context_max: int, block_steps: int) -> None:
+        self.decoder = decoder
+        self.cache = KVCache(decoder.kv, slots, context_max, decoder.dtype, decoder.device)
+        self.block = Block(block_steps, slots + 1, decoder.device)
+        overhead = decoder.segment_overhead_tokens
+        self.overhead = 2**62 if overhead is None else overhead
+        self.order = RowOrder(() if overhead is None else length_classes(context_max), slots)
+        self.rows: list[Sequence] = []
+        self._starts: NDArray[np.int64] = np.zeros(slots + 1, np.int64)
+        self._positions = torch.zeros(slots, dtype=torch.int64, device=decoder.device)
+        self._samplings: Counter[Sampling] = Counter()
+        self._composed = False
+        self._used: tuple[Segment, ...] = ()
+        self._plan: SamplingPlan | None = None
+        self._next_end = self._next_promotion = 0
+
+    @property
+    def tokens_cached(self) -> int:
+        return len(self.rows) * self.cache.column - int(self._starts[: len(self.rows)].sum())
+
+    # ---- entering and leaving ----------------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+        """The sequence runs from the next step on; `kv` holds all its tokens but the newest."""
+        length = 0 if kv is None else kv.shape[2]
+        if not self.rows:
+            self.cache.column = 0
+        if self.cache.column < length:
+            self._align(length)
+        row, moves = self.order.insert(self.order.region(length))
+        self.rows.append(sequence)  # in its place once the moves are done
+        self._move(moves)
+        self.rows[row] = sequence
+        sequence.row, sequence.first, sequence.pieces = row, self.block.column + 1, []
+        self._starts[row] = self.cache.write(row, kv)
+        self.block.enter(row, int(sequence.tokens[length]), sequence.key, length)
+        self._samplings[sequence.request.sampling] += 1
+        self._composed = False
+
+    def leave(self, sequence: Sequence) -> None:
+        """Its row is free and packed away."""
+        self._move(self.order.remove(sequence.row))
+        self.rows.pop()
+        sequence.row = -1
+        sampling = sequence.request.sampling
+        self._samplings[sampling] -= 1
+        if not self._samplings[sampling]:
+            del self._samplings[sampling]
+        self._composed = False
+
+    def cached(self, sequence: Sequence) -> torch.Tensor:
+        """A copy of the KV of all its tokens but the newest."""
+        return self.cache.read(sequence.row, int(self._starts[sequence.row]))
+
+    def recache(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+        """Replace its KV by another of the same length."""
+        start = self.cache.write(sequence.row, kv)
+        assert start == self._starts[sequence.row], "the KV of a running row changed its length"
+
+    def collect(self, sequence: Sequence) -> tuple[Tokens, Floats]:
+        """What it generated since it was collected last."""
+        pieces = sequence.pieces
+        if sequence.first <= self.block.column:
+            pieces.append((sequence.row, sequence.first, self.block.column))
+        sequence.pieces, sequence.first = [], self.block.column + 1
+        if not pieces:
+            return np.zeros(0, np.uint32), np.zeros(0, np.float32)
+        tokens, logprobs = self.block.read(pieces)
+        sequence.gain(tokens)
+        return tokens, logprobs
+
+    def restart_block(self) -> None:
+        """After everything was collected: room for as many steps as a block has."""
+        rows = len(self.rows)
+        keys = np.array([sequence.key for sequence in self.rows], np.uint64)
+        self.block.restart(keys, self.cache.column - self._starts[:rows])
+        self.block.push()
+        for sequence in self.rows:
+            sequence.first = 1
+
+    # ---- stepping ----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Sequence]:
+        """One token for every row; returns those that ended, with `finish` set."""
+        assert self.rows and not self.block.full
+        if self.cache.column == self.cache.columns:
+            self._align(max(self.cache.column - segment.column for segment in self._segments()))
+        if self.cache.column >= self._next_promotion:
+            self._composed = False
+        if not self._composed:
+            self._compose()
+        rows, plan = len(self.rows), self._plan
+        assert plan is not None
+        positions = self._positions[:rows]
+        logits = self.decoder.step(self.block.inputs(rows), positions, self.cache, self._used)
+        tokens, logprobs = draw(logits, plan, self.block.next_uniforms(rows))
+        self.block.append(tokens, logprobs)
+        positions.add_(1)
+        self.cache.column += 1
+        return self._ended((tokens[:, 0] == plan.stops).nonzero())
+
+    def _ended(self, stopped: torch.Tensor) -> list[Sequence]:
+        ended: list[Sequence] = []
+        if len(stopped):
+            for row in set(stopped[:, 1].tolist()):
+                self.rows[row].finish = "stop"
+                ended.append(self.rows[row])
+        if self.cache.column >= self._next_end:
+            for row in np.flatnonzero(self._ends() <= self.cache.column).tolist():
+                if self.rows[row].finish is None:
+                    self.rows[row].finish = "length"
+                    ended.append(self.rows[row])
+        return ended
+
+    def _ends(self) -> NDArray[np.int64]:
+        """Column at which each row is at its limit, its newest token not being cached."""
+        limits = np.array([sequence.limit for sequence in self.rows], np.int64)
+        return self._starts[: len(self.rows)] + limits - 1
+
+    def _compose(self) -> None:
+        rows = len(self.rows)
+        self._promote()
+        self._used = self._segments()
+        self._next_end = int(self._ends().min())
+        positions = torch.from_numpy(self.cache.column - self._starts[:rows])
+        self._positions[:rows].copy_(positions)
+        self.block.push()
+        if len(self._samplings) == 1:
+            self._plan = plan_sampling(list(self._samplings), self.decoder.device)
+        else:
+            samplings = [sequence.request.sampling for sequence in self.rows]
+            self._plan = plan_sampling(samplings, self.decoder.device)
+        self._composed = True
+
+    def _promote(self) -> None:
+        """Rows that outgrew their length class go to the next; plans when to look again."""
+        self._next_promotion = 2**62
+        begin = self.order.counts[0]
+        for region in range(1, len(self.order.counts)):
+            ceiling = int(self.order.ceilings[region])
+            end = begin + self.order.counts[region]
+            grown = np.flatnonzero(self.cache.column - self._starts[begin:end] > ceiling) + begin
+            for row in grown.tolist():
+                self._move(self.order.promote(row, region))
+            begin += len(grown)
+            if begin < end:
+                oldest = int(self._starts[begin:end].min())
+                self._next_promotion = min(self._next_promotion, oldest + ceiling + 1)
+            begin = end
+
+    # ---- rows and columns --------------------------------------------------------------------------------------
+
+    def _segments(self) -> tuple[Segment, ...]:
+        columns: list[int] = []
+        begin = 0
+        for count in self.order.counts:
+            own = self._starts[begin : begin + count]
+            columns.append(int(own.min()) if count else 0)
+            begin += count
+        return segments(self.order.counts, columns, self.overhead)
+
+    def _move(self, moves: list[Move]) -> None:
+        spare: Sequence | None = None
+        for source, target in moves:
+            self.cache.move(source, target, int(self._starts[source]))
+            self.block.move(source, target)
+            self._starts[target] = self._starts[source]
+            sequence = spare if source == self.order.spare else self.rows[source]
+            assert sequence is not None
+            if target == self.order.spare:
+                spare = sequence
+                continue
+            self._leave_piece(sequence, source)
+            self.rows[target] = sequence
+            sequence.row = target
+
+    def _leave_piece(self, sequence: Sequence, source: int) -> None:
+        newest = self.block.column
+        if sequence.first < newest:
+            sequence.pieces.append((sequence.row, sequence.first, newest - 1))
+        # The newest token was copied along: the next sequence to come here overwrites it.
+        sequence.first = max(sequence.first, newest)
+
+    def _align(self, column: int) -> None:
+        used = self._segments() if self.rows else ()
+        rows = len(self.rows)
+        shift = self.cache.align(column, used, self._starts[:rows].tolist())
+        self._starts[:rows] += shift
+        self._composed = False

@@ -1,0 +1,238 @@
+"""The embedded engine: what `producers.engines.base.Engine` promises, in one process, without a thread of its own.
+
+Sequences wait, run in the batch, are held after a stop, or are ready to go on after the environment spoke; this file
+moves them between these places and says what they gained. Every emission leaves before the version changes, so the
+version it names is the one that emitted it (invariant 3).
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from producers.engines.base import Emission, EngineStats, Request, UpdateMode
+from producers.engines.torch_engine.batch import Batch
+from producers.engines.torch_engine.open_decoder import open_decoder
+from producers.engines.torch_engine.prefill import Extension, extend
+from producers.engines.torch_engine.prefixes import PrefixStore
+from producers.engines.torch_engine.sampling import check_sampling
+from producers.engines.torch_engine.sequence import Sequence
+from streams.errors import EngineRefused
+from streams.records import Tokens, Version
+
+
+class TorchEngine:
+    """Continuous batching of one decoder-only model over `slots` rows of at most `context_max` tokens.
+
+    `tensors` are the weights of `version` in checkpoint names, of any floating dtype; they are computed in `dtype`.
+    """
+
+    def __init__(
+        self,
+        model_config: PreTrainedConfig,
+        tensors: Mapping[str, torch.Tensor],
+        version: Version,
+        slots: int,
+        context_max: int,
+        emit_every: int = 64,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        assert slots >= 1 and context_max >= 2 and emit_every >= 1
+        self.version = version
+        self.slots, self.context_max = slots, context_max
+        self._decoder = open_decoder(
+            model_config, tensors, context_max, dtype, torch.device(device)
+        )
+        self._batch = Batch(self._decoder, slots, context_max, emit_every)
+        self._prefixes = PrefixStore(self._decoder, slots * context_max // 4)
+        self._known: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._ready: deque[Sequence] = deque()
+        self._parked: dict[str, torch.Tensor] = {}
+        """KV of held and of ready sequences; each keeps a slot reserved."""
+        self._outbox: list[Emission] = []
+        self._serving = True
+        self._steps = self._tokens = 0
+        self._busy_s = 0.0
+
+    # ---- the contract ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        name = request.trajectory
+        if name in self._known:
+            raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
+        if not len(request.tokens):
+            raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
+        self._check_tokens(name, request.tokens)
+        check_sampling(request.sampling, self._decoder.vocabulary)
+        if len(request.tokens) > self.context_max - (not len(request.logprobs)):
+            raise EngineRefused(
+                f"trajectory {name!r}: {len(request.tokens)} tokens leave no room to generate in "
+                f"a context of {self.context_max}"
+            )
+        sequence = Sequence(request, self.context_max)
+        self._known[name] = sequence
+        self._waiting.append(sequence)
+
+    @torch.inference_mode()
+    def poll(self, deadline_s: float) -> list[Emission]:
+        end, began = time.monotonic() + deadline_s, time.thread_time()
+        while self._serving and not self._outbox:
+            self._admit()
+            if not self._batch.rows:
+                break
+            self._step()
+            if time.monotonic() >= end:
+                break
+        self._busy_s += time.thread_time() - began
+        if not self._serving:
+            return []
+        said, self._outbox = self._outbox, []
+        return said
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        sequence = self._known.get(trajectory)
+        if sequence is None or trajectory not in self._parked or sequence.finish != "stop":
+            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
+        if not len(tokens):
+            raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
+        self._check_tokens(trajectory, tokens)
+        sequence.take(tokens)
+        sequence.finish = None
+        self._ready.append(sequence)
+
+    @torch.inference_mode()
+    def abort(self, trajectory: str) -> Emission | None:
+        sequence = self._known.pop(trajectory, None)
+        if sequence is None:
+            return None
+        if sequence.row >= 0:
+            self._say(sequence)
+            self._batch.leave(sequence)
+        elif trajectory in self._parked:
+            del self._parked[trajectory]
+            if sequence in self._ready:
+                self._ready.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to the outbox.
+        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
+        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
+        return unsaid[-1] if unsaid else None
+
+    @torch.inference_mode()
+    def update(
+        self, version: Version, tensors: Mapping[str, torch.Tensor], mode: UpdateMode
+    ) -> None:
+        if mode == "keep_version" and self._known:
+            raise EngineRefused(
+                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
+            )
+        self._flush()
+        self._prefixes.clear()
+        self._serving = False
+        self._decoder.load(tensors)
+        self.version = version
+        if mode == "in_flight_recompute":
+            began = time.thread_time()
+            self._recompute()
+            self._busy_s += time.thread_time() - began
+        self._serving = True
+
+    def running(self) -> list[str]:
+        return list(self._known)
+
+    def stats(self) -> EngineStats:
+        parked = sum(kv.shape[2] for kv in self._parked.values())
+        return EngineStats(
+            slots=self.slots,
+            running=len(self._batch.rows) + len(self._parked),
+            waiting=len(self._waiting),
+            kv_used=self._batch.tokens_cached + parked,
+            kv_capacity=self.slots * self.context_max,
+            steps=self._steps,
+            tokens=self._tokens,
+            busy_s=self._busy_s,
+        )
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    def _check_tokens(self, name: str, tokens: Tokens) -> None:
+        if int(tokens.max()) >= self._decoder.vocabulary:
+            raise EngineRefused(
+                f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
+                f"({self._decoder.vocabulary})"
+            )
+
+    def _admit(self) -> None:
+        """Fill free slots: first what is ready to go on, in its own slot, then what waits."""
+        while self._ready:
+            sequence = self._ready.popleft()
+            past = self._parked.pop(sequence.trajectory)
+            if sequence.full:
+                self._end(sequence, "length")
+                continue
+            grown = Extension(sequence.prefix[past.shape[2] :], past)
+            self._batch.enter(sequence, extend(self._decoder, [grown])[0])
+        while self._waiting and len(self._batch.rows) + len(self._parked) < self.slots:
+            if self._waiting[0].full:
+                self._end(self._waiting.popleft(), "length")
+                continue
+            kv = self._prefixes.get(self._waiting)
+            self._batch.enter(self._waiting.popleft(), kv)
+
+    def _step(self) -> None:
+        self._tokens += len(self._batch.rows)
+        for sequence in self._batch.step():
+            self._say(sequence)
+            if sequence.hold and sequence.finish == "stop":
+                self._parked[sequence.trajectory] = self._batch.cached(sequence)
+            else:
+                del self._known[sequence.trajectory]
+            self._batch.leave(sequence)
+        self._steps += 1
+        if self._batch.block.full:
+            self._flush()
+
+    def _flush(self) -> None:
+        for sequence in self._batch.rows:
+            self._say(sequence)
+        self._batch.restart_block()
+
+    def _say(self, sequence: Sequence) -> None:
+        tokens, logprobs = self._batch.collect(sequence)
+        if len(tokens):
+            self._outbox.append(
+                Emission(sequence.trajectory, tokens, logprobs, self.version, sequence.finish)
+            )
+
+    def _end(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
+        """It ends without another token."""
+        del self._known[sequence.trajectory]
+        nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32)
+        self._outbox.append(Emission(sequence.trajectory, *nothing, self.version, finish))
+
+    def _recompute(self) -> None:
+        """KV of everything that has some, anew; what was appended but not prefilled stays to be prefilled."""
+        rows = self._batch.rows
+        held = [self._known[name] for name in self._parked]
+        lengths = [self._parked[sequence.trajectory].shape[2] for sequence in held]
+        fresh = extend(
+            self._decoder,
+            [Extension(sequence.prefix) for sequence in rows]
+            + [
+                Extension(sequence.tokens[:length])
+                for sequence, length in zip(held, lengths, strict=True)
+            ],
+        )
+        for sequence, kv in zip(rows, fresh, strict=False):
+            self._batch.recache(sequence, kv)
+        for sequence, kv in zip(held, fresh[len(rows) :], strict=True):
+            assert kv is not None
+            self._parked[sequence.trajectory] = kv

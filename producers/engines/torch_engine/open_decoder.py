@@ -1,0 +1,32 @@
+"""Which decoder serves a configuration, loaded and, where transformers' forward is in it, tried out."""
+
+from collections.abc import Mapping
+
+import torch
+from transformers import PreTrainedConfig
+
+from producers.engines.torch_engine.decoder import Decoder
+from producers.engines.torch_engine.fused import FusedDecoder
+from producers.engines.torch_engine.fused_shape import FusedShape, fused_shape
+from producers.engines.torch_engine.generic import TransformersDecoder
+from producers.engines.torch_engine.refusals import refuse_unserved
+
+
+def open_decoder(
+    config: PreTrainedConfig,
+    tensors: Mapping[str, torch.Tensor],
+    context_max: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    """The fused decode path where it fits, else transformers' forward; `EngineRefused` says why neither does."""
+    refuse_unserved(config, context_max)
+    shape = fused_shape(config)
+    if isinstance(shape, FusedShape):
+        decoder = FusedDecoder(shape, config, context_max, dtype, device)
+        decoder.load(tensors)
+        return decoder
+    generic = TransformersDecoder(config, context_max, dtype, device)
+    generic.load(tensors)
+    generic.try_out()
+    return generic

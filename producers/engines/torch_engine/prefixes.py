@@ -1,0 +1,62 @@
+"""KV of prompts, kept while their group may still ask: a prompt is prefilled once, its rows are copied.
+
+Keyed by the tokens and dropped whenever the weights change, so nothing is ever reused across versions. What waits in
+the queue is prefilled ahead, many prompts per pass, before slots are free for it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+
+from producers.engines.torch_engine.decoder import Decoder
+from producers.engines.torch_engine.prefill import Extension, extend
+from producers.engines.torch_engine.sequence import Sequence
+
+AHEAD_TOKENS = 1024  # new tokens of one look ahead at most, unless one prompt alone is longer
+AHEAD_PROMPTS = 32
+
+
+class PrefixStore:
+    """At most `tokens_max` cached tokens (one longer prompt excepted), the longest unused go first."""
+
+    def __init__(self, decoder: Decoder, tokens_max: int) -> None:
+        self.decoder, self.tokens_max = decoder, tokens_max
+        self._entries: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._tokens = 0
+
+    def get(self, waiting: Iterable[Sequence]) -> torch.Tensor | None:
+        """KV of all tokens but the newest of the first that waits; None if there are none to cache."""
+        first = next(iter(waiting)).prefix.tobytes()
+        if not first:
+            return None
+        if first not in self._entries:
+            self._prefill(waiting)
+        self._entries.move_to_end(first)
+        return self._entries[first]
+
+    def clear(self) -> None:
+        """The weights change."""
+        self._entries.clear()
+        self._tokens = 0
+
+    def _prefill(self, waiting: Iterable[Sequence]) -> None:
+        ahead: dict[bytes, Extension] = {}
+        budget = min(AHEAD_TOKENS, self.tokens_max)
+        for sequence in waiting:
+            prefix = sequence.prefix
+            budget -= len(prefix)
+            if ahead and (budget < 0 or len(ahead) == AHEAD_PROMPTS):
+                break
+            key = prefix.tobytes()
+            if key and key not in self._entries:
+                ahead[key] = Extension(prefix)
+        for key, kv in zip(ahead, extend(self.decoder, list(ahead.values())), strict=True):
+            assert kv is not None
+            self._entries[key] = kv
+            self._tokens += kv.shape[2]
+        first = next(iter(ahead))
+        self._entries.move_to_end(first)
+        while self._tokens > self.tokens_max and len(self._entries) > 1:
+            _, dropped = self._entries.popitem(last=False)
+            self._tokens -= dropped.shape[2]

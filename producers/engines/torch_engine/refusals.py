@@ -1,0 +1,44 @@
+"""What the configuration of a model alone rules out, refused by name."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from streams.errors import EngineRefused
+
+_SERVED_LAYERS = {
+    "full_attention",
+    "sliding_attention",
+}  # the latter where its window holds the context
+
+
+def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
+    """`EngineRefused` by name for what the configuration alone rules out."""
+    name = type(config).__name__
+    if config.is_encoder_decoder:
+        raise EngineRefused(
+            f"{name}: encoder-decoder models are not served, only decoder-only ones"
+        )
+    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright: ignore[reportPrivateUsage]
+        raise EngineRefused(f"{name}: transformers has no causal language model for it")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # Its frequencies follow the longest sequence seen, so a token would depend on its neighbours (invariant 10).
+        raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")
+    if unserved := set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS:
+        raise EngineRefused(f"{name}: layers of type {', '.join(sorted(unserved))} are not served")
+    window = _window(config)
+    if window is not None and window < context_max:
+        raise EngineRefused(
+            f"{name}: sliding window of {window} tokens; only full attention is served, "
+            f"so set context_max (now {context_max}) to at most {window}"
+        )
+
+
+def _window(config: PreTrainedConfig) -> int | None:
+    """Tokens that a layer looks back on, None for all."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    local = "local" in (getattr(config, "attention_layers", None) or ())
+    window = getattr(config, "window_size" if local else "sliding_window", None)
+    return window if isinstance(window, int) else None

@@ -1,0 +1,79 @@
+"""What a version's answers to held-out prompts say: pure figures, and the line that records them.
+
+Sampled accuracy (T = 1) is the figure to watch: greedy answers flip as a whole when the likeliest
+style changes, which is a change of mode, not of skill. An answer whose reward died counts as wrong,
+and is counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from producers.rewards import Verdict
+from producers.tasks.base import STYLE_PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer to a held-out prompt: its verdict and its number of generated tokens."""
+
+    verdict: Verdict
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A version on held-out prompts. Lengths (tokens) and shares of styles are those of the sampled
+    answers.
+    """
+
+    accuracy_sampled: float
+    accuracy_greedy: float
+    length_median: float
+    length_p99: float
+    shares: dict[str, float]
+    dead: int
+
+    def line(self, step: int, seconds: float) -> dict[str, object]:
+        """The line of `metrics/eval.jsonl`; `seconds` since the run's start."""
+        return {
+            "step": step,
+            "seconds": round(seconds, 3),
+            "accuracy_sampled": round(self.accuracy_sampled, 6),
+            "accuracy_greedy": round(self.accuracy_greedy, 6),
+            "length_median": self.length_median,
+            "length_p99": self.length_p99,
+            "shares": {name: round(share, 6) for name, share in self.shares.items()},
+            "dead": self.dead,
+        }
+
+
+def measure(sampled: Sequence[Judged], greedy: Sequence[Judged]) -> Evaluation:
+    """Figures of at least one answer of each kind; accuracy is the mean reward."""
+    assert sampled, "no sampled answer to measure"
+    assert greedy, "no greedy answer to measure"
+    lengths = np.array([one.length for one in sampled])
+    return Evaluation(
+        accuracy_sampled=_accuracy(sampled),
+        accuracy_greedy=_accuracy(greedy),
+        length_median=float(np.median(lengths)),
+        length_p99=float(np.percentile(lengths, 99)),
+        shares=_shares(sampled),
+        dead=sum(one.verdict.dead for one in (*sampled, *greedy)),
+    )
+
+
+def _accuracy(answers: Sequence[Judged]) -> float:
+    return float(np.mean([0.0 if one.verdict.dead else one.verdict.reward for one in answers]))
+
+
+def _shares(answers: Sequence[Judged]) -> dict[str, float]:
+    """Mean of every `style/…` score over all answers."""
+    totals: dict[str, float] = {}
+    for one in answers:
+        for name, value in one.verdict.scores.items():
+            if name.startswith(STYLE_PREFIX):
+                style = name.removeprefix(STYLE_PREFIX)
+                totals[style] = totals.get(style, 0.0) + value
+    return {style: totals[style] / len(answers) for style in sorted(totals)}

@@ -1,0 +1,154 @@
+"""Asks an engine all held-out prompts, several samples and one greedy answer each, and measures
+them.
+
+The same prompts, names and seed for every version: what differs between two evaluations is the
+version. Answers are judged by the reward pool, so a task's code cannot end the evaluation.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from producers.engines.base import Emission, Engine, Request
+from producers.evaluation import Evaluation, Judged, measure
+from producers.rewards import RewardPool, Verdict
+from producers.tasks.base import Environment, Reply, Task, TaskPrompt, turns_of
+from streams.records import ENVIRONMENT, GENERATED, PROMPT, Sampling, Sources, Tokens
+
+_POLL_S = 0.05
+_EMPTY_S = 0.002  # when the engine has nothing to do and rewards are being computed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is asked; `samples` are drawn at temperature 1, besides one greedy answer."""
+
+    prompts: int
+    samples: int
+    tokens_max: int
+    seed: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """One trajectory as it grows; `state` is the environment's, `over` that its last
+    turn is said.
+    """
+
+    prompt: TaskPrompt
+    request: Request
+    tokens: list[Tokens] = field(default_factory=list[Tokens])
+    sources: list[Sources] = field(default_factory=list[Sources])
+    state: str = ""
+    over: bool = False
+
+    def add(self, tokens: Tokens, source: int) -> None:
+        self.tokens.append(tokens)
+        self.sources.append(np.full(len(tokens), source, np.uint8))
+
+    def turns(self) -> list[list[int]]:
+        return turns_of(np.concatenate(self.tokens), np.concatenate(self.sources))
+
+    @property
+    def sampled(self) -> bool:
+        return self.request.sampling.temperature > 0
+
+    def generated(self) -> int:
+        """Number of tokens that the model wrote."""
+        return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
+
+
+def answers(task: Task, plan: Plan) -> dict[str, Answer]:
+    """Every answer to be given, by the name of its trajectory; several turns hold their slots."""
+    hold = isinstance(task, Environment)
+    drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=task.stop)
+    kinds = {f"sample-{index}": drawn for index in range(plan.samples)}
+    kinds["greedy"] = replace(drawn, temperature=0.0)
+    made: dict[str, Answer] = {}
+    for group, prompt in enumerate(task.held_out(plan.prompts)):
+        tokens = np.array(prompt.tokens, np.uint32)
+        sources = np.full(len(tokens), PROMPT, np.uint8)
+        for kind, sampling in kinds.items():
+            name = f"held-out-{group}/{kind}"
+            empty = np.zeros(0, np.float32)
+            request = Request(name, group, tokens, sources, sampling, plan.seed, empty, hold=hold)
+            made[name] = Answer(prompt, request)
+    return made
+
+
+def evaluate(
+    task: Task,
+    plan: Plan,
+    rewards: RewardPool,
+    engine: Engine,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Evaluation:
+    """Figures of the version that `engine` holds; returns when every answer is judged.
+
+    The engine must be idle and serving, the pool without other questions.
+    """
+    asked = answers(task, plan)
+    judged = _Round(engine, rewards, asked).run(sleep)
+    return measure(
+        [one for name, one in judged.items() if asked[name].sampled],
+        [one for name, one in judged.items() if not asked[name].sampled],
+    )
+
+
+@dataclass(slots=True)
+class _Round:
+    """One evaluation in progress; `to_ask` are answers that wait for room in the pool."""
+
+    engine: Engine
+    rewards: RewardPool
+    asked: dict[str, Answer]
+    judged: dict[str, Judged] = field(default_factory=dict[str, Judged])
+    to_ask: deque[Answer] = field(default_factory=deque[Answer])
+
+    def run(self, sleep: Callable[[float], None]) -> dict[str, Judged]:
+        for answer in self.asked.values():
+            self.engine.submit(answer.request)
+        while len(self.judged) < len(self.asked):
+            emissions = self.engine.poll(_POLL_S)
+            for emission in emissions:
+                self._grow(self.asked[emission.trajectory], emission)
+            while self.to_ask and self.rewards.can_submit():
+                self._ask(self.to_ask.popleft())
+            outcomes = self.rewards.poll()
+            for name, outcome in outcomes:
+                self._settle(name, self.asked[name], outcome)
+            if not (emissions or outcomes):
+                sleep(_EMPTY_S)
+        return self.judged
+
+    def _grow(self, answer: Answer, emission: Emission) -> None:
+        answer.add(emission.tokens, GENERATED)
+        if emission.finish is not None:
+            answer.over = emission.finish == "length" or not answer.request.hold
+            self.to_ask.append(answer)
+
+    def _ask(self, answer: Answer) -> None:
+        name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
+        if answer.over:
+            self.rewards.submit(name, reference, turns)
+        else:
+            self.rewards.submit_turn(name, reference, answer.state, turns)
+
+    def _settle(self, name: str, answer: Answer, outcome: Verdict | Reply) -> None:
+        """A verdict ends the answer; a reply lets it go on, or says that it is complete."""
+        if isinstance(outcome, Reply) and outcome.tokens:
+            tokens = np.array(outcome.tokens, np.uint32)
+            answer.add(tokens, ENVIRONMENT)
+            answer.state = outcome.state
+            self.engine.append(name, tokens)
+            return
+        if answer.request.hold:
+            self.engine.abort(name)
+        if isinstance(outcome, Reply):
+            answer.over = True
+            self.to_ask.append(answer)
+        else:
+            self.judged[name] = Judged(outcome, answer.generated())

@@ -1,0 +1,114 @@
+"""The parent's end of one reward process: pipes that never block, and the time since it last made
+progress.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from producers.settings import TaskSettings
+
+_START_S = 60.0  # imports of a heavy task, on a machine that is busy
+_READ_BYTES = 1 << 16
+
+Held = TypeVar("Held")
+
+
+class RewardWorker(Generic[Held]):
+    """`held` are the questions given and not yet answered, oldest first; `greeting` is its first
+    line.
+    """
+
+    def __init__(self, task: TaskSettings, now: float) -> None:
+        self.held: deque[Held] = deque()
+        self.greeting = b""
+        self._limit_s = task.reward_timeout_s
+        self._progress_s = now
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._was_full = False
+        self._process = _spawn(task)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        os.set_blocking(self._out, False)
+
+    def give(self, held: Held, line: bytes, now: float) -> None:
+        """Queue a question; its time begins when those before it are answered."""
+        if self.greeting and not self.held:
+            self._progress_s = now
+        self.held.append(held)
+        self._outgoing += line
+
+    def write(self, now: float) -> None:
+        """Send what the pipe takes; one that was full and takes more was waiting for us."""
+        if not self._outgoing:
+            return
+        count = 0
+        with suppress(BlockingIOError, BrokenPipeError):  # a broken pipe shows in has_ended()
+            count = os.write(self._into, self._outgoing)
+        if count and self._was_full:
+            self._progress_s = now
+        del self._outgoing[:count]
+        self._was_full = bool(self._outgoing)
+
+    def read(self, now: float) -> Iterator[tuple[Held, bytes]]:
+        """Answers that are there, each with its question."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._out, _READ_BYTES):
+                self._incoming += data
+                self._progress_s = now
+        if b"\n" not in self._incoming:
+            return
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        self._incoming[:] = rest
+        if not self.greeting:
+            self.greeting = lines.pop(0)
+        for line in lines:
+            yield self.held.popleft(), line
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ended_reason(self) -> str:
+        code = self._process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"its process ended ({how})"
+
+    def overdue_reason(self, now: float) -> str:
+        """Why it must be replaced, empty if it need not."""
+        if not self.greeting:
+            late = now - self._progress_s > _START_S
+            return f"its process was not ready after {_START_S:g} s" if late else ""
+        late = bool(self.held) and now - self._progress_s > self._limit_s
+        return f"took longer than {self._limit_s:g} s" if late else ""
+
+    def kill(self) -> None:
+        """End it with all that it started (it leads a process group), and reap it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _spawn(task: TaskSettings) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C in the terminal is the parent's affair alone."""
+    command = [sys.executable, "-m", "producers.reward_process"]
+    arguments = [task.name, json.dumps(task.options), str(task.reward_timeout_s)]
+    return subprocess.Popen(
+        command + arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )

@@ -1,0 +1,173 @@
+"""Rewards are computed in processes of their own: whatever a task's code does ends as a verdict,
+and costs no rollout.
+
+Nothing here blocks: `submit` queues, `poll` moves bytes and returns what is judged. Each process
+answers in order, so the question at its head is the one that raised, hung or killed it; that one's
+verdict is dead, the others are asked again of the process's replacement.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from producers.reward_process import Answer, Question
+from producers.reward_worker import RewardWorker
+from producers.settings import TaskSettings
+from producers.tasks.base import Reply, Turns
+from streams.errors import ConfigurationError
+
+_IN_FLIGHT_MAX = (
+    64  # questions given to one process; the rest waits here, where any process can take it
+)
+_STARTS_MAX = 3  # processes in a row that end before they greet
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A reward with its named scores; or, with a `reason`, that there will never be one."""
+
+    reward: float = 0.0
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    reason: str = ""
+
+    @property
+    def dead(self) -> bool:
+        return bool(self.reason)
+
+
+Outcome = Verdict | Reply
+"""What `poll` gives: a verdict for `submit`; for `submit_turn` a reply, or a dead verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    key: str
+    line: bytes
+
+
+class RewardPool:
+    """Verdicts for what was submitted, each exactly once, in any order. Processes start with the
+    first question.
+    """
+
+    def __init__(
+        self,
+        task: TaskSettings,
+        capacity: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._task = task
+        self._capacity = capacity
+        self._clock = clock
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(Answer)
+        self._waiting: deque[_Asked] = deque()
+        self._workers: list[RewardWorker[_Asked] | None] = [None] * task.reward_processes
+        self._starts_failed = 0
+
+    def can_submit(self) -> bool:
+        """Whether the queue has room; a caller that ignores it fails an assertion."""
+        return self._outstanding() < self._capacity
+
+    def submit(self, key: str, reference: str, turns: Turns) -> None:
+        """Have a complete answer judged."""
+        self._ask(key, "judge", reference, "", turns)
+
+    def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
+        """Have the task's environment reply to the last of `turns`."""
+        self._ask(key, "reply", reference, state, turns)
+
+    def poll(self) -> list[tuple[str, Outcome]]:
+        """What was decided since the last poll. Raises ConfigurationError if the task cannot be
+        built.
+        """
+        decided: list[tuple[str, Outcome]] = []
+        if not self._outstanding():
+            return decided
+        now = self._clock()
+        for place in range(len(self._workers)):
+            self._attend(place, now, decided)
+        return decided
+
+    def close(self) -> None:
+        """End the processes; what is outstanding is forgotten."""
+        for place, worker in enumerate(self._workers):
+            if worker is not None:
+                worker.kill()
+            self._workers[place] = None
+        self._waiting.clear()
+
+    def _outstanding(self) -> int:
+        held = sum(len(worker.held) for worker in self._workers if worker is not None)
+        return len(self._waiting) + held
+
+    def _ask(self, key: str, kind: str, reference: str, state: str, turns: Turns) -> None:
+        assert self.can_submit(), "ask can_submit() first"
+        question = Question(kind, reference, state, turns)  # pyright: ignore[reportArgumentType]
+        self._waiting.append(_Asked(key, self._encoder.encode(question) + b"\n"))
+
+    def _attend(self, place: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
+        """One process: take its answers, give it questions, replace it if it ended or hangs."""
+        worker = self._workers[place]
+        if worker is None:
+            if not self._waiting:
+                return
+            worker = self._workers[place] = RewardWorker[_Asked](self._task, now)
+        ended = (
+            worker.has_ended()
+        )  # asked before reading, so that no answer of a dying process is lost
+        for asked, line in worker.read(now):
+            decided.append((asked.key, self._outcome(line)))
+        self._greet(worker)
+        if not ended:
+            share = -(-len(self._waiting) // len(self._workers))
+            while self._waiting and share and len(worker.held) < _IN_FLIGHT_MAX:
+                asked = self._waiting.popleft()
+                worker.give(asked, asked.line, now)
+                share -= 1
+            worker.write(now)
+        reason = worker.ended_reason() if ended else worker.overdue_reason(now)
+        if reason:
+            self._replace(place, worker, reason, decided)
+
+    def _greet(self, worker: RewardWorker[_Asked]) -> None:
+        if worker.greeting:
+            refusal = self._decoder.decode(worker.greeting).reason
+            if refusal:
+                self.close()
+                raise ConfigurationError(refusal)
+            self._starts_failed = 0
+
+    def _outcome(self, line: bytes) -> Outcome:
+        answer = self._decoder.decode(line)
+        if answer.kind == "reply":
+            return Reply(answer.tokens, answer.state)
+        return Verdict(answer.reward, answer.scores, answer.reason)
+
+    def _replace(
+        self,
+        place: int,
+        worker: RewardWorker[_Asked],
+        reason: str,
+        decided: list[tuple[str, Outcome]],
+    ) -> None:
+        """The head's verdict is dead if it had begun; the others go back to the front
+        of the queue.
+        """
+        worker.kill()
+        self._workers[place] = None
+        held = list(worker.held)
+        if not worker.greeting:
+            self._starts_failed += 1
+            if self._starts_failed >= _STARTS_MAX:
+                self.close()
+                raise ConfigurationError(
+                    f"{_STARTS_MAX} reward processes in a row ended before they were ready "
+                    f"({reason}); see what task {self._task.name!r} does when it is imported"
+                )
+        elif held:
+            decided.append((held.pop(0).key, Verdict(reason=reason)))
+        self._waiting.extendleft(reversed(held))

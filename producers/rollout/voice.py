@@ -1,0 +1,95 @@
+"""All that a rollout publishes: trajectories, partials, status, applied versions.
+
+At least once by design: first completions and chains decide (invariant 2), so nothing here needs to
+know whether a dying predecessor managed to publish.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from producers.engines.base import EngineStats
+from producers.rollout.growing import Growing
+from producers.rollout.pulse import Health, Pulse
+from producers.rollout.weights import Fetched
+from producers.settings import RolloutSettings
+from streams.bus import Bus
+from streams.records import Applied, Partial, RolloutStatus, Trajectory, Version
+from streams.writer import publish, publish_all
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a status says beside the engine's figures."""
+
+    version: Version
+    health: Health
+    queued: int
+    quota_left: int
+
+
+@dataclass(slots=True)
+class Voice:
+    """One rollout under one term."""
+
+    bus: Bus
+    name: str
+    term: int
+    settings: RolloutSettings
+    pulse: Pulse
+    clock: Callable[[], float]
+
+    def trajectories(self, done: Sequence[Trajectory]) -> None:
+        if done:
+            publish_all(self.bus, "trajectories", [(str(t.group), t) for t in done])
+
+    def partials(self, growing: Sequence[Growing], everything: bool = False) -> None:
+        """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""
+        now = self.clock()
+        due = [g for g in growing if g.length > g.flushed and (everything or self._is_due(g, now))]
+        if not due:
+            return
+        records = [g.take_partial(self.name, self.term, now) for g in due]
+        entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
+        for one, at in zip(due, publish_all(self.bus, "partials", entries), strict=True):
+            one.partial = at
+
+    def applied(self, fetched: Fetched, seconds: float) -> None:
+        """Tell who serves what."""
+        record = Applied(
+            rollout=self.name,
+            rollout_term=self.term,
+            version=fetched.announced.version,
+            hash=fetched.announced.manifest_hash,
+            checked="hashes",
+            tensors=len(fetched.tensors),
+            seconds=seconds,
+            time_s=self.clock(),
+        )
+        publish(self.bus, "applied", self.name, record)
+
+    def status(self, condition: Condition, stats: EngineStats) -> None:
+        """Heartbeat and load."""
+        now = self.clock()
+        record = RolloutStatus(
+            rollout=self.name,
+            term=self.term,
+            slots=stats.slots,
+            running=stats.running,
+            waiting=stats.waiting + condition.queued,
+            kv_used=stats.kv_used,
+            kv_capacity=stats.kv_capacity,
+            version=condition.version,
+            verified=True,
+            health=condition.health,
+            quota_left=condition.quota_left,
+            tokens_per_s=self.pulse.said(condition.health, stats.tokens, now),
+            tokens_total=stats.tokens,
+            idle_s=self.pulse.idle_s,
+            time_s=now,
+        )
+        publish(self.bus, "status", f"{self.name}/{self.term}", record)
+
+    def _is_due(self, growing: Growing, now_s: float) -> bool:
+        gained = growing.length - growing.flushed
+        late = now_s - growing.flushed_s >= self.settings.partial_s
+        return late or gained >= self.settings.partial_tokens

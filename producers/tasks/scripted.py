@@ -1,0 +1,82 @@
+"""A task of several turns whose environment reads from a script: an example, and what the tests
+run.
+
+The environment names a digit (`4=`), the model answers with the running total modulo 10 and `;`,
+and so on to the end of the script. The reward is the share of right totals. The script is the
+reference, the state the number of digits named so far, so a trajectory may go on in another
+process.
+"""
+
+import json
+from functools import cached_property
+from itertools import accumulate, product
+from zlib import crc32
+
+from producers.tasks.base import Reply, Score, TaskPrompt, Turns, shuffled
+from producers.tasks.remainder import CHARACTERS
+from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
+from streams.errors import ConfigurationError
+
+Script = tuple[int, ...]
+
+_TURNS_MAX = 5  # every script is listed: 10 ** turns of them
+
+
+class Scripted:
+    """The task; `turns` digits are named, the first one in the prompt."""
+
+    name = "scripted"
+
+    def __init__(self, turns: int = 3) -> None:
+        if not 1 <= turns <= _TURNS_MAX:
+            raise ConfigurationError(
+                f"task.options of scripted: turns = {turns}; give 1 to {_TURNS_MAX}"
+            )
+        self._turns = turns
+        self._tokenizer = CharacterTokenizer(CHARACTERS)
+        self.stop = (EOS, *self._tokenizer.encode(";"))
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return self._tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        training = self._splits[1]
+        epoch, index = shuffled(len(training), seed, position)
+        return self._ask(training[index], epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        scripts = self._splits[0]
+        if count > len(scripts):
+            raise ConfigurationError(
+                f"evaluation.prompts = {count}: scripted holds out {len(scripts)} of "
+                f"{self._turns} turns"
+            )
+        return [self._ask(script, 0) for script in scripts[:count]]
+
+    def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+        """The next digit, until the script is over or the model gave up with `<eos>`."""
+        script = json.loads(reference)["script"]
+        named = int(state or 1)
+        if named == len(script) or turns[-1][-1] == EOS:
+            return Reply(())
+        return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """Share of the script's running totals that were given right, each in its own turn."""
+        script = json.loads(reference)["script"]
+        wanted = [f"{total % 10};" for total in accumulate(script)]
+        given = [self._tokenizer.decode(turn) for turn in turns[::2]]
+        right = sum(one == other for one, other in zip(wanted, given, strict=False))
+        return Score(right / len(wanted), {"turns": float(len(given))})
+
+    @cached_property
+    def _splits(self) -> tuple[list[Script], list[Script]]:
+        """Held out and training, by the checksum of the digits."""
+        splits: tuple[list[Script], list[Script]] = ([], [])
+        for script in product(range(10), repeat=self._turns):
+            splits[crc32(bytes(script)) % 8 > 0].append(script)
+        return splits
+
+    def _ask(self, script: Script, epoch: int) -> TaskPrompt:
+        tokens = (BOS, *self._tokenizer.encode(f"{script[0]}="))
+        return TaskPrompt(tokens, json.dumps({"script": script}), epoch)

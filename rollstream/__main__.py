@@ -1,0 +1,8 @@
+"""`python -m rollstream` is the command `rollstream`; the supervisor starts roles this way."""
+
+import sys
+
+from rollstream.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""`rollstream run CONFIG`: the whole run on this machine.
+
+1. Settle the configuration in the run's folder. 2. Take the run's lock. 3. Make the topics.
+4. Warm up, if there is no model. 5. Supervise the roles under a live view. 6. Report.
+"""
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+
+from rollstream.commands.configured import configured
+from rollstream.commands.signals import StopSignals, listen
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder, bus_url
+from rollstream.live.feed import Feed
+from rollstream.live.snapshot import Title
+from rollstream.live.view import LiveView
+from rollstream.lock import RunLock
+from rollstream.main import INTERRUPTED
+from rollstream.report.reading import read_history
+from rollstream.report.summary import summarise
+from rollstream.report.write import write_report
+from rollstream.roster import seats_of, warmup_seat
+from rollstream.supervisor import Outcome, Supervisor
+from rollstream.warming import Warming
+from storage.metrics import MetricsFile
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.topics import catalogue
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Until the run is complete, stopped or failed."""
+    configuration, folder = configured(arguments)  # 1
+    signals = listen()
+    console = Console(stderr=arguments.json)
+    lock = RunLock(folder.path)  # 2
+    bus = open_bus(bus_url(configuration, folder.path), sync=configuration.sync)
+    bus.create(catalogue())  # 3
+    try:
+        seat = warmup_seat(configuration, folder)
+        warming = Warming(configuration, folder, seat, console, lock)
+        if not warming.run(signals):  # 4
+            return INTERRUPTED
+        outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments.json)
+        _end(folder, bus, outcome, console, arguments.json)  # 6
+    finally:
+        bus.close()
+        lock.close()
+    return {"complete": 0, "stopped": INTERRUPTED, "failed": 1}[outcome.kind]
+
+
+def _supervise(
+    configuration: Configuration,
+    folder: RunFolder,
+    bus: Bus,
+    signals: StopSignals,
+    console: Console,
+    lock: RunLock,
+    as_json: bool,
+) -> Outcome:
+    title = Title(configuration.run, configuration.seed, configuration.trainer.steps)
+    seats = seats_of(configuration, folder)
+    with (
+        MetricsFile(folder.metrics / "supervisor.jsonl") as events,
+        LiveView(Feed(bus, folder.metrics), title, console, as_json) as view,
+    ):
+        supervisor = Supervisor(seats, folder.logs, lock, events.append)
+        return supervisor.run(signals.stop, signals.hurry, view.show)  # 5
+
+
+def _end(folder: RunFolder, bus: Bus, outcome: Outcome, console: Console, as_json: bool) -> None:
+    """The summary and the report; a failure is said last, where it is seen."""
+    history = read_history(bus, folder)
+    summary = summarise(history)
+    write_report(history, summary, folder.report)
+    if as_json:
+        print(json.dumps({"outcome": outcome.kind, **summary.line()}), flush=True)
+    else:
+        console.print(summary.table())
+        console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
+    if outcome.kind == "stopped":
+        console.print("stopped; the same command goes on from the last checkpoint")
+    if outcome.kind == "failed":
+        print(f"rollstream: {outcome.message}", file=sys.stderr)

@@ -1,0 +1,34 @@
+"""`rollstream warmup CONFIG`: supervised warm-up of the run's model; progress as JSON lines."""
+
+import argparse
+import json
+
+from rollstream.commands.configured import configured
+from rollstream.folder import RunFolder
+from rollstream.lifeline import end_with_parent
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Make `RUN/model`; one that is there is kept."""
+    end_with_parent()
+    configuration, folder = configured(arguments)
+    from producers.tasks.registry import load_task
+    from rollstream.warmup import Course, warm_up
+
+    settings = configuration.warmup
+    warm_up(
+        load_task(configuration.task.name, configuration.task.options),
+        configuration.model,
+        configuration.seed,
+        RunFolder(folder.path).model,
+        settings.threads,
+        tell,
+        Course(documents=settings.documents, steps=settings.steps),
+    )
+    return 0
+
+
+def tell(done: int, steps: int, loss: float) -> None:
+    """About a hundred lines in all."""
+    if done % max(1, steps // 100) == 0 or done == steps:
+        print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

@@ -1,0 +1,132 @@
+"""Evaluation as a role: follows `weights`, evaluates due versions beside the run, stops nothing.
+
+A due version is every `evaluation.every`-th, the first and the last. Its tensors are fetched whole
+and verified before the examination starts, so retention cannot take it away meanwhile. A line is
+written once per version, also when the role is killed and starts again.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from producers.engines.connect import open_engine
+from producers.evaluator import Plan, evaluate
+from producers.rewards import RewardPool
+from producers.tasks.base import Task
+from producers.tasks.registry import load_task
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder
+from rollstream.roles import Place, set_threads
+from storage.fetch import fetch
+from storage.metrics import MetricsFile, read_metrics
+from storage.model import config_from_version
+from storage.retention import stored_versions
+from streams.errors import ObjectMissing
+from streams.reader import TopicReader, from_begin
+from streams.records import Version, WeightsAnnounced
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.2
+
+
+def follow(place: Place) -> bool:
+    """Evaluate due versions as they are announced; True once the last step's version is
+    evaluated.
+    """
+    c = place.configuration
+    set_threads(c.evaluation.threads)
+    path = RunFolder(place.folder).metrics / "eval.jsonl"
+    evaluator = Evaluator(place, load_task(c.task.name, c.task.options), RewardPool(c.task))
+    evaluator.done = {int(line["step"]) for line in read_metrics(path)}
+    reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
+    announced: dict[int, Version] = {}
+    with MetricsFile(path) as metrics:
+        while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
+            for received in reader.poll(0.0):
+                if isinstance(received.record, WeightsAnnounced):
+                    version = received.record.version
+                    announced[version.number] = version
+            newest = max(announced, default=-1)
+            due = [n for n in due_numbers(c, newest) if n not in evaluator.done]
+            if not due:
+                place.stop.wait(WAIT_S)
+                continue
+            version = announced.get(due[0]) or stored_version(place, due[0])
+            line = None if version is None else evaluator.line(version)
+            evaluator.done.add(due[0])
+            if line is not None:
+                metrics.append(line)
+    return c.trainer.steps in evaluator.done
+
+
+def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
+    """Lines of these stored versions, evaluated now."""
+    c = place.configuration
+    set_threads(c.evaluation.threads)
+    evaluator = Evaluator(place, load_task(c.task.name, c.task.options), RewardPool(c.task))
+    for number in numbers:
+        version = stored_version(place, number)
+        if version is None:
+            kept = ", ".join(str(v.version.number) for v in stored_versions(place.store))
+            raise ObjectMissing(f"version {number} is not kept; kept are {kept}")
+        line = evaluator.line(version)
+        if line is not None:
+            yield line
+
+
+def due_numbers(c: Configuration, newest: int) -> list[int]:
+    """Numbers up to the newest that are to be evaluated."""
+    last = [c.trainer.steps] if newest >= c.trainer.steps else []
+    return sorted({*range(0, newest + 1, c.evaluation.every), *last})
+
+
+def stored_version(place: Place, number: int) -> Version | None:
+    """The kept version of this number, of the highest term if several trainers made it."""
+    stored = [v.version for v in stored_versions(place.store) if v.whole]
+    return max((v for v in stored if v.number == number), default=None)
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """One engine, given one version after the other."""
+
+    place: Place
+    task: Task
+    rewards: RewardPool
+    done: set[int] = field(default_factory=set[int])
+
+    def line(self, version: Version) -> dict[str, object] | None:
+        """The line of `eval.jsonl`; None when retention was faster."""
+        c, store = self.place.configuration, self.place.store
+        try:
+            manifest, tensors = fetch(store, version)
+            config = config_from_version(store, manifest)
+        except ObjectMissing as error:
+            log.warning("version %s is gone before its evaluation: %s", version, error)
+            return None
+        engine = open_engine(
+            c.rollouts.engine,
+            config,
+            tensors,
+            version,
+            slots=c.evaluation.slots,
+            context_max=c.rollouts.context_max,
+        )
+        plan = Plan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
+        evaluation = evaluate(self.task, plan, self.rewards, engine)
+        return evaluation.line(version.number, manifest.created_s - self._started_s())
+
+    def _started_s(self) -> float:
+        """When version 0 was made: seconds count from there, however late a version is
+        evaluated.
+        """
+        path = RunFolder(self.place.folder).metrics / "started.json"
+        if not path.exists():
+            first = stored_version(self.place, 0)
+            if first is None:
+                return 0.0
+            manifest, _ = fetch(self.place.store, first, tensors=())
+            path.write_text(json.dumps({"started_s": manifest.created_s}))
+        return float(json.loads(path.read_text())["started_s"])

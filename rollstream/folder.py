@@ -1,0 +1,103 @@
+"""A run's folder: where everything of a run lies, and the configuration that it was started with.
+
+A folder belongs to one configuration: starting another one in it is refused with the difference
+shown, so that no log mixes two runs. What only moves work about (`config.INCIDENTAL`) may change.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.config import CODE_REVISION, Configuration, essentials, load
+from rollstream.revision import code_revision
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def configuration(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def model(self) -> Path:
+        """Where the warm-up leaves the policy to start from."""
+        return self.path / "model"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+
+def folder_of(configuration: Configuration) -> RunFolder:
+    """Where this configuration's run lives."""
+    return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
+
+
+def bus_url(configuration: Configuration, folder: Path) -> str:
+    """The bus, a relative path of it taken from the run's folder."""
+    return _inside(configuration.bus, folder)
+
+
+def store_url(configuration: Configuration, folder: Path) -> str:
+    """The object store, a relative path of it taken from the run's folder."""
+    return _inside(configuration.store, folder)
+
+
+def model_folder(configuration: Configuration, folder: Path) -> Path:
+    """The Hugging Face folder of version 0: the one given, or what the warm-up made."""
+    return Path(configuration.model.path) if configuration.model.path else RunFolder(folder).model
+
+
+def settle(folder: RunFolder, configuration: Configuration) -> None:
+    """Make the folder and write `config.json`; one that differs in what matters is refused."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the run's folder {folder.path} cannot be made ({error.strerror}); "
+            "choose another with --run DIR"
+        ) from None
+    if folder.configuration.exists():
+        _compare(folder, configuration)
+    text = json.dumps(
+        {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
+    )
+    partial = folder.configuration.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(text + "\n", encoding="utf-8")
+    os.replace(partial, folder.configuration)
+
+
+def _compare(folder: RunFolder, configuration: Configuration) -> None:
+    before, now = essentials(load(folder.configuration)), essentials(configuration)
+    lines = [
+        f"  {key}: {json.dumps(before.get(key))} in the run, {json.dumps(now.get(key))} asked for"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if lines:
+        differences = "\n".join(lines)
+        raise ConfigurationError(
+            f"{folder.path} holds a run of another configuration:\n{differences}\n"
+            "go on with its own configuration, or choose another folder with --run DIR"
+        )
+
+
+def _inside(url: str, folder: Path) -> str:
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("sqlite", "file") or rest.startswith("/"):
+        return url
+    return f"{scheme}:{folder / rest}"

@@ -1,0 +1,81 @@
+"""The live view of `rollstream run`: a redrawn table on a terminal, lines otherwise.
+
+It must never harm the run that it shows: what it cannot read is said in the view, once per look.
+"""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from rollstream.live.feed import Feed
+from rollstream.live.snapshot import Snapshot, Title, snapshot
+from rollstream.live.state import RunState
+from rollstream.live.table import plain, render
+from rollstream.supervisor import RoleState
+from streams.errors import RollstreamError
+
+LOOK_S = 1.0  # a look costs about 5 ms of a core that the run would rather have
+LINE_S = 10.0  # between two lines where nothing can be redrawn
+
+
+class LiveView:
+    """Call `show` as often as convenient; it looks and draws when it is time. Runs in one thread."""
+
+    def __init__(self, feed: Feed, title: Title, console: Console, as_json: bool) -> None:
+        self._feed, self._title, self._console = feed, title, console
+        self._as_json = as_json
+        self._state = RunState()
+        self._started_s = time.time()
+        self._looked_s = 0.0
+        self._said_s = 0.0
+        self._said_step = -1
+        self._live: Live | None = None
+
+    def __enter__(self) -> "LiveView":
+        if self._console.is_terminal and not self._as_json:
+            self._live = Live(console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, roles: Sequence[RoleState]) -> None:
+        """Look and draw, if it is time."""
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now
+        trouble = self._follow()
+        shown = snapshot(self._state, roles, self._title, self._started_s, time.time())
+        if self._live:
+            drawn = render(shown, self._console.width)
+            self._live.update(Text(trouble, style="red") if trouble else drawn, refresh=True)
+        elif self._is_news(shown, now):
+            self._said_s, self._said_step = now, shown.step
+            line = msgspec.json.encode(shown).decode() if self._as_json else plain(shown)
+            print(trouble or line, flush=True)
+
+    def _follow(self) -> str:
+        try:
+            self._feed.follow(self._state)
+        except RollstreamError as error:
+            return f"the view cannot read the run: {error}"
+        return ""
+
+    def _is_news(self, shown: Snapshot, now: float) -> bool:
+        """For programs every step, for people a line now and then."""
+        if self._as_json:
+            return shown.step != self._said_step
+        return now - self._said_s >= LINE_S

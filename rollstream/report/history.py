@@ -1,0 +1,136 @@
+"""What a run did, folded from its log and metrics files; figures and pictures are made of this.
+
+Groups are counted by their endings (invariant 1): every admitted group is trained, filtered,
+expired, dead, or open.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollstream.report.busy import Busy
+from streams.records import (
+    Admitted,
+    Applied,
+    GroupClosed,
+    Record,
+    RolloutStatus,
+    StepDone,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
+
+ENDINGS = ("trained", "filtered", "expired", "dead")
+JOINED_S = 0.05  # a pause between two requests that no picture of minutes can show
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A rollout serves a version from `time_s` on."""
+
+    time_s: float
+    version: int
+    term: int
+
+
+@dataclass(slots=True)
+class RolloutHistory:
+    """One rollout by name, over all its terms."""
+
+    busy: Busy = field(default_factory=lambda: Busy(JOINED_S))
+    serving: list[Serving] = field(default_factory=list[Serving])
+    idle_by_term: dict[int, float] = field(default_factory=dict[int, float])
+    finishes: Counter[str] = field(default_factory=Counter[str])
+    tokens: int = 0
+
+    def idle_s(self) -> float:
+        """Seconds with nothing to generate, as the rollout itself counted them."""
+        return sum(self.idle_by_term.values())
+
+
+@dataclass(slots=True)
+class History:
+    """`configuration` is flat by dotted keys; `events` are those of the supervisor."""
+
+    configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    events: Sequence[Mapping[str, Any]] = ()
+    steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
+    announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
+    rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
+    admitted: set[int] = field(default_factory=set[int])
+    ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in ENDINGS})
+    reasons: Counter[str] = field(default_factory=Counter[str])
+
+    def apply(self, record: Record) -> None:
+        """Take one record into account. A step repeated after a crash replaces what it was."""
+        match record:
+            case StepDone():
+                self.steps[record.step] = record
+            case Take(groups=groups):
+                self.ended["trained"].update(members.group for members in groups)
+            case GroupClosed():
+                self.ended[record.reason].add(record.group)
+                self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1
+            case Admitted():
+                self.admitted.add(record.group)
+            case Applied():
+                serving = Serving(record.time_s, record.version.number, record.rollout_term)
+                self._rollout(record.rollout).serving.append(serving)
+            case Trajectory():
+                self._trajectory(record)
+            case RolloutStatus():
+                idle = self._rollout(record.rollout).idle_by_term
+                idle[record.term] = max(record.idle_s, idle.get(record.term, 0.0))
+            case WeightsAnnounced():
+                self.announced[record.version.number] = record
+            case _:
+                pass
+
+    def outcomes(self) -> dict[str, int]:
+        """Admitted groups and how they ended; the counts add up (invariant 1)."""
+        counts = {name: len(self.ended[name]) for name in ENDINGS}
+        return {
+            "admitted": len(self.admitted),
+            **counts,
+            "open": len(self.admitted.difference(*self.ended.values())),
+        }
+
+    def span_s(self) -> tuple[float, float] | None:
+        """From the first to the last thing that happened, as seconds since the epoch."""
+        times = [done.time_s for done in self.steps.values()]
+        for rollout in self.rollouts.values():
+            times += rollout.busy.starts[:1] + rollout.busy.ends[-1:]
+            times += [serving.time_s for serving in rollout.serving]
+        return (min(times), max(times)) if times else None
+
+    def deaths(self) -> list[Mapping[str, Any]]:
+        """Processes that died and what came of it."""
+        return [event for event in self.events if event.get("event") == "death"]
+
+    def metric(self, name: str) -> list[tuple[float, float]]:
+        """A figure of every step that has it."""
+        return [
+            (float(step), done.metrics[name])
+            for step, done in sorted(self.steps.items())
+            if name in done.metrics
+        ]
+
+    def evaluated(self, name: str) -> list[tuple[float, float]]:
+        """A figure of every evaluation that has it."""
+        lines = (line for line in self.evaluations if line.get(name) is not None)
+        return sorted((float(line["step"]), float(line[name])) for line in lines)
+
+    def _rollout(self, name: str) -> RolloutHistory:
+        return self.rollouts.setdefault(name, RolloutHistory())
+
+    def _trajectory(self, record: Trajectory) -> None:
+        rollout = self._rollout(record.rollout)
+        rollout.busy.add(record.started_s, record.finished_s)
+        rollout.finishes[record.finish] += 1
+        rollout.tokens += len(record.logprobs)
+        if record.finish == "dead":
+            self.reasons[f"trajectory dead: {record.reason or 'no reason given'}"] += 1

@@ -1,0 +1,146 @@
+"""The few figures that a run comes down to: for the terminal, the report and programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from rollstream.live.table import clock
+from rollstream.report.history import History
+
+GOAL = 0.75  # sampled held-out accuracy whose time is told
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A figure at the beginning and now."""
+
+    first: float
+    last: float
+
+    def text(self, form: str = ".3f") -> str:
+        return f"{self.first:{form}} → {self.last:{form}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is not known is None. Seconds of the run itself, warm-up excluded."""
+
+    run: str
+    seed: int
+    steps: int
+    steps_wanted: int
+    seconds: float
+    warmup_s: float | None
+    accuracy_sampled: Change | None
+    accuracy_greedy: Change | None
+    goal_s: float | None
+    goal_step: int | None
+    reward: Change | None
+    length_median: Change | None
+    length_p99: Change | None
+    lag_consumed_mean: float | None
+    lag_consumed_max: float | None
+    tokens_trained: int
+    tokens_per_s: float | None
+    idle_share: Mapping[str, float]
+    outcomes: Mapping[str, int]
+    restarts: int
+
+    def line(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+    def table(self) -> Table:
+        """For a terminal of at least 60 columns."""
+        table = Table(
+            title=f"{self.run} · seed {self.seed}", title_justify="left", show_header=False
+        )
+        table.add_column(style="dim")
+        table.add_column()
+        for name, value in self.rows():
+            table.add_row(name, value)
+        return table
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value in words; figures that are not known are left out."""
+        warm = f", warm-up {self.warmup_s:.0f} s" if self.warmup_s else ""
+        rows = [("steps", f"{self.steps} of {self.steps_wanted} in {clock(self.seconds)}{warm}")]
+        changes = (
+            ("held-out, sampled", self.accuracy_sampled, ".3f"),
+            ("held-out, greedy", self.accuracy_greedy, ".3f"),
+            ("reward", self.reward, ".3f"),
+            ("length, median", self.length_median, ".0f"),
+            ("length, p99", self.length_p99, ".0f"),
+        )
+        rows += [(name, change.text(form)) for name, change, form in changes if change]
+        if self.goal_s is not None:
+            rows.append((f"{GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}"))
+        if self.tokens_per_s is not None:
+            tokens, speed = grouped(self.tokens_trained), grouped(self.tokens_per_s)
+            rows.append(("trained", f"{tokens} tokens, {speed} a second"))
+        if self.lag_consumed_mean is not None:
+            lag = f"{self.lag_consumed_mean:.2f} mean, {self.lag_consumed_max:.0f} at most"
+            rows.append(("lag when trained", lag))
+        rows.append(("groups", ", ".join(f"{n} {name}" for name, n in self.outcomes.items())))
+        idle = ", ".join(f"{name} {share:.0%}" for name, share in self.idle_share.items())
+        rows += [("idle", idle)] if idle else []
+        return [*rows, ("restarts", str(self.restarts))]
+
+
+def grouped(value: float) -> str:
+    """`12 345`."""
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def summarise(history: History) -> Summary:
+    """Pure."""
+    span = history.span_s()
+    lags = [value for _, value in history.metric("lag_consumed_mean")]
+    lags_max = [value for _, value in history.metric("lag_consumed_max")]
+    goal = _goal(history)
+    tokens = sum(value for _, value in history.metric("tokens_trained"))
+    seconds = span[1] - span[0] if span else 0.0
+    return Summary(
+        run=str(history.configuration.get("run", "")),
+        seed=int(history.configuration.get("seed", 0)),
+        steps=max(history.steps, default=0),
+        steps_wanted=int(history.configuration.get("trainer.steps", 0)),
+        seconds=seconds,
+        warmup_s=history.warmup.get("seconds"),
+        accuracy_sampled=_change(history.evaluated("accuracy_sampled")),
+        accuracy_greedy=_change(history.evaluated("accuracy_greedy")),
+        goal_s=goal and goal[0],
+        goal_step=goal and goal[1],
+        reward=_change(history.metric("reward_mean")),
+        length_median=_change(history.evaluated("length_median")),
+        length_p99=_change(history.evaluated("length_p99")),
+        lag_consumed_mean=sum(lags) / len(lags) if lags else None,
+        lag_consumed_max=max(lags_max, default=None),
+        tokens_trained=int(tokens),
+        tokens_per_s=tokens / seconds if tokens and seconds else None,
+        idle_share=_idle_shares(history, seconds),
+        outcomes=history.outcomes(),
+        restarts=len(history.deaths()),
+    )
+
+
+def _change(points: list[tuple[float, float]]) -> Change | None:
+    return Change(points[0][1], points[-1][1]) if points else None
+
+
+def _goal(history: History) -> tuple[float, int] | None:
+    for line in sorted(history.evaluations, key=lambda line: line["step"]):
+        if (line.get("accuracy_sampled") or 0.0) >= GOAL:
+            return float(line["seconds"]), int(line["step"])
+    return None
+
+
+def _idle_shares(history: History, seconds: float) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {
+        name: min(1.0, rollout.idle_s() / seconds)
+        for name, rollout in sorted(history.rollouts.items())
+    }

@@ -1,0 +1,148 @@
+"""The timeline of a run: when each rollout generated under which version, and when it had nothing.
+
+Pauses in which nobody did anything (a run stopped in the evening) are cut out of the axis.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rollstream.live.table import clock
+from rollstream.report.busy import Busy
+from rollstream.report.charts import text, ticks
+from rollstream.report.history import History, RolloutHistory
+
+WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
+ROWS_MAX = 32
+SHADES = 10  # classes `v0` … `v9`, from the first to the newest version
+PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A piece of a row, seconds since the epoch."""
+
+    start_s: float
+    end_s: float
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A process: its bars, a word at the right, and when it died."""
+
+    name: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+    deaths_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Wall-clock to seconds of activity: the pieces `[starts, ends]` stand side by side."""
+
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+    def at(self, time_s: float) -> float:
+        """Seconds shown at this time."""
+        index = max(0, bisect_right(self.starts, time_s) - 1)
+        inside = min(max(time_s, self.starts[index]), self.ends[index]) - self.starts[index]
+        return self.offsets[index] + inside
+
+    def length_s(self) -> float:
+        return self.offsets[-1] + self.ends[-1] - self.starts[-1]
+
+
+def rows_of(history: History) -> list[Row]:
+    """The trainer's steps, then every rollout by name, at most `ROWS_MAX`."""
+    deaths = history.deaths()
+
+    def died(name: str) -> tuple[float, ...]:
+        return tuple(float(event["time_s"]) for event in deaths if event.get("role") == name)
+
+    steps = tuple(
+        Bar(done.time_s - done.metrics.get("seconds", 0.0), done.time_s, done.step)
+        for _, done in sorted(history.steps.items())
+    )
+    rows = [Row("trainer", steps, deaths_s=died("trainer"))]
+    span = history.span_s()
+    for name, rollout in sorted(history.rollouts.items())[:ROWS_MAX]:
+        share = rollout.idle_s() / max(1e-9, span[1] - span[0]) if span else 0.0
+        rows.append(Row(name, bars_of(rollout), f"{min(1.0, share):.0%} idle", died(name)))
+    return rows
+
+
+def bars_of(rollout: RolloutHistory) -> tuple[Bar, ...]:
+    """What it generated, cut where it took another version."""
+    serving = sorted(rollout.serving, key=lambda one: one.time_s)
+    ends = [one.time_s for one in serving[1:]] + [float("inf")]
+    return tuple(
+        Bar(start, end, one.version)
+        for one, until in zip(serving, ends, strict=True)
+        for start, end in rollout.busy.within(one.time_s, until)
+    )
+
+
+def axis_of(rows: Sequence[Row]) -> Axis | None:
+    """The time that any bar covers, with pauses shortened; None without bars."""
+    active = Busy(joined_s=PAUSE_S)
+    for row in rows:
+        for bar in row.bars:
+            active.add(bar.start_s, bar.end_s)
+    if not active.starts:
+        return None
+    offsets, offset = [0.0], 0.0
+    for start, end in zip(active.starts, active.ends, strict=True):
+        offset += end - start + PAUSE_SHOWN_S
+        offsets.append(offset)
+    return Axis(tuple(active.starts), tuple(active.ends), tuple(offsets[:-1]))
+
+
+def draw_timeline(history: History) -> str:
+    """One `<svg>`, or nothing when nothing was generated or trained."""
+    rows = rows_of(history)
+    axis = axis_of(rows)
+    if axis is None:
+        return ""
+    newest = max((bar.version for row in rows for bar in row.bars), default=0)
+    height = ROW * len(rows) + FOOT
+    parts = [_row(row, index, axis, newest) for index, row in enumerate(rows)]
+    for value in ticks(0.0, axis.length_s(), 10):
+        parts.append(text(_x(value, axis), height - 6, clock(value), "tick mid"))
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" '
+        f'aria-label="Timeline of every rollout">{"".join(parts)}</svg>'
+    )
+
+
+def _row(row: Row, index: int, axis: Axis, newest: int) -> str:
+    top = index * ROW + (ROW - BAR) / 2
+    middle = top + BAR / 2
+    right = WIDTH - RIGHT
+    parts = [
+        text(0, middle + 4, row.name, "label"),
+        f'<path class="track" d="M{LEFT:g} {top:g}H{right:g}v{BAR:g}H{LEFT:g}z"/>',
+        text(right + 8, middle + 4, row.note, "tick"),
+    ]
+    for bar in row.bars:
+        x, end = _x(axis.at(bar.start_s), axis), _x(axis.at(bar.end_s), axis)
+        shade = min(SHADES - 1, bar.version * SHADES // (newest + 1))
+        title = f"{row.name}, version {bar.version}, {bar.end_s - bar.start_s:.1f} s"
+        parts.append(
+            f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
+            f'height="{BAR:g}"><title>{escape(title)}</title></rect>'
+        )
+    for death in row.deaths_s:
+        x = _x(axis.at(death), axis)
+        parts.append(
+            f'<path class="death" d="M{x - 5:.1f} {middle - 5:.1f}l10 10m0 -10l-10 10">'
+            f"<title>{escape(row.name)} died</title></path>"
+        )
+    return "".join(parts)
+
+
+def _x(shown_s: float, axis: Axis) -> float:
+    return LEFT + shown_s / max(1e-9, axis.length_s()) * (WIDTH - LEFT - RIGHT)

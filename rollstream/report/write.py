@@ -1,0 +1,209 @@
+"""`report.html` of a run: what is shown, in which order; how it looks is `page.py`'s."""
+
+import json
+import os
+from pathlib import Path
+
+from rollstream.children import ending
+from rollstream.live.table import clock
+from rollstream.report import page
+from rollstream.report.charts import Chart, Series
+from rollstream.report.history import ENDINGS, History
+from rollstream.report.summary import GOAL, Summary, grouped
+from rollstream.report.timeline import ROWS_MAX, draw_timeline
+
+
+def write_report(history: History, summary: Summary, path: Path) -> None:
+    """The page appears whole (temporary name, then rename)."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(report(history, summary), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def report(history: History, summary: Summary) -> str:
+    """The page as text; sections of which nothing is known are left out."""
+    name = summary.run or "run"
+    line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
+    body = [
+        page.heading(name, line + clock(summary.seconds)),
+        page.tiles(_tiles(summary)),
+        page.charts(_learning(history)),
+        _timeline(history),
+        page.charts(_mechanics(history)),
+        _outcomes(history),
+        _rollouts(history, summary),
+        _restarts(history),
+        _configuration(history),
+    ]
+    return page.page(f"{name} · seed {summary.seed} · Rollstream", [part for part in body if part])
+
+
+def _tiles(summary: Summary) -> list[tuple[str, str]]:
+    figures: list[tuple[str, str]] = []
+    if summary.accuracy_sampled:
+        figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
+    if summary.accuracy_greedy:
+        figures.append(("held-out accuracy, greedy", summary.accuracy_greedy.text(".2f")))
+    if summary.goal_s is not None:
+        figures.append((f"to {GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s)))
+    if summary.tokens_per_s is not None:
+        figures.append(("tokens trained per second", grouped(summary.tokens_per_s)))
+    if summary.lag_consumed_mean is not None:
+        mean, most = summary.lag_consumed_mean, summary.lag_consumed_max
+        figures.append(("mean and largest lag when trained", f"{mean:.1f} · {most:.0f}"))
+    figures.append(("restarts", str(summary.restarts)))
+    return figures
+
+
+def _learning(history: History) -> list[Chart]:
+    """What the model does."""
+    accuracy = (
+        Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
+        Series("greedy", history.evaluated("accuracy_greedy"), 2),
+    )
+    lengths = (
+        Series("median", history.metric("length_median"), 1),
+        Series("99th percentile", history.metric("length_p99"), 2),
+    )
+    reward = (Series("mean reward", history.metric("reward_mean"), 1),)
+    by = "by version"
+    return [
+        Chart(
+            "Held-out accuracy",
+            accuracy,
+            f"{by}; greedy flips when a style becomes the likeliest",
+            high=1.0,
+        ),
+        Chart(
+            "Styles of held-out answers",
+            _shares(history),
+            f"share of sampled answers, {by}",
+            ".0%",
+            high=1.0,
+            stacked=True,
+        ),
+        Chart("Reward", reward, "mean of a step's trajectories"),
+        Chart("Response length", lengths, "generated tokens of a step's trajectories", ".0f"),
+    ]
+
+
+def _mechanics(history: History) -> list[Chart]:
+    """How it was trained."""
+
+    def one(
+        title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
+    ) -> Chart:
+        return Chart(title, (Series(title, history.metric(metric), 1),), note, form, low)
+
+    lag = (
+        Series("at finish, mean", history.metric("lag_finish_mean"), 1),
+        Series("at finish, largest", history.metric("lag_finish_max"), 1, thin=True),
+        Series("when trained, mean", history.metric("lag_consumed_mean"), 2),
+        Series("when trained, largest", history.metric("lag_consumed_max"), 2, thin=True),
+    )
+    seconds = (
+        Series("whole step", history.metric("seconds"), 1),
+        Series("waiting for trajectories", history.metric("wait_s"), 2),
+    )
+    return [
+        Chart("Lag", lag, "steps between a token's version and the trainer's", ".1f"),
+        Chart("Seconds per step", seconds, "the trainer's clock", ".2f"),
+        one("Loss", "loss", "of the policy gradient"),
+        one("Entropy", "entropy", "nats per generated token", low=0.0),
+        one(
+            "KL estimate", "kl", "of the policy from the behaviour that generated the tokens", ".4f"
+        ),
+        one(
+            "Effective sample size",
+            "ess",
+            "share of the batch that the importance weights leave",
+            ".2f",
+            0.0,
+        ),
+    ]
+
+
+def _shares(history: History) -> tuple[Series, ...]:
+    """Styles of answers, the largest at the end lowest; beyond four, the rest together."""
+    lines = sorted(
+        (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
+    )
+    if not lines:
+        return ()
+    last: dict[str, float] = lines[-1]["shares"]
+    names = sorted(
+        {name for line in lines for name in line["shares"]}, key=lambda n: -last.get(n, 0.0)
+    )
+    shown = names if len(names) <= 4 else names[:3]
+    series = [
+        Series(
+            name,
+            [(float(one["step"]), float(one["shares"].get(name, 0.0))) for one in lines],
+            number,
+        )
+        for number, name in enumerate(shown, start=1)
+    ]
+    if len(names) > 4:
+        rest = [
+            (float(one["step"]), sum(one["shares"].get(n, 0.0) for n in names[3:])) for one in lines
+        ]
+        series.append(Series("others", rest, 4))
+    return tuple(series)
+
+
+def _timeline(history: History) -> str:
+    drawn = draw_timeline(history)
+    more = len(history.rollouts) - ROWS_MAX
+    note = "darker is a newer version (lighter on a dark page); gaps had nothing to generate"
+    note += f"; {more} more rollouts are not drawn" if more > 0 else ""
+    return page.wide("Who generated under which version", note, drawn) if drawn else ""
+
+
+def _outcomes(history: History) -> str:
+    counts = history.outcomes()
+    endings = [counts[name] for name in (*ENDINGS, "open")]
+    adds = "they add up" if sum(endings) == counts["admitted"] else "THEY DO NOT ADD UP"
+    content = page.table(list(counts), [list(counts.values())])
+    if history.reasons:
+        rows = [(reason, number) for reason, number in history.reasons.most_common(20)]
+        content += page.table(["why not trained", "times"], rows)
+    return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
+
+
+def _rollouts(history: History, summary: Summary) -> str:
+    if not history.rollouts:
+        return ""
+    rows = [
+        (
+            name,
+            sum(rollout.finishes.values()),
+            rollout.tokens,
+            rollout.finishes["length"],
+            rollout.finishes["dead"],
+            len({one.version for one in rollout.serving}),
+            f"{rollout.idle_s():.1f} s ({summary.idle_share.get(name, 0.0):.0%})",
+        )
+        for name, rollout in sorted(history.rollouts.items())
+    ]
+    head = ["rollout", "trajectories", "tokens", "cut at the limit", "dead", "versions", "idle"]
+    return page.wide("Rollouts", "", page.table(head, rows))
+
+
+def _restarts(history: History) -> str:
+    deaths = history.deaths()
+    if not deaths:
+        return ""
+    first = min(float(event["time_s"]) for event in history.events)
+    rows = [
+        (clock(float(event["time_s"]) - first), str(event["role"]), ending(int(event["code"])))
+        for event in deaths[-50:]
+    ]
+    note = "time since the first start of the run"
+    return page.wide("Restarts", note, page.table(["when", "role", "ended with"], rows))
+
+
+def _configuration(history: History) -> str:
+    if not history.configuration:
+        return ""
+    rows = [(key, json.dumps(value)) for key, value in history.configuration.items()]
+    return page.folded("Configuration", page.table(["setting", "value"], rows))

@@ -1,0 +1,192 @@
+"""Wires each role up from the configuration and runs it until it is done or told to stop.
+
+A single-holder role runs inside its lease: it renews in the background, and a higher term
+(`Fenced`) or a lease that could not be renewed ends the process with an error, so that two holders
+never act for long (invariant 7 voids what the earlier one still writes).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.config import Configuration
+from rollstream.folder import bus_url, store_url
+from storage.connect import open_store
+from storage.leases import Candidate, Lease, acquire
+from storage.objects import ObjectStore
+from storage.renewal import Renewal
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.errors import Fenced
+from streams.topics import catalogue
+
+log = logging.getLogger(__name__)
+
+LEASE_WAIT_S = 3600.0  # a standby waits; the supervisor ends it when the run ends
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a role runs and by which nonces it holds its lease."""
+
+    configuration: Configuration
+    folder: Path
+    name: str
+    bus: Bus
+    store: ObjectStore
+    stop: threading.Event
+    nonce: str
+    handed_nonce: str | None
+
+
+def run_role(
+    role: str,
+    configuration: Configuration,
+    folder: Path,
+    *,
+    name: str,
+    stop: threading.Event,
+    nonce: str,
+    handed_nonce: str | None = None,
+) -> bool:
+    """Run one role until it is done (True) or stopped (False). `Fenced` when a higher term took it
+    over.
+    """
+    with placed(configuration, folder, name, stop, nonce, handed_nonce) as place:
+        return _ROLES[role](place)
+
+
+def evaluate_versions(
+    configuration: Configuration, folder: Path, numbers: Sequence[int]
+) -> Iterator[dict[str, object]]:
+    """Evaluate stored versions of a run now; one line of `eval.jsonl` each."""
+    from rollstream.eval_role import evaluate_stored
+
+    with placed(configuration, folder, "evaluation", threading.Event(), "", None) as place:
+        yield from evaluate_stored(place, numbers)
+
+
+@contextmanager
+def placed(
+    configuration: Configuration,
+    folder: Path,
+    name: str,
+    stop: threading.Event,
+    nonce: str,
+    handed_nonce: str | None,
+) -> Iterator[Place]:
+    """Log and store of the run, opened; all topics exist."""
+    bus = open_bus(bus_url(configuration, folder), sync=configuration.sync)
+    try:
+        store = open_store(store_url(configuration, folder), configuration.sync)
+        bus.create(catalogue())
+        yield Place(configuration, folder, name, bus, store, stop, nonce, handed_nonce)
+    finally:
+        bus.close()
+
+
+@contextmanager
+def held(place: Place, role: str, duration_s: float) -> Iterator[Lease]:
+    """The role's lease while the block runs; released at its end so that the next holder need not
+    wait.
+    """
+    candidate = Candidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
+    lease = _acquire(place, candidate)
+    with Renewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
+        yield lease
+    if renewal.lost.is_set():
+        raise Fenced(f"role {role}: the lease of term {lease.term} was lost")
+    lease.release()
+
+
+def _acquire(place: Place, candidate: Candidate) -> Lease:
+    def sleep(seconds: float) -> None:
+        if place.stop.wait(seconds):
+            raise SystemExit(
+                143
+            )  # asked to stop while it stood by; 0 would say that its work is done
+
+    return acquire(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
+
+
+def _prompts(place: Place) -> bool:
+    from producers.prompt_source import PromptOrder, PromptSource
+    from producers.tasks.registry import load_task
+    from streams.records import Sampling
+
+    c = place.configuration
+    task = load_task(c.task.name, c.task.options)
+    sampling = Sampling(
+        c.sampling.temperature,
+        c.sampling.top_k,
+        c.sampling.top_p,
+        c.sampling.tokens_max,
+        tuple(task.stop),
+    )
+    order = PromptOrder(c.task.name, task.prompt, sampling, c.trainer.samples_per_group, c.seed)
+    with held(place, "prompts", c.dispatch.lease_s) as lease:
+        PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step).run(place.stop)
+    return False
+
+
+def _dispatch(place: Place) -> bool:
+    from consumers.dispatch.admit import Pace
+    from consumers.dispatch.service import Dispatch
+
+    c = place.configuration
+    pace = Pace(
+        c.trainer.groups_per_step,
+        c.dispatch.max_lag,
+        c.dispatch.ready_groups_max,
+        c.trainer.steps,
+    )
+    keep_version = c.rollouts.on_update == "keep_version"
+    with held(place, "dispatch", c.dispatch.lease_s) as lease:
+        Dispatch(place.bus, c.dispatch, pace, keep_version, lease.term).run(place.stop)
+    return False
+
+
+def _rollout(place: Place) -> bool:
+    from rollstream.rollout_role import build_rollout
+
+    rollout = build_rollout(place)
+    if rollout is not None:
+        rollout.run(place.stop)
+    return False
+
+
+def _train(place: Place) -> bool:
+    from rollstream.train_role import train
+
+    with held(place, "trainer", place.configuration.trainer.lease_s) as lease:
+        return train(place, lease.term)
+
+
+def _eval(place: Place) -> bool:
+    from rollstream.eval_role import follow
+
+    return follow(place)
+
+
+_ROLES: Mapping[str, Callable[[Place], bool]] = {
+    "prompts": _prompts,
+    "dispatch": _dispatch,
+    "rollout": _rollout,
+    "train": _train,
+    "eval": _eval,
+}
+
+
+def set_threads(threads: int) -> None:
+    """Torch's threads in this process; several processes compute on few cores, so
+    nobody takes all.
+    """
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)

@@ -1,0 +1,41 @@
+"""Which processes a configuration needs on this machine, and the command line of each."""
+
+import sys
+
+from rollstream.children import Seat
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder
+
+
+def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
+    """Prompt source, dispatch, trainer, rollouts and evaluation, in the order of their start."""
+    c = configuration
+    seats = [
+        _seat(folder, "prompts", "prompts", 1, single=True),
+        _seat(folder, "dispatch", "dispatch", 1, single=True),
+        _seat(folder, "train", "trainer", c.trainer.threads, single=True),
+    ]
+    for number in range(c.rollouts.count):
+        seats.append(_seat(folder, "rollout", f"rollout-{number}", c.rollouts.threads))
+    if c.evaluation.enabled:
+        seats.append(_seat(folder, "eval", "eval", c.evaluation.threads))
+    return seats
+
+
+def warmup_seat(configuration: Configuration, folder: RunFolder) -> Seat:
+    """The warm-up, which runs before all others."""
+    return _seat(folder, "warmup", "warmup", configuration.warmup.threads)
+
+
+def _seat(folder: RunFolder, command: str, name: str, threads: int, single: bool = False) -> Seat:
+    line = [sys.executable, "-m", "rollstream", command, str(folder.configuration)]
+    if command != "warmup":
+        line += ["--name", name]
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    ends = "run" if command == "train" else "itself" if command == "eval" else "never"
+    return Seat(name, line, ends, single, environment)

@@ -1,0 +1,43 @@
+"""The trainer as a role: its starting model, its settings and its place in one `Trainer`."""
+
+from pathlib import Path
+
+from consumers.trainer.prepare import rule_of
+from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from rollstream.config import fingerprint
+from rollstream.folder import RunFolder, model_folder
+from rollstream.revision import code_revision
+from rollstream.roles import Place, set_threads
+from storage.metrics import MetricsFile
+from storage.model import load_model
+
+WEIGHT_SUFFIXES = (".safetensors", ".index.json")
+
+
+def train(place: Place, term: int) -> bool:
+    """Train to the run's last step; True when it is complete."""
+    c = place.configuration
+    set_threads(c.trainer.threads)
+    start = model_folder(c, place.folder)
+    rule = rule_of(c.trainer, c.dispatch.max_lag, c.rollouts.on_update == "keep_version")
+    with MetricsFile(RunFolder(place.folder).metrics / "trainer.jsonl") as metrics:
+        trainer = build_trainer(
+            place.bus,
+            place.store,
+            Plan(c.trainer, rule, c.weights, c.checkpoints),
+            Begin(load_model(str(start)), small_files(start)),
+            Provenance(c.run, term, fingerprint(c), code_revision()),
+            metrics,
+        )
+        return trainer.run(place.stop)
+
+
+def small_files(folder: Path) -> dict[str, bytes]:
+    """Configuration and tokenizer of a checkpoint folder: what every version carries beside its
+    weights.
+    """
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES)
+    }

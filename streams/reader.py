@@ -1,0 +1,195 @@
+"""Reading records in order from explicit positions, the same way for every role.
+
+Bytes that are no record go to `<topic>.dead` before anything after them is returned; void records
+(`fence.py`) and tombstones are passed over. A failing poll moves no position, so what it had read
+is read again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streams.bus import Bus, Message
+from streams.codec import Decoded, Envelope, content_hash, decode, envelope_of
+from streams.deadline import Deadline
+from streams.errors import BusError, DecodeError, PositionLost
+from streams.fence import Verdict, advance
+from streams.records import Address, Dead, Opened, Position, Record
+from streams.writer import publish
+
+REASON_MAX = 1000  # characters of an error's text kept in a `Dead`
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One record as it lay in the log; `data` are its bytes, `hash` is what the ledger names them
+    by.
+    """
+
+    topic: str
+    address: Address
+    timestamp_ms: int
+    key: str
+    record: Record
+    envelope: Envelope | None
+    data: bytes = field(repr=False)
+
+    @property
+    def hash(self) -> str:
+        return content_hash(self.data)
+
+
+def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
+    """Positions of the first kept records; in a truncated topic the first record read sets the
+    fence.
+    """
+    return {partition: Position(offset) for partition, offset in bus.begin(topic).items()}
+
+
+def from_end(bus: Bus, topic: str) -> dict[int, Position]:
+    """Positions after everything appended so far; the first record read sets the fence."""
+    return {partition: Position(offset) for partition, offset in bus.end(topic).items()}
+
+
+def read_at(bus: Bus, topic: str, address: Address) -> Received:
+    """The record at exactly this address, whatever its term; `PositionLost` if it is gone."""
+    messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
+    if not messages or messages[0].offset != address.offset:
+        raise PositionLost(f"{topic}: no record lies at {address}; it was compacted away")
+    value = messages[0].value
+    if value is None:
+        raise DecodeError(f"{topic}: a tombstone lies at {address}")
+    return _received(messages[0], decode(value), value)
+
+
+class TopicReader:
+    """One reader of one topic; `positions` (with fences) are what to store to go on from here.
+
+    `dead` counts records sent to `<topic>.dead`, `void` those that the fence dropped. `Opened` is
+    returned only `with_opened`. In a topic whose settings name a writer every record passes the
+    fence.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        topic: str,
+        positions: Mapping[int, Position],
+        *,
+        with_opened: bool = False,
+    ) -> None:
+        settings = bus.settings(topic)
+        self.positions = dict(positions)
+        self.dead = 0
+        self.void = 0
+        self._bus = bus
+        self._topic = topic
+        self._fenced = bool(settings.writer)
+        self._compacted = settings.cleanup == "compact"
+        self._with_opened = with_opened
+        self._first = 0  # rotates, so that no partition waits behind a full one
+
+    def poll(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
+        """The next records, at most `records_max`; [] when none came within `wait_s`."""
+        deadline = Deadline(wait_s)
+        while True:
+            messages = self._bus.read(
+                self._topic,
+                self._offsets(),
+                records_max=records_max,
+                wait_s=deadline.remaining_s(),
+            )
+            received = self._take(messages)
+            if received or not messages or deadline.passed():
+                return received
+
+    def read_to(self, ends: Mapping[int, int]) -> list[Received]:
+        """All records below these offsets, which must exist; those from there on stay unread."""
+        received: list[Received] = []
+        while True:
+            below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
+            if not below:
+                return received
+            messages = self._bus.read(self._topic, below)
+            if not messages:
+                raise BusError(f"{self._topic}: asked to read to {dict(ends)}, but it ends before")
+            wanted = [m for m in messages if m.offset < ends[m.partition]]
+            received += self._take(wanted)
+            for message in messages:  # a hole of compaction may reach up to the end asked for
+                at = self.positions[message.partition]
+                if message.offset >= ends[message.partition] > at.offset:
+                    self.positions[message.partition] = Position(ends[message.partition], at.fence)
+
+    def _offsets(self) -> dict[int, int]:
+        partitions = list(self.positions)
+        if partitions:
+            self._first = (self._first + 1) % len(partitions)
+            partitions = partitions[self._first :] + partitions[: self._first]
+        return {partition: self.positions[partition].offset for partition in partitions}
+
+    def _take(self, messages: list[Message]) -> list[Received]:
+        """Judge messages in order; positions and counts move only when all of them were."""
+        received: list[Received] = []
+        fences = {partition: at.fence for partition, at in self.positions.items()}
+        dead = void = 0
+        for message in messages:
+            value = message.value
+            if value is None:
+                continue
+            decoded, envelope, reason = _opened_up(value, self._fenced)
+            if self._fenced and envelope is not None:
+                fences[message.partition], verdict = advance(
+                    fences[message.partition],
+                    envelope,
+                    opens=decoded is not None and isinstance(decoded.record, Opened),
+                    compacted=self._compacted,
+                )
+                if verdict is Verdict.VOID:
+                    void += 1
+                    continue
+            if decoded is None:
+                self._bury(message, value, reason)
+                dead += 1
+            elif self._with_opened or not isinstance(decoded.record, Opened):
+                received.append(_received(message, decoded, value))
+        self.dead += dead
+        self.void += void
+        for message in messages:
+            position = Position(message.offset + 1, fences[message.partition])
+            self.positions[message.partition] = position
+        return received
+
+    def _bury(self, message: Message, value: bytes, reason: str) -> None:
+        original = np.frombuffer(value, np.uint8)
+        dead = Dead(message.topic, message.partition, message.offset, reason, original)
+        publish(self._bus, f"{self._topic}.dead", message.key.decode(errors="replace"), dead)
+
+
+def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | None, str]:
+    """The record, or None and why; the envelope even of an unknown schema, so that it leaves no
+    gap.
+    """
+    try:
+        decoded = decode(value)
+    except DecodeError as error:
+        reason = str(error)[:REASON_MAX]
+        try:
+            return None, envelope_of(value), reason
+        except DecodeError:
+            return None, None, reason
+    if fenced and decoded.envelope is None:
+        return None, None, "a record without an envelope in a topic that one role writes"
+    return decoded, decoded.envelope, ""
+
+
+def _received(message: Message, decoded: Decoded, value: bytes) -> Received:
+    return Received(
+        message.topic,
+        Address(message.partition, message.offset),
+        message.timestamp_ms,
+        message.key.decode(errors="replace"),
+        decoded.record,
+        decoded.envelope,
+        value,
+    )

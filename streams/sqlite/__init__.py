@@ -1,0 +1,3 @@
+"""The embedded bus's parts: one database file per topic, one for groups. `sqlite_bus.py` puts them
+together.
+"""

@@ -1,0 +1,121 @@
+"""One SQLite file: its settings, its transactions, and its errors in the project's words.
+
+One connection per file and process behind a lock, so any thread may use it; a transaction holds the
+lock. A process that was forked must open its own (SQLite's rule): using an inherited one is
+refused.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from streams.deadline import Deadline
+from streams.errors import BusError, BusTimeout
+
+Sync = Literal["normal", "full"]
+
+BUSY_MS = 10_000  # how long one writer waits for another before it gives up
+PAGE_BYTES = 16384  # measured: 50 KB values are written at twice the rate of 4096
+WAL_PAGES = 4000  # 64 MB until a checkpoint
+WAL_BYTES = 64 << 20  # the WAL file shrinks to this after a checkpoint
+
+_DAMAGED = "the file is damaged: keep a copy, then restore it or start the run in a new folder"
+_ADVICE = {
+    "SQLITE_FULL": "the disk is full: free space and start again",
+    "SQLITE_IOERR": "the disk refused (full, over quota or faulty): free space or check it",
+    "SQLITE_READONLY": "the folder or file is read-only: make it writable",
+    "SQLITE_CANTOPEN": "check that the folder exists and that it and the file may be written",
+    "SQLITE_CORRUPT": _DAMAGED,
+    "SQLITE_NOTADB": _DAMAGED,
+    "SQLITE_BUSY": f"another process held it for more than {BUSY_MS // 1000} s: try again",
+}
+
+
+class Database:
+    """A connection, its lock and its path."""
+
+    def __init__(self, path: Path, sync: Sync) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        with self.translated("open"):
+            self._connection = sqlite3.connect(
+                path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
+            )
+            self._configure(sync)
+
+    def _configure(self, sync: Sync) -> None:
+        self._pragma(f"page_size = {PAGE_BYTES}")
+        self._enter_wal()
+        self._pragma(f"synchronous = {sync.upper()}")
+        self._pragma(f"wal_autocheckpoint = {WAL_PAGES}")
+        self._pragma(f"journal_size_limit = {WAL_BYTES}")
+
+    def _enter_wal(self) -> None:
+        """Several processes may make a file at once; SQLite does not wait for others here."""
+        deadline = Deadline(BUSY_MS / 1000)
+        while True:
+            try:
+                mode = self._pragma("journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or deadline.passed():
+                    raise
+                time.sleep(0.005)
+                continue
+            if mode != "wal":
+                raise BusError(
+                    f"{self.path}: this file system allows no WAL ({mode}); use a local disk"
+                )
+            return
+
+    def _pragma(self, text: str) -> object:
+        row = self._connection.execute(f"PRAGMA {text}").fetchone()
+        return row[0] if row else None
+
+    @contextmanager
+    def reading(self, what: str) -> Generator[sqlite3.Connection]:
+        """The connection, locked; each statement sees one state of the file."""
+        self._check_process()
+        with self._lock, self.translated(what):
+            yield self._connection
+
+    @contextmanager
+    def writing(self, what: str) -> Generator[sqlite3.Connection]:
+        """A write transaction, committed at the end, rolled back by any exception."""
+        self._check_process()
+        with self._lock, self.translated(what):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        with self._lock, self.translated("close"):
+            self._connection.close()
+
+    @contextmanager
+    def translated(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "") or type(error).__name__
+            family = "_".join(name.split("_")[:2])
+            kind = BusTimeout if family == "SQLITE_BUSY" else BusError
+            advice = _ADVICE.get(family, "see the message")
+            raise kind(f"cannot {what} {self.path}: {error} ({name}); {advice}") from error
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise BusError(
+                f"{self.path} was opened by process {self._process} before a fork; "
+                f"open the bus anew in process {os.getpid()}"
+            )

@@ -1,0 +1,74 @@
+"""Is a folder on a network file system? SQLite's WAL needs memory shared between its users, so it
+must not be.
+"""
+
+from pathlib import Path
+
+MOUNTS = Path("/proc/self/mounts")
+NETWORK_TYPES = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "lustre",
+        "glusterfs",
+        "beegfs",
+        "gpfs",
+        "ncpfs",
+        "davfs",
+    }
+)
+NETWORK_FUSE = frozenset(
+    {
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.s3fs",
+        "fuse.rclone",
+        "fuse.davfs2",
+        "fuse.ceph",
+        "fuse.gcsfuse",
+        "fuse.goofys",
+        "fuse.mount-s3",
+        "fuse.juicefs",
+    }
+)
+
+
+def network_type(folder: str, mounts: str) -> str | None:
+    """The type of the network file system that holds the absolute path `folder`, None for a local
+    one.
+
+    `mounts` is the text of Linux's /proc/self/mounts; the longest mount point above `folder`
+    counts, of equal ones the last, because it hides the earlier.
+    """
+    best, found = -1, None
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = _unescaped(words[1])
+        inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:
+            best, found = len(point), words[2]
+    return found if found in NETWORK_TYPES | NETWORK_FUSE else None
+
+
+def _unescaped(point: str) -> str:
+    """Blanks, tabs, newlines and backslashes are octal escapes in that file."""
+    for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        point = point.replace(escape, character)
+    return point
+
+
+def present_mounts() -> str:
+    """This machine's mounts; empty where there is no such file (then nothing is known to be on a
+    network).
+    """
+    return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

@@ -1,0 +1,216 @@
+"""One topic in one SQLite file: a table per partition keyed by offset, so every append goes to a
+table's end.
+
+`log_P(offset, timestamp_ms, key, value)` always keeps its last row, so the end of a partition is
+its highest offset plus one and never moves back. `begins` holds what truncation and retention have
+reached; compaction leaves it where it is, since a reader of a compacted topic misses nothing by a
+hole.
+"""
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from streams.bus import Entry, Message
+from streams.errors import BusError
+from streams.refusals import check_entries, check_position, check_same_settings
+from streams.sqlite.database import Database, Sync
+from streams.topics import TOMBSTONE_S, Topic, partition_of
+
+_SETTINGS = """
+CREATE TABLE settings (topic TEXT NOT NULL);
+CREATE TABLE begins (partition INTEGER PRIMARY KEY, begin INTEGER NOT NULL);
+"""
+_LOG = """
+CREATE TABLE log_{p} (
+    offset INTEGER PRIMARY KEY, timestamp_ms INTEGER NOT NULL, key BLOB NOT NULL, value BLOB
+);
+INSERT INTO begins VALUES ({p}, 0);
+"""
+_COMPACT = """
+CREATE INDEX key_{p} ON log_{p} (key, offset);
+CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
+"""
+
+
+class TopicLog:
+    """Opened on an existing file; `create` makes one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.reading("read the settings in") as connection:
+            self.settings = _stored_settings(connection, database.path)
+
+    @staticmethod
+    def create(path: Path, topic: Topic, sync: Sync) -> "TopicLog":
+        """The topic's file, made if missing; other settings in an existing one are refused."""
+        database = Database(path, sync)
+        try:
+            with database.writing("create") as connection:
+                if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+                    _create_tables(connection, topic)
+            log = TopicLog(database)
+            check_same_settings(log.settings, topic)
+        except BaseException:
+            database.close()
+            raise
+        return log
+
+    def append(self, entries: Sequence[Entry], now_ms: int) -> list[int]:
+        """Offsets of `entries`, in one transaction."""
+        topic = self.settings
+        check_entries(topic, entries)
+        by_partition: dict[int, list[int]] = {}
+        for index, entry in enumerate(entries):
+            partition = entry.partition
+            if partition is None:
+                partition = partition_of(entry.key, topic.partitions)
+            by_partition.setdefault(partition, []).append(index)
+        offsets = [0] * len(entries)
+        with self._database.writing("append to") as connection:
+            for partition, indices in by_partition.items():
+                end = _end(connection, partition)
+                rows: list[tuple[int, int, bytes, bytes | None]] = []
+                for offset, index in enumerate(indices, end):
+                    offsets[index] = offset
+                    rows.append((offset, now_ms, entries[index].key, entries[index].value))
+                connection.executemany(f"INSERT INTO log_{partition} VALUES (?, ?, ?, ?)", rows)
+                if topic.cleanup == "compact":
+                    _compact(connection, partition, rows, now_ms)
+                if topic.retention_s is not None:
+                    _expire(connection, partition, now_ms - int(topic.retention_s * 1000))
+        return offsets
+
+    def read(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
+        messages: list[Message] = []
+        for partition, offset in positions.items():
+            if len(messages) >= records_max or bytes_max <= 0:
+                break
+            found = len(messages)
+            with self._database.reading("read") as connection:
+                bytes_max -= self._read_partition(
+                    connection, partition, offset, records_max - found, bytes_max, messages
+                )
+                if len(messages) == found or messages[found].offset != offset:
+                    self._check_position(connection, partition, offset)
+        return messages
+
+    def begin(self) -> dict[int, int]:
+        with self._database.reading("read") as connection:
+            rows = connection.execute("SELECT partition, begin FROM begins ORDER BY partition")
+            return dict(rows.fetchall())
+
+    def end(self) -> dict[int, int]:
+        with self._database.reading("read") as connection:
+            return {p: _end(connection, p) for p in range(self.settings.partitions)}
+
+    def changes(self) -> int:
+        """A number that differs after other connections changed the file (3 µs, cheaper than a
+        query).
+        """
+        with self._database.reading("read") as connection:
+            return connection.execute("PRAGMA data_version").fetchone()[0]
+
+    def truncate(self, before: Mapping[int, int]) -> None:
+        with self._database.writing("truncate") as connection:
+            for partition, offset in before.items():
+                _truncate(connection, partition, offset)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _read_partition(
+        self,
+        connection: sqlite3.Connection,
+        partition: int,
+        offset: int,
+        records_max: int,
+        bytes_max: int,
+        messages: list[Message],
+    ) -> int:
+        """Append rows from `offset` on to `messages`, the first of all whatever its size; bytes
+        taken.
+        """
+        if not 0 <= partition < self.settings.partitions:
+            raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
+        topic, taken = self.settings.name, 0
+        rows = connection.execute(
+            f"SELECT offset, timestamp_ms, key, value FROM log_{partition} "
+            "WHERE offset >= ? ORDER BY offset LIMIT ?",
+            (offset, records_max),
+        )
+        for at, timestamp_ms, key, value in rows:
+            taken += len(key) + len(value or b"")
+            if taken > bytes_max and messages:
+                rows.close()
+                return taken
+            messages.append(Message(topic, partition, at, timestamp_ms, key, value))
+        return taken
+
+    def _check_position(self, connection: sqlite3.Connection, partition: int, offset: int) -> None:
+        row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
+        begin, end = row.fetchone()[0], _end(connection, partition)
+        check_position(self.settings.name, partition, offset, begin, end)
+
+
+def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
+    row = connection.execute("SELECT topic FROM settings").fetchone()
+    if row is None:
+        raise BusError(f"{path} is no topic of a bus: it has no settings; choose another folder")
+    return Topic(**json.loads(row[0]))
+
+
+def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:
+    script = _SETTINGS
+    for partition in range(topic.partitions):
+        script += _LOG.format(p=partition)
+        if topic.cleanup == "compact":
+            script += _COMPACT.format(p=partition)
+    for statement in filter(str.strip, script.split(";")):
+        connection.execute(statement)
+    settings = json.dumps(dataclasses.asdict(topic))
+    connection.execute("INSERT INTO settings VALUES (?)", (settings,))
+
+
+def _end(connection: sqlite3.Connection, partition: int) -> int:
+    (last,) = connection.execute(f"SELECT max(offset) FROM log_{partition}").fetchone()
+    return 0 if last is None else last + 1
+
+
+def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> None:
+    before = min(before, _end(connection, partition) - 1)
+    moved = connection.execute(
+        "UPDATE begins SET begin = ? WHERE partition = ? AND begin < ?", (before, partition, before)
+    )
+    if moved.rowcount:
+        connection.execute(f"DELETE FROM log_{partition} WHERE offset < ?", (before,))
+
+
+def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> None:
+    """Truncate up to the first record that is young enough; the look at the first row is all it
+    mostly costs.
+    """
+    row = connection.execute(
+        f"SELECT offset FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY offset LIMIT 1",
+        (before_ms,),
+    ).fetchone()
+    _truncate(connection, partition, _end(connection, partition) if row is None else row[0])
+
+
+def _compact(
+    connection: sqlite3.Connection,
+    partition: int,
+    rows: Sequence[tuple[int, int, bytes, bytes | None]],
+    now_ms: int,
+) -> None:
+    """Remove what these rows supersede, and tombstones that are old enough, never the last row."""
+    connection.executemany(
+        f"DELETE FROM log_{partition} WHERE key = ? AND offset < ?",
+        [(key, offset) for offset, _, key, _ in rows],
+    )
+    connection.execute(
+        f"DELETE FROM log_{partition} WHERE value IS NULL AND timestamp_ms < ? AND offset < ?",
+        (now_ms - int(TOMBSTONE_S * 1000), rows[-1][0]),
+    )

@@ -1,0 +1,160 @@
+"""The bus contract over SQLite in a folder: one file per topic (WAL), one for groups; several
+processes at once.
+
+An append is durable against the death of any process when it returns; against power loss only with
+`sync="full"`. Threads may share one bus: each file has one connection behind a lock. After a fork a
+process opens its own bus. The folder must be on a local disk.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from streams.bus import Entry, GroupReader, Message
+from streams.claims import LEASE_S
+from streams.deadline import Deadline
+from streams.errors import BusError
+from streams.group_reader import LeasedGroupReader
+from streams.records import Position
+from streams.refusals import missing_topic
+from streams.sqlite.database import Database, Sync
+from streams.sqlite.groups import Groups
+from streams.sqlite.mounts import network_type, present_mounts
+from streams.sqlite.topic_log import TopicLog
+from streams.topics import Topic
+
+POLL_S = 0.001  # first pause of a waiting reader; it grows to POLL_S_MAX, the added latency
+POLL_S_MAX = 0.008
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+class SqliteBus:
+    """See `Bus`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.time,
+        *,
+        sync: Sync = "normal",
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._folder = folder.absolute()
+        self._clock = clock
+        self._sync: Sync = sync
+        self._lock = threading.Lock()
+        self._logs: dict[str, TopicLog] = {}
+        self._appended = 0  # `TopicLog.changes` does not tell of this process's own appends
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BusError(
+                f"cannot make the bus's folder {self._folder}: {error.strerror or error}; "
+                "choose a folder that can be written"
+            ) from error
+        found = network_type(str(self._folder.resolve()), present_mounts())
+        if found is not None:
+            raise BusError(
+                f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
+                "use a local folder, or a Kafka bus to span machines"
+            )
+        self._groups = Groups(self._folder / "groups.db", sync, lease_s)
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            if _TOPIC_NAME.fullmatch(topic.name) is None or topic.name == "groups":
+                raise BusError(f"{topic.name!r} is no name for a topic; use letters, digits, . _ -")
+            log = TopicLog.create(self._path(topic.name), topic, self._sync)
+            with self._lock:
+                if self._logs.setdefault(topic.name, log) is not log:
+                    log.close()
+
+    def settings(self, topic: str) -> Topic:
+        return self._log(topic).settings
+
+    def partitions(self, topic: str) -> int:
+        return self._log(topic).settings.partitions
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        offsets = self._log(topic).append(entries, int(self._clock() * 1000))
+        self._appended += 1
+        return offsets
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+    ) -> list[Message]:
+        log, deadline, pause_s = self._log(topic), Deadline(wait_s), POLL_S
+        seen: tuple[int, int] | None = None
+        while True:
+            state = (log.changes(), self._appended) if wait_s else None
+            if state is None or state != seen:
+                messages = log.read(positions, records_max, bytes_max)
+                if messages or deadline.passed():
+                    return messages
+                seen = state
+            elif deadline.passed():
+                return []
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(2 * pause_s, POLL_S_MAX)
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._log(topic).begin()
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._log(topic).end()
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._groups.commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        return self._groups.committed(group, topic)
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._log(topic).truncate(before)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        return LeasedGroupReader(self, self, group, topic, member)
+
+    def close(self) -> None:
+        with self._lock:
+            for log in self._logs.values():
+                log.close()
+            self._logs.clear()
+            self._groups.close()
+
+    # Coordinator (group_reader.py)
+
+    def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
+        return self._groups.claim(group, topic, member, self.partitions(topic), self._clock())
+
+    def commit_held(
+        self, group: str, topic: str, member: str, positions: Mapping[int, Position]
+    ) -> None:
+        self._groups.commit_held(group, topic, member, positions, self._clock())
+
+    def leave(self, group: str, topic: str, member: str) -> None:
+        self._groups.leave(group, topic, member)
+
+    def _path(self, topic: str) -> Path:
+        return self._folder / f"{topic}.db"
+
+    def _log(self, topic: str) -> TopicLog:
+        """The topic's file, opened once; another process may have created it."""
+        log = self._logs.get(topic)
+        if log is not None:
+            return log
+        with self._lock:
+            if topic not in self._logs:
+                path = self._path(topic)
+                if _TOPIC_NAME.fullmatch(topic) is None or not path.exists():
+                    raise missing_topic(topic, str(self._folder))
+                self._logs[topic] = TopicLog(Database(path, self._sync))
+            return self._logs[topic]

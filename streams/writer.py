@@ -1,0 +1,134 @@
+"""Writing records: `publish` for topics of many writers, `FencedWriter` for those of one role
+(invariant 7).
+
+A batch in doubt is sent again with the same bytes, so with the same sequence numbers, and readers
+drop the repeat (`fence.py`). If it stays in doubt the writer is broken for good: its role exits and
+comes back under a new term.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+
+from streams.bus import Bus, Entry
+from streams.codec import Envelope, encode
+from streams.deadline import Deadline
+from streams.errors import BusError, RecordTooLarge
+from streams.records import Address, Fence, Opened, Position, Record
+from streams.refusals import check_entries
+from streams.topics import partition_of
+
+RETRY_S = 20.0  # how long a batch in doubt is sent again
+RETRY_PAUSE_S = 0.1
+
+Keyed = tuple[str, Record] | tuple[str, Record, int]
+"""Key and record, and the partition where it is not the key's."""
+
+
+def publish(
+    bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
+) -> Address:
+    """Where the record lies, once it is durable."""
+    keyed: Keyed = (key, record) if partition is None else (key, record, partition)
+    return publish_all(bus, topic, [keyed])[0]
+
+
+def publish_all(bus: Bus, topic: str, records: Sequence[Keyed]) -> list[Address]:
+    """Where each record lies, once all are durable; `RecordTooLarge` before any is written."""
+    partitions = bus.partitions(topic)
+    entries = [
+        Entry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
+        for key, record, *named in records
+    ]
+    return _addresses(entries, bus.append(topic, entries))
+
+
+class FencedWriter:
+    """The writer of one role's term in one topic; threads may share it. `open` comes first."""
+
+    def __init__(
+        self, bus: Bus, topic: str, role: str, term: int, *, retry_s: float = RETRY_S
+    ) -> None:
+        self._bus = bus
+        self._topic = bus.settings(topic)
+        self._role = role
+        self._term = term
+        self._retry_s = retry_s
+        self._lock = threading.Lock()
+        self._sequences = [0] * self._topic.partitions
+        self._ends = [0] * self._topic.partitions
+        self._broken = ""
+
+    def open(self) -> dict[int, int]:
+        """Append `Opened` to every partition; its offsets, up to which the role reads before it
+        acts.
+        """
+        opened = Opened(self._role, self._term)
+        partitions = range(self._topic.partitions)
+        at = self.append([(f"opened/{self._role}", opened, number) for number in partitions])
+        return {address.partition: address.offset for address in at}
+
+    def append(self, records: Sequence[Keyed]) -> list[Address]:
+        """Where each record lies, once all are durable and in this order per partition.
+
+        After a resend these may be the addresses of the repeats, whose bytes are the same.
+        """
+        with self._lock:
+            if self._broken:
+                raise BusError(
+                    f"{self._topic.name}: an earlier append of {self._role} term {self._term} "
+                    f"stayed in doubt ({self._broken}); exit and open a new term"
+                )
+            sequences = self._sequences.copy()
+            entries = [self._entry(keyed, sequences) for keyed in records]
+            check_entries(self._topic, entries)
+            at = _addresses(entries, self._append_surely(entries))
+            self._sequences = sequences
+            for address in at:
+                self._ends[address.partition] = address.offset + 1
+            return at
+
+    def positions(self) -> dict[int, Position]:
+        """Where a reader goes on after all that this writer has appended, with the fence there."""
+        with self._lock:
+            return {
+                partition: Position(end, Fence(self._term, sequence))
+                for partition, (end, sequence) in enumerate(
+                    zip(self._ends, self._sequences, strict=True)
+                )
+            }
+
+    def _entry(self, keyed: Keyed, sequences: list[int]) -> Entry:
+        """Encoded with the next sequence number of its partition, counted in `sequences`."""
+        key, record, *named = keyed
+        if self._topic.cleanup == "compact":
+            key = f"{key}/{self._term}"
+        partition = _partition(key.encode(), named, self._topic.partitions)
+        envelope = Envelope(self._role, self._term, sequences[partition])
+        sequences[partition] += 1
+        return Entry(key.encode(), encode(record, envelope), partition)
+
+    def _append_surely(self, entries: Sequence[Entry]) -> list[int]:
+        deadline = Deadline(self._retry_s)
+        while True:
+            try:
+                return self._bus.append(self._topic.name, entries)
+            except RecordTooLarge:
+                raise
+            except BusError as error:
+                if deadline.passed():
+                    self._broken = str(error)
+                    raise
+            time.sleep(min(RETRY_PAUSE_S, deadline.remaining_s()))
+
+
+def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
+    return named[0] if named else partition_of(key, partitions)
+
+
+def _addresses(entries: Sequence[Entry], offsets: Sequence[int]) -> list[Address]:
+    """`entries` name their partitions."""
+    return [
+        Address(entry.partition or 0, offset)
+        for entry, offset in zip(entries, offsets, strict=True)
+    ]

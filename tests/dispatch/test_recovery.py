@@ -1,0 +1,130 @@
+"""Recovery is level-triggered: whoever died, what nobody living generates is ordered again
+(invariants 2, 4).
+"""
+
+import numpy as np
+
+from consumers.dispatch.admit import Pace
+from consumers.dispatch.orders import assignment, continuations, eligible, free_rooms
+from consumers.dispatch.recover import orphans
+from consumers.dispatch.state import DispatchState
+from streams.records import Address, Admitted, Prompt, RolloutStatus, Sampling, Version
+
+PACE = Pace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
+V3 = Version(3, 1)
+
+
+def status(name: str, term: int = 1, version: Version = V3, **changed: object) -> RolloutStatus:
+    values: dict[str, object] = {
+        "rollout": name, "term": term, "slots": 8, "running": 0, "waiting": 0, "kv_used": 0,
+        "kv_capacity": 100, "version": version, "verified": True, "health": "generating",
+        "quota_left": 16, "tokens_per_s": 0.0, "tokens_total": 0, "idle_s": 0.0, "time_s": 0.0,
+    }  # fmt: skip
+    return RolloutStatus(**(values | changed))  # type: ignore[arg-type]
+
+
+def state_with_group(*rollouts: RolloutStatus) -> DispatchState:
+    state = DispatchState()
+    state.apply_admitted(Admitted(0, 0, ("0.0", "0.1"), 60.0, Address(0, 0)))
+    state.groups[0].prompt = Prompt(
+        0, "remainder", np.array([1, 2], np.uint32), 2, Sampling(), seed=0
+    )
+    for rollout in rollouts:
+        state.apply_status(rollout, now_s=0.0)
+    return state
+
+
+def order_all(state: DispatchState, rollout: str, keep_version: bool = False) -> None:
+    for lost in orphans(state):
+        for trajectory, how in continuations(state, lost, keep_version).items():
+            state.apply_assignment(
+                assignment(state, PACE, state.groups[0], trajectory, how, rollout)
+            )
+
+
+def test_admitted_but_never_ordered_is_an_orphan():
+    assert orphans(state_with_group(status("a"))) == [["0.0", "0.1"]]
+
+
+def test_ordered_work_of_a_living_rollout_is_nobodys_orphan():
+    state = state_with_group(status("a"))
+    order_all(state, "a")
+    assert orphans(state) == []
+
+
+def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt():
+    state = state_with_group(status("a"))
+    order_all(state, "a")
+    state.apply_partial(0, "0.0", 1, Address(2, 7), V3)
+    assert state.forget_rollouts(silent_before_s=1.0) == ["a"]
+    how = continuations(state, orphans(state)[0], keep_version=False)
+    assert (how["0.0"].kind, how["0.0"].attempt, how["0.0"].partial) == ("resume", 2, Address(2, 7))
+    assert (how["0.1"].kind, how["0.1"].attempt) == ("start", 2)
+
+
+def test_a_restarted_rollout_holds_nothing_of_its_earlier_term():
+    state = state_with_group(status("a", term=1))
+    order_all(state, "a")
+    state.apply_status(status("a", term=2), now_s=0.0)
+    assert orphans(state) == [["0.0", "0.1"]]
+
+
+def test_a_zombie_rollouts_status_does_not_bring_it_back():
+    state = state_with_group(status("a", term=2))
+    state.apply_status(status("a", term=1), now_s=5.0)
+    assert state.rollouts["a"].status.term == 2
+
+
+def test_keep_version_resumes_only_where_the_version_is_held():
+    """Invariant 4."""
+    state = state_with_group(
+        status("a"), status("b", version=V3), status("c", version=Version(4, 1))
+    )
+    order_all(state, "a", keep_version=True)
+    state.apply_partial(0, "0.0", 1, Address(0, 1), V3)
+    del state.rollouts["a"]
+    how = continuations(state, ["0.0"], keep_version=True)["0.0"]
+    assert (how.kind, how.version) == ("resume", V3)
+    assert eligible(state, how) == {"b"}
+
+
+def test_keep_version_starts_again_when_nobody_holds_the_version_and_says_so():
+    """Invariant 4: counted, never resumed under another version."""
+    state = state_with_group(status("a"), status("c", version=Version(4, 1)))
+    order_all(state, "a", keep_version=True)
+    state.apply_partial(0, "0.0", 1, Address(0, 1), V3)
+    del state.rollouts["a"]
+    how = continuations(state, ["0.0"], keep_version=True)["0.0"]
+    assert (how.kind, how.partial, how.again) == ("start", None, True)
+
+
+def test_first_completion_ends_a_trajectory_and_the_second_is_late():
+    """Invariant 2."""
+    state = state_with_group(status("a"))
+    order_all(state, "a")
+    state.apply_completion(0, "0.0")
+    state.apply_completion(0, "0.0")
+    assert (state.completed, state.late) == (1, 1)
+    assert "0.0" not in state.orders
+
+
+def test_a_closed_group_releases_what_still_runs():
+    state = state_with_group(status("a"))
+    order_all(state, "a")
+    state.apply_completion(0, "0.0")
+    released = state.apply_closed(0)
+    assert [(r.trajectory, r.order.rollout) for r in released] == [("0.1", "a")]
+    assert orphans(state) == []
+
+
+def test_a_draining_rollout_takes_resumes_but_nothing_new():
+    state = state_with_group(status("a", health="draining"))
+    free = free_rooms(state, queue_per_slot=0.0)
+    assert free.resumes == {"a": 8}
+    assert free.new == {}
+
+
+def test_a_rollout_read_back_from_before_dispatch_started_gets_nothing_new():
+    state = state_with_group()
+    state.apply_status(status("old"), now_s=0.0, fresh=False)
+    assert free_rooms(state, queue_per_slot=0.0).new == {}

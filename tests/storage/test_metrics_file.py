@@ -1,0 +1,72 @@
+"""Metrics files: whole lines only."""
+
+import subprocess
+import sys
+
+import pytest
+
+from storage.metrics import MetricsFile, read_metrics
+from streams.errors import CorruptObject
+
+
+def test_lines_come_back_in_order_with_null_for_nan(tmp_path):
+    with MetricsFile(tmp_path / "metrics" / "trainer.jsonl") as metrics:
+        metrics.append({"step": 1, "loss": float("nan"), "deep": {"x": [float("inf"), 2.5]}})
+        metrics.append({"step": 2, "name": "ü\n"})
+    assert read_metrics(tmp_path / "metrics" / "trainer.jsonl") == [
+        {"step": 1, "loss": None, "deep": {"x": [None, 2.5]}},
+        {"step": 2, "name": "ü\n"},
+    ]
+
+
+def test_a_torn_last_line_is_ignored_and_removed_by_the_next_writer(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step":1}\n{"step":2')
+    assert read_metrics(path) == [{"step": 1}]
+    with MetricsFile(path) as metrics:
+        metrics.append({"step": 3})
+    assert path.read_bytes() == b'{"step":1}\n{"step":3}\n'
+
+
+def test_a_file_of_one_torn_line_and_no_file_are_empty(tmp_path):
+    path = tmp_path / "m.jsonl"
+    assert read_metrics(path) == []
+    path.write_bytes(b'{"st')
+    assert read_metrics(path) == []
+    MetricsFile(path).close()
+    assert path.read_bytes() == b""
+
+
+def test_a_reader_sees_each_line_as_soon_as_it_is_appended(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with MetricsFile(path) as metrics:
+        for step in range(5):
+            metrics.append({"step": step})
+            assert len(read_metrics(path)) == step + 1
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step":1}\nnonsense\n')
+    with pytest.raises(CorruptObject, match="line 2"):
+        read_metrics(path)
+
+
+def test_a_line_that_does_not_fit_leaves_no_half_of_it(tmp_path):
+    script = """
+import resource, signal, sys
+from storage.metrics import MetricsFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+metrics = MetricsFile(sys.argv[1])
+metrics.append({"step": 1})
+try:
+    metrics.append({"text": "x" * 200})
+except OSError as error:
+    print(type(error).__name__, error)
+metrics.append({"step": 2})
+"""
+    path = tmp_path / "m.jsonl"
+    run = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert run.stdout.startswith("StoreError cannot write"), run.stderr
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]

@@ -1,0 +1,95 @@
+"""Models from settings, folders and versions."""
+
+import pytest
+import torch
+from storage_samples import TINY
+
+from storage.file_store import FileStore
+from storage.manifest import version_folder
+from storage.memory_store import MemoryStore
+from storage.model import (
+    build_model,
+    load_model,
+    model_files,
+    model_from_version,
+    published_tensors,
+)
+from storage.publish import publish
+from streams.errors import ConfigurationError, CorruptObject
+from streams.records import Version
+
+VERSION = Version(3, 1)
+
+
+def put_version(store, model, dtype=torch.float32, drop=()):
+    tensors = published_tensors(model, dtype)
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in drop}
+    files = model_files(model, None, dtype)
+    return publish(store, "run", VERSION, tensors, files, 1 << 20, None, 0.0)
+
+
+def same_weights(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_equal_seeds_give_equal_models_and_leave_the_global_generator_alone(tiny_model):
+    before = torch.get_rng_state()
+    assert same_weights(build_model("Qwen3ForCausalLM", TINY, seed=3), tiny_model)
+    assert not same_weights(build_model("Qwen3ForCausalLM", TINY, seed=4), tiny_model)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {parameter.dtype for parameter in tiny_model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"]
+)
+def test_a_version_of_other_architectures_builds_again(architecture):
+    if architecture == "GPT2LMHeadModel":
+        config = {"vocab_size": 19, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    else:
+        config = {name: TINY[name] for name in TINY if name != "head_dim"}
+    model = build_model(architecture, config, seed=0)
+    store = MemoryStore()
+    put_version(store, model)
+    assert same_weights(model_from_version(store, VERSION), model)
+
+
+def test_a_bf16_version_builds_as_fp32_with_tied_weights(tiny_model):
+    store = MemoryStore()
+    manifest = put_version(store, tiny_model, torch.bfloat16)
+    model = model_from_version(store, VERSION, manifest.hash)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    rounded = tiny_model.lm_head.weight.to(torch.bfloat16).float()
+    assert torch.equal(model.lm_head.weight, rounded)
+
+
+def test_a_version_without_one_of_the_models_tensors_is_refused_by_its_name(tiny_model):
+    store = MemoryStore()
+    put_version(store, tiny_model, drop=["model.norm.weight"])
+    with pytest.raises(CorruptObject, match=r"model\.norm\.weight"):
+        model_from_version(store, VERSION)
+
+
+def test_a_checkpoint_folder_loads_and_anything_else_is_refused(tmp_path, tiny_model):
+    put_version(FileStore(tmp_path), tiny_model, torch.bfloat16)
+    model = load_model(str(tmp_path / version_folder(VERSION)))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    for path in ("some/hub-name", str(tmp_path)):
+        with pytest.raises(ConfigurationError, match="not a local checkpoint folder"):
+            load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "said"),
+    [
+        ("Qwen3ForCausalLn", {}, "did you mean 'Qwen3ForCausalLM'"),
+        ("AutoModelForCausalLM", {}, "no causal language model"),
+        ("Qwen3Config", {}, "no causal language model"),
+        ("Qwen3ForCausalLM", {"hidden_sise": 8}, "did you mean 'hidden_size'"),
+        ("Qwen3ForCausalLM", {"hidden_size": "big"}, "hidden_size"),
+    ],
+)
+def test_wrong_settings_name_the_nearest_right_one(architecture, config, said):
+    with pytest.raises(ConfigurationError, match=said):
+        build_model(architecture, config, seed=0)

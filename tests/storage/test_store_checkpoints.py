@@ -1,0 +1,120 @@
+"""Checkpoints: whole or passed over with a reason."""
+
+import pytest
+import torch
+from store_faults import FaultyStore, Killed
+
+from storage.checkpoints import (
+    CheckpointId,
+    StoredCheckpoint,
+    delete_checkpoints,
+    newest_checkpoint,
+    plan_checkpoints,
+    read_checkpoint,
+    stored_checkpoints,
+    write_checkpoint,
+)
+from storage.memory_store import MemoryStore
+from storage.pointer import take_pointer
+from streams.errors import Fenced, ObjectMissing
+
+
+def tensors_at(step):
+    return {
+        "masters/w": torch.full((3, 2), float(step)),
+        "adam/step": torch.tensor(step),
+        "rng/torch": torch.arange(16, dtype=torch.uint8),
+    }
+
+
+def write(store, step, term=1):
+    return write_checkpoint(store, step, term, tensors_at(step), {"step": step, "open": [1, 2]}, 16)
+
+
+def test_a_checkpoint_comes_back_whole(store):
+    wanted = write(store, 10)
+    assert wanted.folder == "checkpoints/s00000010-t0001"
+    got = read_checkpoint(store, wanted)
+    assert got.state == {"step": 10, "open": [1, 2]}
+    assert set(got.tensors) == set(tensors_at(10))
+    assert all(torch.equal(got.tensors[name], want) for name, want in tensors_at(10).items())
+
+
+def test_the_newest_is_of_the_highest_term_and_then_step(store):
+    for step, term in ((10, 1), (20, 1), (30, 2), (40, 1)):
+        write(store, step, term)
+    restored = newest_checkpoint(store)
+    assert restored.checkpoint.id == CheckpointId(term=2, step=30)
+    assert restored.skipped == ()
+
+
+def test_a_new_store_has_no_checkpoint(store):
+    assert newest_checkpoint(store) == newest_checkpoint(MemoryStore())
+    assert newest_checkpoint(store).checkpoint is None
+
+
+def test_a_flipped_bit_anywhere_falls_back_to_the_one_before_and_says_why(store):
+    good = write(store, 10)
+    bad = write(store, 20)
+    for entry in list(store.list(f"{bad.folder}/")):
+        whole = store.get(entry.key)
+        at = len(whole) - 1 if entry.key.endswith(".safetensors") else len(whole) // 2
+        store.put(entry.key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        restored = newest_checkpoint(store)
+        assert restored.checkpoint.id == good
+        assert [name for name, _ in restored.skipped] == [bad]
+        assert entry.key in restored.skipped[0][1]
+        store.put(entry.key, whole)
+    assert newest_checkpoint(store).checkpoint.id == bad
+
+
+def test_a_crash_at_any_write_leaves_the_one_before_and_doing_it_again_mends_it():
+    counting = FaultyStore(MemoryStore(), fatal=-1, after=False)
+    write(counting, 20)
+    assert counting.writes > 3
+    for fatal in range(counting.writes):
+        store = MemoryStore()
+        good = write(store, 10)
+        with pytest.raises(Killed):
+            write(FaultyStore(store, fatal, after=False), 20)
+        assert newest_checkpoint(store).checkpoint.id == good
+        write(store, 20)
+        assert newest_checkpoint(store).checkpoint.state["step"] == 20
+
+
+def test_a_trainer_that_lost_the_pointer_completes_no_checkpoint(store):
+    take_pointer(store, "run", 2)
+    with pytest.raises(Fenced, match="term 2"):
+        write(store, 10, term=1)
+    assert newest_checkpoint(store).checkpoint is None
+
+
+def test_state_without_a_json_form_is_refused_before_anything_is_written(store):
+    with pytest.raises(ValueError, match="JSON"):
+        write_checkpoint(store, 1, 1, {}, {"loss": float("nan")})
+    assert list(store.list()) == []
+
+
+def test_the_newest_whole_ones_stay_and_older_leftovers_go():
+    one, two, three, four = (CheckpointId(1, step) for step in (10, 20, 30, 40))
+    stored = [
+        StoredCheckpoint(one, True),
+        StoredCheckpoint(two, False),
+        StoredCheckpoint(three, True),
+        StoredCheckpoint(four, False),
+    ]
+    assert plan_checkpoints(stored, keep=1) == [one, two]
+    assert plan_checkpoints(stored, keep=2) == [two]
+    assert plan_checkpoints([StoredCheckpoint(one, False)], keep=2) == []
+
+
+def test_deleted_checkpoints_are_gone_and_an_interrupted_removal_is_not_whole(store):
+    old = write(store, 10)
+    write(store, 20)
+    with pytest.raises(Killed):
+        delete_checkpoints(FaultyStore(store, 1, after=False), [old])
+    assert [one.whole for one in stored_checkpoints(store)] == [False, True]
+    with pytest.raises(ObjectMissing):
+        read_checkpoint(store, old)
+    delete_checkpoints(store, [old])
+    assert [one.id.step for one in stored_checkpoints(store)] == [20]

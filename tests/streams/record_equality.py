@@ -1,0 +1,22 @@
+"""Equality of records by value: their classes compare by identity, because of the arrays."""
+
+import dataclasses
+
+import numpy as np
+
+from streams.records import Record
+
+
+def differences(one: Record, other: Record) -> list[str]:
+    """Names of the fields in which two records differ, in value or in an array's dtype."""
+    if type(one) is not type(other):
+        return [f"{type(one).__name__} is not {type(other).__name__}"]
+    differing: list[str] = []
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        if isinstance(a, np.ndarray):
+            if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+                differing.append(field.name)
+        elif a != b or type(a) is not type(b):
+            differing.append(field.name)
+    return differing

@@ -1,0 +1,89 @@
+"""Consumer groups by leases, on every back end: they spread partitions and lose nothing."""
+
+import pytest
+from conftest import HandClock
+
+from streams.bus import Bus, Entry
+from streams.claims import LEASE_S, Lease, claim
+from streams.errors import PositionLost
+from streams.records import Position
+from streams.topics import Topic
+
+EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]
+
+
+@pytest.fixture
+def filled(bus: Bus) -> Bus:
+    bus.create([Topic("t", 2)])
+    bus.append("t", [Entry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
+    return bus
+
+
+def test_two_members_share_the_partitions(filled: Bus) -> None:
+    one, two = filled.join("g", "t", "one"), filled.join("g", "t", "two")
+    read = [*one.poll(0), *two.poll(0)]
+    assert sorted((m.partition, m.offset) for m in read) == EVERYTHING
+    assert {m.partition for m in one.poll(0)} <= {0}
+
+
+def test_a_committed_record_is_not_delivered_again(filled: Bus) -> None:
+    first = filled.join("g", "t", "one")
+    assert len(first.poll(0, records_max=4)) == 4
+    first.commit()
+    first.close()
+    rest = filled.join("g", "t", "two").poll(0)
+    assert sorted((m.partition, m.offset) for m in rest) == [(1, 1), (1, 2)]
+
+
+def test_uncommitted_records_go_to_the_next_owner_once_the_lease_ran_out(
+    filled: Bus, clock: HandClock
+) -> None:
+    dead = filled.join("g", "t", "dead")
+    assert len(dead.poll(0)) == 6
+    heir = filled.join("g", "t", "heir")
+    assert heir.poll(0) == []
+    clock.now_s += LEASE_S + 1
+    assert len(heir.poll(0)) == 6
+
+
+def test_a_member_that_lost_its_lease_commits_nothing(filled: Bus, clock: HandClock) -> None:
+    slow = filled.join("g", "t", "slow")
+    slow.poll(0)
+    clock.now_s += LEASE_S + 1
+    heir = filled.join("g", "t", "heir")
+    heir.poll(0, records_max=1)
+    heir.commit()
+    committed = filled.committed("g", "t")
+    slow.commit()
+    assert filled.committed("g", "t") == committed
+
+
+def test_polling_renews_the_lease(filled: Bus, clock: HandClock) -> None:
+    alive, other = filled.join("g", "t", "alive"), filled.join("g", "t", "other")
+    for _ in range(5):
+        clock.now_s += LEASE_S * 0.6
+        alive.poll(0)
+        other.poll(0)
+    alive.commit()
+    other.commit()
+    assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
+
+
+def test_a_group_behind_a_truncation_is_told(filled: Bus) -> None:
+    filled.commit("g", "t", {0: Position(0), 1: Position(0)})
+    filled.truncate("t", {0: 2})
+    with pytest.raises(PositionLost):
+        filled.join("g", "t", "one").poll(0)
+
+
+def test_groups_do_not_see_each_other(filled: Bus) -> None:
+    assert len(filled.join("g", "t", "one").poll(0)) == 6
+    assert len(filled.join("h", "t", "one").poll(0)) == 6
+
+
+def test_a_claim_takes_its_share_and_only_what_is_free() -> None:
+    leases = {0: Lease("a", 10), 1: Lease("a", 10), 2: Lease("gone", 4), 3: Lease("b", 10)}
+    claimed = claim("b", {"a": 10, "b": 10, "gone": 4}, leases, 4, now_s=5)
+    assert claimed.held == {3}
+    assert claim("a", {"a": 10, "b": 10}, leases, 4, now_s=5).released == {1}
+    assert claim("a", {"a": 10, "b": 10}, leases, 4, now_s=5).held == {0, 2}

@@ -1,0 +1,45 @@
+"""A task whose reference says how its reward misbehaves; imported by reward processes too."""
+
+import math
+import os
+import re
+import time
+from pathlib import Path
+
+from producers.tasks.base import Score, TaskPrompt, Turns
+from producers.tasks.remainder import Remainder
+
+
+class Odd(Remainder):
+    """`reference` names the misbehaviour; anything else is judged 1."""
+
+    name = "odd"
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        return TaskPrompt((1,), "fine")
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        if reference == "raise":
+            raise ZeroDivisionError("no such reward")
+        if reference == "hang":
+            time.sleep(3600)
+        if reference == "hang with the interpreter's lock":
+            re.match(r"(a+)+$", "a" * 64 + "b")
+        if reference == "exit":
+            os._exit(7)
+        if reference == "print":
+            print("on standard output", flush=True)
+        values = {"nan": math.nan, "infinite": math.inf, "none": None, "text": "1"}
+        if reference == "nothing":
+            return None  # pyright: ignore
+        if reference.startswith("/"):
+            Path(reference).write_text(str(os.getpid()))
+            time.sleep(3600)
+        return Score(values.get(reference, 1.0), {"length": float(len(turns[-1]))})  # pyright: ignore
+
+
+class Unready(Odd):
+    """Ends the process that builds it."""
+
+    def __init__(self) -> None:
+        os._exit(3)

@@ -1,0 +1,182 @@
+"""Whatever a reward does ends as one verdict, and the pool goes on (invariant 1)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from producers.rewards import Outcome, RewardPool, Verdict
+from producers.settings import TaskSettings
+from producers.tasks.base import Reply
+from streams.errors import ConfigurationError
+
+PATIENCE_S = 60.0
+
+
+def settings(
+    name: str = "odd_tasks:Odd", limit_s: float = 30.0, processes: int = 1
+) -> TaskSettings:
+    return TaskSettings(name=name, reward_timeout_s=limit_s, reward_processes=processes)
+
+
+@pytest.fixture
+def pool() -> Iterator[RewardPool]:
+    one = RewardPool(settings())
+    yield one
+    one.close()
+
+
+def collect(pool: RewardPool, count: int) -> dict[str, Outcome]:
+    """`count` outcomes; asserts that none comes twice."""
+    outcomes: dict[str, Outcome] = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while len(outcomes) < count:
+        assert time.monotonic() < deadline, f"only {len(outcomes)} of {count} outcomes"
+        for key, outcome in pool.poll():
+            assert key not in outcomes
+            outcomes[key] = outcome
+        time.sleep(0.001)
+    return outcomes
+
+
+def verdict(pool: RewardPool, reference: str) -> Verdict:
+    pool.submit("one", reference, [[5, 2]])
+    outcome = collect(pool, 1)["one"]
+    assert isinstance(outcome, Verdict)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("raise", "ZeroDivisionError at odd_tasks.py"),
+        ("nan", "the reward is nan"),
+        ("infinite", "the reward is inf"),
+        ("none", "the reward is a NoneType, not a number"),
+        ("text", "the reward is a str, not a number"),
+        ("nothing", "judge() returned a NoneType, not a Score"),
+        ("exit", "its process ended (exit code 7)"),
+    ],
+)
+def test_a_failing_reward_is_a_dead_verdict_and_the_next_is_fine(
+    pool: RewardPool, reference: str, reason: str
+):
+    failed = verdict(pool, reference)
+    assert failed.dead
+    assert reason in failed.reason
+    assert verdict(pool, "fine") == Verdict(1.0, {"length": 2.0})
+
+
+@pytest.mark.parametrize("reference", ["hang", "hang with the interpreter's lock"])
+def test_a_hanging_reward_is_killed_and_only_it_is_lost(reference: str):
+    now_s = [0.0]
+    pool = RewardPool(settings(limit_s=9.0), clock=lambda: now_s[0])
+    for number in range(20):
+        pool.submit(str(number), reference if number == 5 else "fine", [[5]])
+    before = collect(pool, 5)
+    now_s[0] = 9.5
+    after = collect(pool, 15)
+    pool.close()
+    assert sorted(before) == ["0", "1", "2", "3", "4"]
+    assert after.pop("5") == Verdict(reason="took longer than 9 s")
+    assert {one.reward for one in after.values() if isinstance(one, Verdict)} == {1.0}
+
+
+def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
+    pool = RewardPool(settings(processes=2))
+    for number in range(300):
+        pool.submit(str(number), "exit" if number in (0, 150) else "fine", [[5]])
+    outcomes = collect(pool, 300)
+    pool.close()
+    assert {key for key, one in outcomes.items() if isinstance(one, Verdict) and one.dead} == {
+        "0",
+        "150",
+    }
+
+
+def test_what_a_reward_prints_does_not_disturb_the_answers(pool: RewardPool):
+    assert verdict(pool, "print").reward == 1.0
+
+
+def test_answers_longer_than_a_pipe_arrive(pool: RewardPool):
+    for number in range(5):
+        pool.submit(str(number), "fine", [list(range(100_000))])
+    outcomes = collect(pool, 5)
+    assert {one.scores["length"] for one in outcomes.values() if isinstance(one, Verdict)} == {
+        100_000.0
+    }
+
+
+def test_the_queue_is_bounded_and_empties():
+    pool = RewardPool(settings(), capacity=2)
+    pool.submit("a", "fine", [[5]])
+    pool.submit("b", "fine", [[5]])
+    assert not pool.can_submit()
+    with pytest.raises(AssertionError, match="can_submit"):
+        pool.submit("c", "fine", [[5]])
+    collect(pool, 2)
+    assert pool.can_submit()
+    pool.close()
+
+
+def test_an_environment_replies_through_the_pool():
+    pool = RewardPool(settings("scripted"))
+    pool.submit_turn("turn", '{"script": [7, 5, 9]}', "", [[11, 17]])
+    pool.submit_turn("broken", '{"script": [7', "", [[11, 17]])
+    outcomes = collect(pool, 2)
+    pool.close()
+    assert outcomes["turn"] == Reply((9, 15), "2")
+    assert isinstance(outcomes["broken"], Verdict)
+    assert outcomes["broken"].dead
+
+
+def test_a_task_that_cannot_be_built_is_a_configuration_error():
+    unknown = RewardPool(settings("odd_tasks:Nobody"))
+    unknown.submit("a", "fine", [[5]])
+    with pytest.raises(ConfigurationError, match="no callable 'Nobody'"):
+        collect(unknown, 1)
+    unready = RewardPool(settings("odd_tasks:Unready"))
+    unready.submit("a", "fine", [[5]])
+    with pytest.raises(ConfigurationError, match="3 reward processes in a row"):
+        collect(unready, 1)
+
+
+def test_an_idle_pool_has_no_process():
+    before = set(psutil.Process().children())
+    pool = RewardPool(settings(processes=4))
+    assert pool.poll() == []
+    assert set(psutil.Process().children()) == before
+
+
+PARENT = """
+import sys, time
+from producers.rewards import RewardPool
+from producers.settings import TaskSettings
+pool = RewardPool(TaskSettings(name="odd_tasks:Odd", reward_timeout_s=600))
+pool.submit("hanging", sys.argv[1], [[5]])
+while True:
+    pool.poll()
+    time.sleep(0.01)
+"""
+
+
+def test_reward_processes_end_when_the_parent_is_killed(tmp_path: Path):
+    note = tmp_path / "pid"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(note)], env=environment)
+    try:
+        while not (note.exists() and note.read_text()):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        child = psutil.Process(int(note.read_text()))
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    gone, _ = psutil.wait_procs([child], timeout=PATIENCE_S)
+    assert gone == [child]

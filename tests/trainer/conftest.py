@@ -1,0 +1,13 @@
+"""Fixtures of the trainer's tests."""
+
+import numpy as np
+import pytest
+from learning_reference import sample
+
+from consumers.trainer.sample import Sample
+
+
+@pytest.fixture
+def samples() -> list[Sample]:
+    rng = np.random.default_rng(11)
+    return [sample(rng, f"t{i:02d}", turn_count=1 + i % 3) for i in range(12)]

@@ -1,0 +1,184 @@
+"""Updates: the same bits for any number of workers and after a restart, schedule, clipping,
+failures.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from learning_reference import build, largest_difference, reference_loss, sample, settings
+
+from consumers.trainer.learner import Learner
+from consumers.trainer.optimiser import learning_rate
+from streams.errors import ConfigurationError
+
+
+def stream(updates: int, micro_batches: int = 4, seed: int = 0):
+    """Micro-batches of some updates, of unequal sizes."""
+    rng = np.random.default_rng(seed)
+    return [
+        [
+            [sample(rng, f"{u}-{m}-{i}") for i in range(1 + 3 * (m % 3))]
+            for m in range(micro_batches)
+        ]
+        for u in range(updates)
+    ]
+
+
+def train(learner: Learner, updates) -> list[dict[str, float]]:
+    metrics = []
+    for batches in updates:
+        for batch in batches:
+            learner.submit(batch)
+        metrics.append(learner.finish_update())
+    return metrics
+
+
+def trained(updates, **changed) -> Learner:
+    learner = Learner(build(), settings(**changed))
+    train(learner, updates)
+    learner.close()
+    return learner
+
+
+@pytest.mark.parametrize("loss", ["truncated_is", "ppo_clip"])
+def test_any_number_of_workers_gives_the_same_bits(loss):
+    updates = stream(3, micro_batches=7)
+    hashes = {trained(updates, workers=n, loss=loss).state_hash() for n in (1, 2, 5)}
+    assert len(hashes) == 1
+
+
+def test_updates_equal_torch_adamw_on_transformers_gradients():
+    s = settings(gradient_norm_max=0.1, lr=1e-3, weight_decay=0.1, updates_per_step=2, steps=2)
+    updates = stream(4)
+    learner = Learner(build(), s)
+    metrics = train(learner, updates)
+    learner.close()
+    model = build()
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=s.lr, betas=s.betas, weight_decay=s.weight_decay
+    )
+    for number, batches in enumerate(updates):
+        optimiser.zero_grad()
+        reference_loss(model, [one for batch in batches for one in batch], s).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), s.gradient_norm_max)
+        assert metrics[number]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
+        optimiser.param_groups[0]["lr"] = learning_rate(number, s)
+        optimiser.step()
+    ours = {k: v for k, v in learner.snapshot("float32").items() if k != "lm_head.weight"}
+    theirs = {k: v.detach() for k, v in model.named_parameters()}
+    assert largest_difference(ours, theirs) < 1e-5
+    assert (learner.updates, learner.version) == (4, 2)
+
+
+def test_a_restart_from_the_state_goes_on_bit_for_bit():
+    updates = stream(4)
+    whole = trained(updates)
+    first = trained(updates[:2])
+    second = Learner(build(), settings())
+    second.load_state(first.state())
+    assert second.state_hash() == first.state_hash()
+    train(second, updates[2:])
+    second.close()
+    assert second.state_hash() == whole.state_hash()
+    assert second.updates == 4
+
+
+def test_state_and_snapshot_are_copies():
+    updates = stream(2)
+    learner = trained(updates[:1])
+    state, snapshot, before = learner.state(), learner.snapshot("float32"), learner.state_hash()
+    other = Learner(build(), settings())
+    other.load_state(state)
+    train(other, updates[1:])
+    other.close()
+    assert learner.state_hash() == before != other.state_hash()
+    assert all(torch.equal(state[f"masters.{n}"], snapshot[n]) for n in snapshot if "lm_" not in n)
+
+
+def test_a_snapshot_has_checkpoint_names_and_ties_as_transformers_has_them():
+    learner = Learner(build(), settings())
+    learner.close()
+    snapshot = learner.snapshot("bfloat16")
+    assert snapshot.keys() == build().state_dict().keys()
+    assert {tensor.dtype for tensor in snapshot.values()} == {torch.bfloat16}
+    embedding = snapshot["model.embed_tokens.weight"]
+    assert snapshot["lm_head.weight"].data_ptr() == embedding.data_ptr()
+    assert torch.equal(embedding, build().model.embed_tokens.weight.bfloat16())
+
+
+def test_state_of_another_model_is_refused_by_name():
+    learner = Learner(build("qwen2"), settings())
+    learner.close()
+    with pytest.raises(ConfigurationError, match="belong to another model"):
+        learner.load_state(trained([]).state())
+
+
+def test_the_schedule_ramps_then_falls_on_a_line():
+    s = settings(lr=1.0, lr_ramp_steps=5, lr_final=0.2, steps=30, updates_per_step=2)
+    rates = [learning_rate(u, s) for u in range(60)]
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[59] == pytest.approx(0.2)
+    assert max(rates) == rates[4] <= 1
+    falls = np.diff(rates[4:])
+    assert np.allclose(falls, falls[0])
+    assert learning_rate(1000, s) == pytest.approx(0.2)
+
+
+def test_micro_batches_are_counted_over_the_updates_of_a_step():
+    learner = Learner(build(), settings(updates_per_step=2))
+    seen = []
+    for batches in stream(4, micro_batches=3):
+        train(learner, [batches])
+        seen.append(learner.micro_batches)
+    learner.close()
+    assert seen == [3, 6, 3, 6]
+
+
+def test_a_failure_in_a_worker_surfaces_in_the_caller():
+    (batches,) = stream(1)
+    bad = replace(batches[1][0], tokens=np.full_like(batches[1][0].tokens, 10_000))
+    for workers in (1, 3):
+        learner = Learner(build(), settings(workers=workers))
+        with pytest.raises(IndexError):
+            train(learner, [[batches[0], [bad], *batches[2:]]])
+        with pytest.raises(IndexError):
+            learner.finish_update()
+        learner.close()
+
+
+def test_an_update_without_trained_tokens_moves_nothing():
+    ((batch, *_),) = stream(1)
+    hidden = [replace(one, mask=np.zeros_like(one.mask)) for one in batch]
+    learner = trained([])
+    before = learner.snapshot("float32")
+    learner = Learner(build(), settings())
+    (metrics,) = train(learner, [[hidden]])
+    learner.close()
+    assert metrics["updates_skipped"] == 1
+    assert metrics["masked_tokens"] == sum(len(one.mask) for one in hidden)
+    assert largest_difference(before, learner.snapshot("float32")) == 0
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
+    updates = stream(2)
+    updates[0][2][0] = replace(updates[0][2][0], advantage=float("nan"))
+    learner = Learner(build(), settings())
+    first, second = train(learner, updates)
+    learner.close()
+    assert (first["updates_skipped"], second["updates_skipped"]) == (1, 0)
+    assert all(tensor.isfinite().all() for tensor in learner.snapshot("float32").values())
+
+
+def test_zero_weight_micro_batches_change_nothing():
+    (batches,) = stream(1)
+    hidden = [replace(one, mask=np.zeros_like(one.mask)) for one in batches[0]]
+    assert trained([batches]).state_hash() == trained([[hidden, *batches]]).state_hash()
+
+
+def test_busy_time_is_counted():
+    learner = Learner(build(), settings())
+    (metrics,) = train(learner, stream(1))
+    learner.close()
+    assert 0 < metrics["busy_s"] == learner.busy_s
