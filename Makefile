@@ -8,7 +8,8 @@ RUN ?= runs/quickstart-$(SEED)
 
 BIN := .venv/bin
 # One line of what happens; pip itself speaks only when something is wrong.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c .venv/constraints.txt
+HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-slow check bench
@@ -51,6 +52,9 @@ bench: .venv/.runtime
 	@touch $@
 
 .venv/.runtime: .venv/.made pyproject.toml constraints.txt
+	@# a torch that is already there stays, whatever its build
+	@if $(BIN)/python -c '$(HAS_TORCH)'; then grep -v '^torch==' constraints.txt; \
+	  else cat constraints.txt; fi > .venv/constraints.txt
 	@echo 'installing Rollstream and what it needs into .venv (once, minutes)'
 	@$(PIP) -e .
 	@touch $@

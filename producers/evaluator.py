@@ -145,7 +145,7 @@ class _Round:
             answer.state = outcome.state
             self.engine.append(name, tokens)
             return
-        if answer.request.hold:
+        if not answer.over:  # its last turn still holds a slot
             self.engine.abort(name)
         if isinstance(outcome, Reply):
             answer.over = True

@@ -66,23 +66,24 @@ def shown(key: str, value: Any) -> str:
 
 
 def nearest(key: str, known: list[str]) -> str | None:
-    """The known key that was probably meant: the same name elsewhere, or the closest spelling."""
-    name = key.rsplit(".", 1)[-1]
-    same = [k for k in known if k.rsplit(".", 1)[-1] == name]
-    close = get_close_matches(key, known, n=1, cutoff=0.6)
-    by_name = {k.rsplit(".", 1)[-1]: k for k in known}
-    close_name = get_close_matches(name, by_name, n=1, cutoff=0.6)
-    return next(iter([*same, *close, *(by_name[n] for n in close_name)]), None)
+    """The known key that was probably meant: its name in another table, a close spelling in its own
+    table, or one elsewhere.
+    """
+    table, _, name = key.rpartition(".")
+    own = [k for k in known if k.rpartition(".")[0] == table]
+    same = [k for k in known if k.rpartition(".")[2] == name]
+    return next(iter([*same, *_close(name, own), *_close(name, known)]), None)
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    by_name = {k.rpartition(".")[2]: k for k in known}
+    return [by_name[close] for close in get_close_matches(name, by_name, n=1, cutoff=0.6)]
 
 
 def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel]) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        known = list(leaves(model))
-        tables = sorted({name.split(".")[0] for name in known if "." in name})
-        wanted = nearest(key, tables if isinstance(details["input"], dict) else known)
-        hint = f"nearest known: {wanted}" if wanted else f"known tables: {', '.join(tables)}"
-        return f"unknown key {key} in {origin(key, layers)}; {hint}"
+        return f"unknown key {key} in {origin(key, layers)}; {_hint(key, details, model)}"
     if kind in _BOUNDS:
         sign, limit = _BOUNDS[kind]
         return complain(key, f"must be {sign} {context[limit]:g}", details["input"], layers)
@@ -99,6 +100,18 @@ def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel
             wanted = "a number, true or false, or text"
         return complain(key, f"must be {wanted}", details["input"], layers)
     return complain(key, f"is refused: {details['msg']}", details["input"], layers)
+
+
+def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
+    """What to write instead of an unknown key."""
+    known = list(leaves(model))
+    tables = sorted({name.split(".")[0] for name in known if "." in name})
+    wanted = nearest(key, tables if isinstance(details["input"], dict) else known)
+    if wanted:
+        return f"nearest known: {wanted}"
+    table = key.rpartition(".")[0]
+    inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]
+    return f"known there: {', '.join(inside if table else tables)}"
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:

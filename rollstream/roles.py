@@ -7,6 +7,7 @@ never act for long (invariant 7 voids what the earlier one still writes).
 
 import logging
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollstream.config import Configuration
-from rollstream.folder import bus_url, store_url
+from rollstream.folder import RunFolder, bus_url, store_url
 from storage.connect import open_store
 from storage.leases import Candidate, Lease, acquire
+from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
 from storage.renewal import Renewal
 from streams.bus import Bus
@@ -58,7 +60,10 @@ def run_role(
     over.
     """
     with placed(configuration, folder, name, stop, nonce, handed_nonce) as place:
-        return _ROLES[role](place)
+        try:
+            return _ROLES[role](place)
+        finally:
+            _note_memory(folder, name)
 
 
 def evaluate_versions(
@@ -69,6 +74,13 @@ def evaluate_versions(
 
     with placed(configuration, folder, "evaluation", threading.Event(), "", None) as place:
         yield from evaluate_stored(place, numbers)
+
+
+def _note_memory(folder: Path, name: str) -> None:
+    """Peak resident memory of this process, for the benchmark and for people."""
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts KiB
+    with MetricsFile(RunFolder(folder).metrics / f"process-{name}.jsonl") as metrics:
+        metrics.append({"time_s": time.time(), "pid": os.getpid(), "peak_mb": round(peak_mb, 1)})
 
 
 @contextmanager

@@ -137,10 +137,10 @@ def teach(
     """Train in place; returns the loss per response token of each step."""
     model.train()
     optimisers = _optimisers(model, course)
-    batches = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
+    endless = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
     losses: list[float] = []
     for step in range(course.steps):
-        batch = next(batches)
+        batch = next(endless)
         loss = _loss_sum(model, batch)
         (loss / course.loss_divisor).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), course.gradient_norm_max)

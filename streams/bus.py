@@ -25,7 +25,7 @@ from streams.records import Position
 from streams.topics import Topic
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One record to append; `value` None is a tombstone; without `partition` the key chooses it
     (`partition_of`).
     """
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True):
     partition: int | None = None
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One record as read; a msgspec struct because readers make many (0.1 µs; a frozen dataclass
     takes 0.6).
     """

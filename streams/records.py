@@ -229,7 +229,7 @@ class Partial:
 @_record("rollout_status/1")
 class RolloutStatus:
     """What a rollout does now. Key: rollout and term. `health` is `leaving` for one that takes
-    nothing more.
+    nothing more. `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to decode.
     """
 
     SCHEMA: ClassVar[str]
@@ -250,6 +250,7 @@ class RolloutStatus:
     time_s: float
     kv_previous: int = 0
     decode_batch_max: int = 0
+    busy_s: float = 0.0
 
 
 @_record("relay_status/1")

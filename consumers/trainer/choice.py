@@ -4,8 +4,9 @@ Own rules are named by import path, `module:function`, and have the signature of
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from streams.errors import ConfigurationError
 
@@ -55,19 +56,19 @@ def load_choice(name: str) -> Choice:
         )
     try:
         found: object = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ConfigurationError(
             f"trainer.choose: cannot import {function!r} from {module!r} ({error}); "
             "the module must be on PYTHONPATH of the trainer"
         ) from error
     if not callable(found):
         raise ConfigurationError(f"trainer.choose: {name!r} is not a function")
-    return _checked(found, name)
+    return _checked(cast(Callable[..., Iterable[int]], found), name)
 
 
-def _checked(rule: Callable[..., object], name: str) -> Choice:
+def _checked(rule: Callable[..., Iterable[int]], name: str) -> Choice:
     def choose(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
-        chosen = list(rule(candidates, groups))  # type: ignore[call-overload]
+        chosen = list(rule(candidates, groups))
         offered = {c.group for c in candidates}
         if len(chosen) > groups or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):
             raise ConfigurationError(

@@ -93,7 +93,7 @@ class Block:
 
 
 class _Attend(torch.autograd.Function):
-    """One SDPA per block; gradients are written into place instead of added as zero-filled slices."""
+    """One SDPA per block; gradients are written into place, not added as zero-filled slices."""
 
     @staticmethod
     def forward(
@@ -105,8 +105,9 @@ class _Attend(torch.autograd.Function):
             parts = query_key[:, :heads], query_key[:, heads:], value
             leaves = tuple(block.of(part).detach().requires_grad_() for part in parts)
             with torch.enable_grad():
+                query, keys, values = leaves
                 attended = F.scaled_dot_product_attention(
-                    *leaves, is_causal=True, enable_gqa=heads != value.shape[1]
+                    query, keys, values, is_causal=True, enable_gqa=heads != value.shape[1]
                 )
             block.of(out).copy_(attended.detach())
             kept.append((attended, *leaves))

@@ -41,7 +41,7 @@ class _Trained:
 
 
 class Learner:
-    """Takes `model` over (its parameters become views of the masters). Calls come from one thread."""
+    """Takes `model` over (its parameters become views of the masters). Call from one thread."""
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
         keep_freed_memory()
@@ -86,7 +86,7 @@ class Learner:
         self._workers.submit(_Job(samples, self.version))
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches, then normalise, clip and step; returns its metrics."""
+        """Wait for the update's micro-batches, normalise, clip and step; returns its metrics."""
         self._workers.wait()
         done = self._optimiser.update(self._gradient, self._sums.weight)
         busy_s = self.busy_s - self._busy_before_s
@@ -126,8 +126,8 @@ class Learner:
         for prefix, flat in self._buffers().items():
             mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             self._masters.fill(flat, mine, f"checkpoint: {prefix}*")
-        updates, moved = tensors["optimiser.counters"].tolist()
-        self._optimiser.load(updates, moved)
+        counters = tensors["optimiser.counters"]
+        self._optimiser.load(int(counters[0]), int(counters[1]))
 
     def state_hash(self) -> str:
         """xxh3-128 over masters and optimiser state, tensors in order of their names."""
@@ -160,7 +160,7 @@ class Learner:
         return {**named, "optimiser.counters": counters}
 
     def _train(self, job: _Job) -> _Trained:
-        """Gradients of the micro-batch's summed loss; in a worker's thread, touches nothing shared."""
+        """Gradients of the micro-batch's summed loss; runs in a worker, changes nothing shared."""
         judged = judged_of(job.samples, job.version)
         if not judged.sequences:
             return _Trained((), Sums(masked=float(judged.masked)))

@@ -64,34 +64,22 @@ def _sums(
     clipped: Tensor,
 ) -> Sums:
     log_ratio = log_ratio.double()
-    ratio = log_ratio.exp()
-    lag = judged.lag.double()
-    added = torch.stack(
-        [
-            losses.double().sum(),
-            scores.entropy.double().sum(),
-            (ratio - 1 - log_ratio).sum(),
-            ratio.sum(),
-            ratio.square().sum(),
-            clipped.sum().double(),
-            lag.sum(),
-            ratio.max(),
-            lag.max(),
-        ]
-    ).tolist()
-    loss, entropy, kl, ratios, squares, clips, lags, ratio_max, lag_max = added
+    ratio, lag = log_ratio.exp(), judged.lag.double()
+    added = {
+        "loss": losses.double().sum(),
+        "entropy": scores.entropy.double().sum(),
+        "kl": (ratio - 1 - log_ratio).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": ratio.square().sum(),
+        "clipped": clipped.sum(),
+        "lag": lag.sum(),
+        "ratio_max": ratio.max(),
+        "lag_max": lag.max(),
+    }
     return Sums(
-        loss=loss,
         weight=weight,
         tokens=float(len(losses)),
         sequences=float(judged.sequences),
         masked=float(judged.masked),
-        entropy=entropy,
-        kl=kl,
-        ratio=ratios,
-        ratio_squared=squares,
-        clipped=clips,
-        lag=lags,
-        ratio_max=ratio_max,
-        lag_max=lag_max,
+        **{name: float(value) for name, value in added.items()},
     )

@@ -3,6 +3,7 @@ update's number.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import math
 from dataclasses import dataclass

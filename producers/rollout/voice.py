@@ -86,6 +86,7 @@ class Voice:
             tokens_total=stats.tokens,
             idle_s=self.pulse.idle_s,
             time_s=now,
+            busy_s=stats.busy_s,
         )
         publish(self.bus, "status", f"{self.name}/{self.term}", record)
 

@@ -1,6 +1,7 @@
 """Figures of held-out answers, and the loop that collects them from any engine."""
 
 import json
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from producers.rewards import RewardPool, Verdict
 from producers.settings import TaskSettings
 from producers.tasks.remainder import Remainder
 from producers.tasks.scripted import Scripted
-from producers.tasks.tokenizer import EOS, CharacterTokenizer
+from producers.tasks.tokenizer import EOS
 from streams.records import Tokens, Version
 
 ENCODE = Remainder().tokenizer().encode
@@ -60,25 +61,23 @@ def test_the_line_has_the_promised_fields():
     }
 
 
-class Adder:
-    """A small engine that answers `a%b` right when greedy and `=000` when it samples; it adds up
-    named digits.
-    """
+class Parrot:
+    """A small engine that says the same whatever it is asked, in two emissions per turn."""
 
-    def __init__(self, tokenizer: CharacterTokenizer) -> None:
+    def __init__(self, greedy: list[int], sampled: list[int]) -> None:
         self.version = Version(0, 1)
-        self._decode = tokenizer.decode
-        self._ready: list[Emission] = []
-        self._texts: dict[str, str] = {}
         self.aborted: list[str] = []
+        self._says = {True: greedy, False: sampled}
+        self._ready: list[Emission] = []
+        self._greedy: set[str] = set()
 
     def submit(self, request: Request) -> None:
-        self._texts[request.trajectory] = self._decode(request.tokens.tolist())
-        self._answer(request.trajectory, request.sampling.temperature == 0)
+        if request.sampling.temperature == 0:
+            self._greedy.add(request.trajectory)
+        self._speak(request.trajectory)
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
-        self._texts[trajectory] += self._decode(tokens.tolist())
-        self._answer(trajectory, True)
+        self._speak(trajectory)
 
     def abort(self, trajectory: str) -> None:
         self.aborted.append(trajectory)
@@ -87,51 +86,36 @@ class Adder:
         ready, self._ready = self._ready, []
         return ready
 
-    def _answer(self, trajectory: str, right: bool) -> None:
-        text = self._texts[trajectory]
-        if "%" in text:
-            x, y = (int(part[::-1]) for part in text.split("%"))
-            said = [*ENCODE(f"={f'{x % y:03d}'[::-1]}" if right else "=000"), EOS]
-        else:
-            said = ENCODE(f"{sum(int(c) for c in text if c.isdigit()) % 10 if right else 'x'};")
-        # In two pieces, as an engine may.
-        for piece, finish in ((said[:1], None), (said[1:], "stop")):
-            tokens = np.array(piece, np.uint32)
+    def _speak(self, trajectory: str) -> None:
+        said = np.array(self._says[trajectory in self._greedy], np.uint32)
+        pieces: list[tuple[Tokens, Literal["stop"] | None]] = [(said[:1], None), (said[1:], "stop")]
+        for piece, finish in pieces:
             zeros = np.zeros(len(piece), np.float32)
-            self._ready.append(Emission(trajectory, tokens, zeros, self.version, finish))
+            self._ready.append(Emission(trajectory, piece, zeros, self.version, finish))
 
 
-def test_an_evaluation_asks_every_prompt_and_judges_every_answer():
+def test_an_evaluation_judges_every_answer_greedy_ones_apart():
     pool = RewardPool(TaskSettings(), capacity=7)  # fewer than there are answers
-    figures = evaluate(
-        Remainder(),
-        Plan(20, 2, 420, 0),
-        pool,
-        Adder(Remainder().tokenizer()),  # pyright: ignore
-    )
+    engine = Parrot(greedy=ENCODE("12"), sampled=[*ENCODE(">000=000"), EOS])
+    figures = evaluate(Remainder(), Plan(100, 2, 420, 0), pool, engine)  # pyright: ignore
     pool.close()
-    assert figures.accuracy_greedy == 1.0
-    assert figures.accuracy_sampled < 0.2
-    assert figures.length_median == 5
-    assert figures.shares == {"direct": 1.0}
+    right = sum("000" in prompt.reference for prompt in Remainder().held_out(100))
+    assert figures.accuracy_greedy == 0.0
+    assert figures.accuracy_sampled == pytest.approx(right / 100)
+    assert figures.length_median == 9
+    assert figures.shares == {"full": 1.0}
+    assert engine.aborted == []
 
 
 def test_answers_of_several_turns_go_back_and_forth_with_the_environment():
-    class One(Adder):
-        """Says `turn;` to whatever it is told: wrong totals, but whole dialogues."""
-
-        def _answer(self, trajectory: str, right: bool) -> None:
-            tokens = np.array(ENCODE("1;"), np.uint32)
-            zeros = np.zeros(2, np.float32)
-            self._ready.append(Emission(trajectory, tokens, zeros, self.version, "stop"))
-
-    task = Scripted(turns=3)
+    task, plan = Scripted(turns=3), Plan(10, 1, 100, 0)
     pool = RewardPool(TaskSettings(name="scripted"))
-    engine = One(task.tokenizer())
-    figures = evaluate(task, Plan(10, 1, 100, 0), pool, engine)  # pyright: ignore
+    engine = Parrot(greedy=ENCODE("0;"), sampled=ENCODE("1;"))
+    figures = evaluate(task, plan, pool, engine)  # pyright: ignore
     pool.close()
+    assert figures.dead == 0
     assert figures.length_median == 6  # three turns of two tokens; the environment's do not count
-    assert sorted(engine.aborted) == sorted(answers(task, Plan(10, 1, 100, 0)))
+    assert sorted(engine.aborted) == sorted(answers(task, plan))
 
 
 def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():

@@ -45,7 +45,7 @@ def test_it_learns(tmp_path: Path):
     course = Course(documents=200, steps=60, ramp_steps=5)
     losses: list[float] = []
     warm_up(Remainder(), TINY, 0, tmp_path / "w", 1, lambda *at: losses.append(at[2]), course)
-    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:3])
+    assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:3])
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path):

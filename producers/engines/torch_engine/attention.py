@@ -42,20 +42,16 @@ def _products(
     used: tuple[Segment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
-    keys, values = cache.flat_keys[layer], cache.flat_values[layer]
     rows, per_row, group, width = queries.shape
     flat = queries.view(rows * per_row, group, width)
-    end = cache.column + 1
-    out = queries.new_empty(rows * per_row, group, width)
+    attended: list[torch.Tensor] = []
     for segment, mask in zip(used, masks, strict=True):
-        begin, length = segment.begin * per_row, (segment.end - segment.begin) * per_row
-        columns = end - segment.column
-        window = keys.narrow(0, begin, length).narrow(1, segment.column, columns)
-        scores = torch.bmm(flat.narrow(0, begin, length), window.transpose(1, 2))
-        scores.view(mask.shape[0], -1, columns).add_(mask)
-        window = values.narrow(0, begin, length).narrow(1, segment.column, columns)
-        torch.bmm(scores.softmax(-1), window, out=out.narrow(0, begin, length))
-    return out.view(rows, -1)
+        own = flat[segment.begin * per_row : segment.end * per_row]
+        scores = torch.bmm(own, cache.window(layer, segment, 0).transpose(1, 2))
+        scores.view(mask.shape[0], -1, mask.shape[2]).add_(mask)
+        attended.append(torch.bmm(scores.softmax(-1), cache.window(layer, segment, 1)))
+    joined = attended[0] if len(attended) == 1 else torch.cat(attended)
+    return joined.view(rows, -1)
 
 
 def _fused(

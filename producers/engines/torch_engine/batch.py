@@ -5,8 +5,6 @@ runs. Rows carry the trajectory's own randomness, so who runs beside whom change
 (invariant 10).
 """
 
-from collections import Counter
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from producers.engines.torch_engine.order import (
     length_classes,
     segments,
 )
-from producers.engines.torch_engine.sampling import SamplingPlan, draw, plan_sampling
+from producers.engines.torch_engine.sampling import PlanBook, draw, plan_sampling
 from producers.engines.torch_engine.sequence import Sequence
 from streams.records import Floats, Sampling, Tokens
 
@@ -38,12 +36,14 @@ class Batch:
         self.order = RowOrder(() if overhead is None else length_classes(context_max), slots)
         self.rows: list[Sequence] = []
         self._starts: NDArray[np.int64] = np.zeros(slots + 1, np.int64)
+        self._limits: NDArray[np.int64] = np.zeros(slots + 1, np.int64)
         self._positions = torch.zeros(slots, dtype=torch.int64, device=decoder.device)
-        self._samplings: Counter[Sampling] = Counter()
+        self._plans = PlanBook(decoder.device)
+        self._plan = plan_sampling([Sampling()], decoder.device)
         self._composed = False
         self._used: tuple[Segment, ...] = ()
-        self._plan: SamplingPlan | None = None
-        self._next_end = self._next_promotion = 0
+        # Columns before which no row ends or outgrows its class; rows that left may make them too early.
+        self._next_end = self._next_promotion = 2**62
 
     @property
     def tokens_cached(self) -> int:
@@ -55,17 +55,23 @@ class Batch:
         """The sequence runs from the next step on; `kv` holds all its tokens but the newest."""
         length = 0 if kv is None else kv.shape[2]
         if not self.rows:
-            self.cache.column = 0
+            self.cache.column, self._next_end, self._next_promotion = 0, 2**62, 2**62
         if self.cache.column < length:
             self._align(length)
-        row, moves = self.order.insert(self.order.region(length))
+        region = self.order.region(length)
+        row, moves = self.order.insert(region)
         self.rows.append(sequence)  # in its place once the moves are done
         self._move(moves)
         self.rows[row] = sequence
         sequence.row, sequence.first, sequence.pieces = row, self.block.column + 1, []
-        self._starts[row] = self.cache.write(row, kv)
+        start = self.cache.write(row, kv)
+        self._starts[row], self._limits[row] = start, sequence.limit
+        self._next_end = min(self._next_end, start + sequence.limit - 1)
+        if region:
+            outgrown = start + int(self.order.ceilings[region]) + 1
+            self._next_promotion = min(self._next_promotion, outgrown)
         self.block.enter(row, int(sequence.tokens[length]), sequence.key, length)
-        self._samplings[sequence.request.sampling] += 1
+        self._plans.enter(sequence.request.sampling)
         self._composed = False
 
     def leave(self, sequence: Sequence) -> None:
@@ -73,10 +79,7 @@ class Batch:
         self._move(self.order.remove(sequence.row))
         self.rows.pop()
         sequence.row = -1
-        sampling = sequence.request.sampling
-        self._samplings[sampling] -= 1
-        if not self._samplings[sampling]:
-            del self._samplings[sampling]
+        self._plans.leave(sequence.request.sampling)
         self._composed = False
 
     def cached(self, sequence: Sequence) -> torch.Tensor:
@@ -117,11 +120,10 @@ class Batch:
         if self.cache.column == self.cache.columns:
             self._align(max(self.cache.column - segment.column for segment in self._segments()))
         if self.cache.column >= self._next_promotion:
-            self._composed = False
+            self._promote()
         if not self._composed:
             self._compose()
         rows, plan = len(self.rows), self._plan
-        assert plan is not None
         positions = self._positions[:rows]
         logits = self.decoder.step(self.block.inputs(rows), positions, self.cache, self._used)
         tokens, logprobs = draw(logits, plan, self.block.next_uniforms(rows))
@@ -137,34 +139,27 @@ class Batch:
                 self.rows[row].finish = "stop"
                 ended.append(self.rows[row])
         if self.cache.column >= self._next_end:
-            for row in np.flatnonzero(self._ends() <= self.cache.column).tolist():
+            ends = self._starts[: len(self.rows)] + self._limits[: len(self.rows)] - 1
+            full = ends <= self.cache.column
+            self._next_end = int(ends[~full].min(initial=2**62))
+            for row in np.flatnonzero(full).tolist():
                 if self.rows[row].finish is None:
                     self.rows[row].finish = "length"
                     ended.append(self.rows[row])
         return ended
 
-    def _ends(self) -> NDArray[np.int64]:
-        """Column at which each row is at its limit, its newest token not being cached."""
-        limits = np.array([sequence.limit for sequence in self.rows], np.int64)
-        return self._starts[: len(self.rows)] + limits - 1
-
     def _compose(self) -> None:
         rows = len(self.rows)
-        self._promote()
         self._used = self._segments()
-        self._next_end = int(self._ends().min())
         positions = torch.from_numpy(self.cache.column - self._starts[:rows])
         self._positions[:rows].copy_(positions)
         self.block.push()
-        if len(self._samplings) == 1:
-            self._plan = plan_sampling(list(self._samplings), self.decoder.device)
-        else:
-            samplings = [sequence.request.sampling for sequence in self.rows]
-            self._plan = plan_sampling(samplings, self.decoder.device)
+        self._plan = self._plans.plan(sequence.request.sampling for sequence in self.rows)
         self._composed = True
 
     def _promote(self) -> None:
-        """Rows that outgrew their length class go to the next; plans when to look again."""
+        """Rows that outgrew their length class go to the next one."""
+        self._composed = False
         self._next_promotion = 2**62
         begin = self.order.counts[0]
         for region in range(1, len(self.order.counts)):
@@ -196,6 +191,7 @@ class Batch:
             self.cache.move(source, target, int(self._starts[source]))
             self.block.move(source, target)
             self._starts[target] = self._starts[source]
+            self._limits[target] = self._limits[source]
             sequence = spare if source == self.order.spare else self.rows[source]
             assert sequence is not None
             if target == self.order.spare:
@@ -217,4 +213,6 @@ class Batch:
         rows = len(self.rows)
         shift = self.cache.align(column, used, self._starts[:rows].tolist())
         self._starts[:rows] += shift
+        self._next_end += shift
+        self._next_promotion += shift
         self._composed = False

@@ -80,6 +80,25 @@ class KVCache:
         self.data[:, target, :, window] = self.data[:, source, :, window]
         self.mask[target] = self.mask[source]
 
+    def newest(self, layer: int, rows: int) -> torch.Tensor:
+        """(rows, heads, 2, width): where the next token's key and value go."""
+        half, row, head, column, unit = self.data.stride()
+        size = (rows, self.data.shape[2], 2, self.data.shape[4])
+        offset = 2 * layer * half + self.column * column
+        return self.data.as_strided(size, (row, head, half, unit), offset)
+
+    def window(self, layer: int, segment: Segment, part: int) -> torch.Tensor:
+        """Keys (`part` 0) or values (1) of a segment, the next column included: (rows · heads, columns, width)."""
+        half, row, head, column, unit = self.data.stride()
+        heads = self.data.shape[2]
+        size = (
+            (segment.end - segment.begin) * heads,
+            self.column + 1 - segment.column,
+            self.data.shape[4],
+        )
+        offset = (2 * layer + part) * half + segment.begin * row + segment.column * column
+        return self.data.as_strided(size, (head, column, unit), offset)
+
     def align(self, column: int, used: tuple[Segment, ...], starts: list[int]) -> int:
         """Shift what is in use so that the next column is `column`; returns by how much columns grew."""
         shift = column - self.column

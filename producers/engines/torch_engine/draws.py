@@ -21,9 +21,8 @@ def trajectory_key(seed: int, trajectory: str) -> int:
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniforms in [0, 1) with 53 random bits; `keys` and `positions` (token indices) broadcast."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
-        bits = keys + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
-        bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-        bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-        bits ^= bits >> np.uint64(31)
+    bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as meant
+    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
+    bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(11)) * 2.0**-53

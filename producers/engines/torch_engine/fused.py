@@ -36,8 +36,8 @@ class FusedDecoder:
         # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA a launch outweighs far more.
         self.segment_overhead_tokens = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
-        self._epsilon = torch.full((1,), shape.epsilon, dtype=dtype, device=device)
-        self._mean = torch.full((shape.hidden, 1), 1 / shape.hidden, dtype=dtype, device=device)
+        self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
+        self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -56,8 +56,7 @@ class FusedDecoder:
         masks = segment_masks(cache, used)
         for index, layer in enumerate(self.weights.layers):
             heads = self._heads(layer, hidden, rotation)
-            target = cache.data[2 * index : 2 * index + 2, :rows, :, cache.column]
-            target.copy_(heads[:, :, s.queries_per_kv :].permute(2, 0, 1, 3))
+            cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
             attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
             self._finish(layer, hidden, attended)
         return F.linear(self._norm(hidden), self.weights.head)
@@ -88,12 +87,8 @@ class FusedDecoder:
         return out
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """RMS norm without its weight, which is folded into the matrix that follows."""
-        if self.dtype != torch.float32:
-            return F.rms_norm(values, (self.shape.hidden,), None, self.shape.epsilon)
-        # The mean of squares as a matrix product: half the time of `rms_norm` at a few rows.
-        mean = torch.addmm(self._epsilon, hidden * hidden, self._mean)
-        return mean.rsqrt_() * hidden
+        """RMS norm but for its weight and the root of the width: both are folded into the matrix that follows."""
+        return _unit(hidden, self._floor)
 
     def _heads(
         self, layer: FusedLayer, hidden: torch.Tensor, rotation: torch.Tensor
@@ -108,8 +103,7 @@ class FusedDecoder:
         heads = projected.view(-1, s.kv_heads, s.queries_per_kv + 2, s.width)
         turned = heads[:, :, :-1]
         if layer.head_norm is not None:
-            normed = F.rms_norm(turned, (s.width,), None, s.epsilon)
-            torch.mul(normed, layer.head_norm, out=turned)
+            torch.mul(_unit(turned, self._head_floor), layer.head_norm, out=turned)
         if self.dtype == torch.float32:
             torch.view_as_complex(turned.unflatten(3, (-1, 2))).mul_(rotation)
         else:
@@ -119,11 +113,16 @@ class FusedDecoder:
 
     def _finish(self, layer: FusedLayer, hidden: torch.Tensor, attended: torch.Tensor) -> None:
         """Output projection and feed-forward, added to `hidden` in place."""
-        s = self.shape
         hidden.addmm_(attended, layer.output)
         if layer.output_bias is not None:
             hidden.add_(layer.output_bias)
         gate_up = torch.mm(self._norm(hidden), layer.gate_up)
-        gated = F.silu(gate_up[:, : s.intermediate])
-        gated.mul_(gate_up[:, s.intermediate :])
-        hidden.addmm_(gated, layer.down)
+        gate, up = gate_up.chunk(2, 1)
+        hidden.addmm_(F.silu(gate).mul_(up), layer.down)
+
+
+def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
+    """Rows divided by the root of (sum of squares + floor²): three calls, where `rms_norm` makes nine on a CPU."""
+    exact = values.float()
+    length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+    return (exact / length.hypot_(floor)).to(values.dtype)

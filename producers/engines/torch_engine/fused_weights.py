@@ -77,8 +77,11 @@ def _fill(layer: FusedLayer, own: Mapping[str, torch.Tensor], shape: FusedShape)
         layer.qkv_bias.copy_(_fused_qkv(own, "bias", shape))
     if layer.head_norm is not None:
         query_norm = _interleaved(own["self_attn.q_norm.weight"], shape.width)
-        layer.head_norm[:-1] = query_norm.float() * shape.width**-0.5
-        layer.head_norm[-1] = _interleaved(own["self_attn.k_norm.weight"], shape.width)
+        key_norm = _interleaved(own["self_attn.k_norm.weight"], shape.width)
+        layer.head_norm[:-1] = (
+            query_norm  # the norm's root of the width and attention's scale cancel
+        )
+        layer.head_norm[-1] = key_norm.float() * shape.width**0.5
     layer.output.copy_(own["self_attn.o_proj.weight"].t())
     if layer.output_bias is not None:
         layer.output_bias.copy_(own["self_attn.o_proj.bias"])
@@ -88,8 +91,8 @@ def _fill(layer: FusedLayer, own: Mapping[str, torch.Tensor], shape: FusedShape)
 
 
 def _behind_norm(matrix: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """A matrix (out, in) that applies the weight of the norm before it, in fp32."""
-    return matrix.float() * norm.float()
+    """A matrix (out, in) that applies what the norm before it leaves out, in fp32."""
+    return matrix.float() * norm.float() * norm.numel() ** 0.5
 
 
 def _fused_qkv(own: Mapping[str, torch.Tensor], kind: str, shape: FusedShape) -> torch.Tensor:

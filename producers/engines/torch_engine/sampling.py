@@ -6,8 +6,9 @@ one call. The sum runs in float64, so only logits whose rounding moves a boundar
 Greedy rows (`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,6 +55,38 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
         all_greedy=all(greedy),
         stops=torch.tensor(stops, dtype=torch.int64, device=device).t().contiguous(),
     )
+
+
+class PlanBook:
+    """The plan of the rows that are in; nothing is computed while all of them are drawn alike."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._kinds: Counter[Sampling] = Counter()
+        self._alike: dict[Sampling, SamplingPlan] = {}
+
+    def enter(self, sampling: Sampling) -> None:
+        self._kinds[_kind(sampling)] += 1
+
+    def leave(self, sampling: Sampling) -> None:
+        kind = _kind(sampling)
+        self._kinds[kind] -= 1
+        if not self._kinds[kind]:
+            del self._kinds[kind]
+
+    def plan(self, rows: Iterable[Sampling]) -> SamplingPlan:
+        """For these rows, which are those that entered and did not leave."""
+        if len(self._kinds) > 1:
+            return plan_sampling(list(rows), self.device)
+        (kind,) = self._kinds
+        if kind not in self._alike:
+            self._alike = {kind: plan_sampling([kind], self.device)}
+        return self._alike[kind]
+
+
+def _kind(sampling: Sampling) -> Sampling:
+    """Rows of one kind differ in nothing that a draw looks at."""
+    return replace(sampling, tokens_max=0)
 
 
 def check_sampling(sampling: Sampling, vocabulary: int) -> None:

@@ -1,0 +1,115 @@
+"""One run of the product in processes of its own, and what its log says of its speed.
+
+The clock starts with the first admission, when generation may begin, and stops with the last
+`StepDone`: start-up, warm-up and evaluation are outside it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.config import load
+from rollstream.folder import bus_url
+from storage.metrics import read_metrics
+from streams.connect import open_bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Admitted, Record, RolloutStatus, StepDone
+
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Trained tokens and seconds; `busy_s` is CPU time spent on tokens that were trained."""
+
+    folder: Path
+    tokens: float
+    seconds: float
+    busy_s: float
+    peak_mb: Mapping[str, float]
+    started_s: float
+    done_s: Mapping[int, float]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def busy(self) -> float:
+        """Share of two cores."""
+        return self.busy_s / (2 * self.seconds)
+
+
+def run(configuration: Path, folder: Path, overrides: Sequence[str]) -> Measured:
+    """Start the run, wait for its end and read its log; a run that fails raises with its output."""
+    command = [sys.executable, "-m", "rollstream", "run", str(configuration), "--run", str(folder)]
+    for override in overrides:
+        command += ["--set", override]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return measure(folder)
+
+
+def measure(folder: Path) -> Measured:
+    """What the log of a finished run says."""
+    configuration = load(folder / "config.json")
+    bus = open_bus(bus_url(configuration, folder))
+    admissions = [r for r in _read(bus, "admissions") if isinstance(r[1], Admitted)]
+    steps = [r for _, r in _read(bus, "ledger") if isinstance(r, StepDone)]
+    newest: dict[str, RolloutStatus] = {}
+    for _, record in _read(bus, "status"):
+        if isinstance(record, RolloutStatus):
+            newest[record.rollout] = record
+    bus.close()
+    started_s = admissions[0][0] / 1000
+    trained = sum(step.metrics["tokens_trained"] for step in steps)
+    generated = sum(status.tokens_total for status in newest.values())
+    decode_s = sum(status.busy_s for status in newest.values()) * trained / generated
+    train_s = sum(step.metrics["busy_s"] for step in steps)
+    return Measured(
+        folder,
+        trained,
+        steps[-1].time_s - started_s,
+        decode_s + train_s,
+        _peaks(folder),
+        started_s,
+        {step.step: step.time_s for step in steps},
+    )
+
+
+def _read(bus: object, topic: str) -> list[tuple[int, Record]]:
+    reader = TopicReader(bus, topic, from_begin(bus, topic))  # type: ignore[arg-type]
+    return [(r.timestamp_ms, r.record) for r in reader.read_to(bus.end(topic))]  # type: ignore[attr-defined]
+
+
+def _peaks(folder: Path) -> dict[str, float]:
+    """Peak resident memory of each role, in MB, as it wrote it when it ended."""
+    found: dict[str, float] = {}
+    for path in sorted((folder / "metrics").glob("process-*.jsonl")):
+        lines = read_metrics(path)
+        if lines:
+            found[path.stem.removeprefix("process-")] = max(line["peak_mb"] for line in lines)
+    return found
+
+
+def evaluated(folder: Path, versions: Sequence[int], samples: int) -> dict[int, dict[str, float]]:
+    """Lines of `rollstream eval` on stored versions, by version."""
+    command = [sys.executable, "-m", "rollstream", "eval", str(folder / "config.json"), "--json"]
+    command += ["--versions", ",".join(map(str, versions)), "--samples", str(samples)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {int(line["step"]): line for line in lines}

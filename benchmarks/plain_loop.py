@@ -1,0 +1,138 @@
+"""The reference of the pipeline benchmark: a plain single-process loop, generate, train, repeat.
+
+It imports the same engine and the same learner as the product, so that what differs is the
+schedule: here nothing overlaps, and every sample of a step is awaited before it is trained. No log,
+no store, no processes. `python -m benchmarks.plain_loop RUN/config.json --threads 2` prints one
+JSON object.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from consumers.trainer.learner import Learner
+from consumers.trainer.packing import pack
+from consumers.trainer.prepare import prepare, rule_of
+from producers.engines.base import Emission, Engine, Request
+from producers.engines.connect import open_engine
+from producers.tasks.base import Task
+from producers.tasks.registry import load_task
+from rollstream.config import Configuration, load
+from storage.model import load_model
+from streams.records import GENERATED, PROMPT, Sampling, Span, Trajectory, Version
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("configuration", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    print(json.dumps(run(load(chosen.configuration), chosen.threads)))
+
+
+def run(c: Configuration, threads: int) -> dict[str, float]:
+    """Train the configured steps; tokens trained, and seconds without start-up."""
+    assert c.model.path is not None, "the benchmark gives every run the same warm model"
+    model = load_model(c.model.path)
+    settings = c.trainer.model_copy(update={"workers": 1, "threads": threads})
+    slots = settings.groups_per_step * settings.samples_per_group
+    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    config = model.config
+    learner = Learner(model, settings)
+    engine = open_engine(
+        "torch", config, tensors, Version(0, 1), slots=slots, context_max=c.rollouts.context_max
+    )
+    task = load_task(c.task.name, c.task.options)
+    rule = rule_of(settings, None, keep_version=False)
+    tokens, generate_s, began = 0, 0.0, time.perf_counter()
+    for step in range(settings.steps):
+        started = time.perf_counter()
+        groups = generate(c, task, engine, step)
+        generate_s += time.perf_counter() - started
+        samples = [
+            sample
+            for group, records in groups.items()
+            for sample in prepare(
+                group, records, {r.trajectory: r.reward or 0.0 for r in records}, rule, step
+            ).samples
+        ]
+        for batch in pack(samples, settings.micro_batch_tokens):
+            learner.submit(batch)
+        learner.finish_update()
+        engine.update(Version(step + 1, 1), learner.snapshot("float32"), "in_flight")
+        tokens += sum(len(sample.logprobs) for sample in samples)
+    seconds = time.perf_counter() - began
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "generate_s": generate_s,
+        "train_s": seconds - generate_s,
+    }
+
+
+def generate(
+    c: Configuration, task: Task, engine: Engine, step: int
+) -> dict[int, list[Trajectory]]:
+    """All samples of one step, by group, judged."""
+    sampling = Sampling(1.0, 0, 1.0, c.sampling.tokens_max, tuple(task.stop))
+    count = c.trainer.groups_per_step
+    groups = range(step * count, (step + 1) * count)
+    prompts = {group: task.prompt(c.seed, group) for group in groups}
+    for group, prompt in prompts.items():
+        tokens = np.array(prompt.tokens, np.uint32)
+        sources = np.full(len(tokens), PROMPT, np.uint8)
+        for index in range(c.trainer.samples_per_group):
+            name, empty = f"{group}.{index}", np.empty(0, np.float32)
+            engine.submit(Request(name, group, tokens, sources, sampling, c.seed, empty))
+    emissions: dict[str, list[Emission]] = {}
+    while engine.stats().running or engine.stats().waiting:
+        for emission in engine.poll(1.0):
+            emissions.setdefault(emission.trajectory, []).append(emission)
+    answered: dict[int, list[Trajectory]] = {group: [] for group in groups}
+    for name, parts in emissions.items():
+        group = int(name.split(".")[0])
+        prompt = prompts[group]
+        answered[group].append(
+            finished(task, name, prompt.tokens, prompt.reference, parts, engine.version)
+        )
+    return answered
+
+
+def finished(
+    task: Task,
+    name: str,
+    prompt: tuple[int, ...],
+    reference: str,
+    parts: list[Emission],
+    version: Version,
+) -> Trajectory:
+    """The record that a rollout would have published."""
+    answer = np.concatenate([part.tokens for part in parts])
+    group, index = map(int, name.split("."))
+    return Trajectory(
+        trajectory=name,
+        group=group,
+        index=index,
+        attempt=1,
+        task=task.name,
+        rollout="",
+        rollout_term=1,
+        tokens=np.concatenate([np.array(prompt, np.uint32), answer]),
+        sources=np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(prompt), len(answer)]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        spans=(Span(0, len(answer), version),),
+        finish="stop",
+        reward=task.judge(reference, [answer.tolist()]).reward,
+        trainer_version=version,
+        started_s=0.0,
+        finished_s=0.0,
+    )
+
+
+if __name__ == "__main__":
+    main()

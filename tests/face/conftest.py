@@ -1,0 +1,12 @@
+"""Runs that the tests of the face look at."""
+
+import pytest
+from synthetic import publish_run
+
+from rollstream.folder import RunFolder
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory) -> RunFolder:
+    """A finished run of 60 steps; read it only."""
+    return publish_run(tmp_path_factory.mktemp("synthetic") / "run")

@@ -1,0 +1,181 @@
+"""The configuration says what is wrong, where, and what to write instead."""
+
+from pathlib import Path
+
+import pytest
+
+from rollstream.config import Configuration, essentials, fingerprint, flat, load
+from streams.errors import ConfigurationError
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def refusal(path: Path, *overrides: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        load(path, overrides, environment or {})
+    return str(error.value)
+
+
+def test_an_empty_file_is_the_defaults(toml):
+    assert load(toml(""), (), {}) == Configuration()
+
+
+def test_later_layers_win(toml):
+    path = toml("[trainer]\nlr = 1e-3\nsteps = 7\n[rollouts]\nslots = 3")
+    environment = {"ROLLSTREAM_TRAINER__LR": "2e-3", "ROLLSTREAM_TRAINER__STEPS": "8"}
+    configuration = load(path, ["trainer.lr=3e-3"], environment)
+    assert configuration.trainer.lr == 3e-3
+    assert configuration.trainer.steps == 8
+    assert configuration.rollouts.slots == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[trainer]\ngroups_per_step = 0",
+            "groups_per_step must be ≥ 1, got 0 (trainer.groups_per_step in run.toml)",
+        ),
+        ("[trainer]\nlr = 0.0", "lr must be > 0, got 0.0 (trainer.lr in run.toml)"),
+        (
+            '[trainer]\nsteps = "60"',
+            "steps must be a whole number, got '60' (trainer.steps in run.toml)",
+        ),
+        (
+            '[sampling]\ntemperature = "hot"',
+            "temperature must be a number, got 'hot' (sampling.temperature in run.toml)",
+        ),
+        (
+            "[evaluation]\nenabled = 1",
+            "enabled must be true or false, got 1 (evaluation.enabled in run.toml)",
+        ),
+        ("trainer = 3", "trainer must be a table, got 3 (trainer in run.toml)"),
+        ("[trainer]\nbetas = [0.9]", "betas must have more entries, got [0.9]"),
+        ("[model]\nconfig = {a = [1]}", "a must be a number, true or false, or text, got [1]"),
+        (
+            '[trainer]\nloss = "ppo"',
+            "loss must be one of 'truncated_is' or 'ppo_clip', got 'ppo' (trainer.loss in ",
+        ),
+        ("[trainer]\nlr = inf", "lr must be finite, got inf (trainer.lr in run.toml)"),
+        ("run = 2001-01-01", "run cannot be a date"),
+        ('run = "../etc"', "run must match"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(toml, text, message):
+    assert message in refusal(toml(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trainer]\nlrr = 1", "unknown key trainer.lrr in run.toml; nearest known: trainer.lr"),
+        ("lr = 1", "unknown key lr in run.toml; nearest known: trainer.lr"),
+        ("[trainer]\nslots = 1", "nearest known: rollouts.slots"),
+        ("[trainner]\nlr = 1", "unknown key trainner in run.toml; nearest known: trainer"),
+        ("[weights]\nquux = 1", "unknown key weights.quux in run.toml; known there: dtype, shard"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(toml, text, message):
+    assert message in refusal(toml(text))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampling.top_k=5", "top_k must be 0 when training"),
+        ("sampling.top_p=0.9", "top_p must be 1 when training"),
+        ("sampling.temperature=0", "temperature must be > 0 when training"),
+        ("sampling.tokens_max=512", "tokens_max must be < rollouts.context_max (512)"),
+        ("trainer.updates_per_step=25", "groups_per_step must be ≥ trainer.updates_per_step (25)"),
+        ("trainer.samples_per_group=1", "samples_per_group must be ≥ 2"),
+        ("trainer.survivors_min=9", "survivors_min must be ≤ trainer.samples_per_group (8)"),
+        ("trainer.betas=[0.9,1.0]", "betas must lie in [0, 1)"),
+        ("rollouts.engine=vllm", "engine must be one of torch"),
+        ("rollouts.status_s=6", "heartbeat_timeout_s must be ≥ 2 × rollouts.status_s (6)"),
+        ("model.config.max_position_embeddings=64", "context_max must be ≤ model.config"),
+        ("model.path=nowhere", "path must be a folder with a Hugging Face checkpoint"),
+        ("warmup.enabled=false", "path must be given when warmup.enabled is false"),
+        ("bus=memory:", "bus must be shared by several processes"),
+    ],
+)
+def test_an_impossible_combination_is_refused(toml, override, message):
+    assert message in refusal(toml(""), override)
+
+
+def test_a_wave_that_can_never_be_ready_is_refused(toml):
+    text = "[dispatch]\nmax_lag = 'null'\nready_groups_max = 23"
+    assert "ready_groups_max must be ≥ trainer.groups_per_step (24)" in refusal(toml(text))
+
+
+def test_every_mistake_has_its_line(toml):
+    lines = refusal(toml("[trainer]\nsteps = 0\nlrr = 1\n[sampling]\ntokens_max = -1")).splitlines()
+    assert [line.split()[0] for line in lines] == ["tokens_max", "steps", "unknown"]
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path, toml):
+    assert f"no configuration file {tmp_path / 'no.toml'}" in refusal(tmp_path / "no.toml")
+    assert "is no valid toml" in refusal(toml("x ="))
+    assert "cannot be read" in refusal(tmp_path)
+
+
+def test_null_is_none_in_every_layer(toml):
+    path = toml("[dispatch]\nmax_lag = 'null'")
+    assert load(path, (), {}).dispatch.max_lag is None
+    assert load(toml(""), ["dispatch.max_lag=null"], {}).dispatch.max_lag is None
+
+
+def test_text_stays_text_on_the_command_line(toml):
+    configuration = load(toml(""), ["run=2", "task.options.lines=3", "task.options.kind=a b"], {})
+    assert configuration.run == "2"
+    assert configuration.task.options == {"lines": 3, "kind": "a b"}
+
+
+def test_the_origin_of_an_override_is_named(toml):
+    assert "(trainer.lr in --set)" in refusal(toml(""), "trainer.lr=fast")
+    assert "write it as key=value" in refusal(toml(""), "trainer.lr")
+    environment = {"ROLLSTREAM_TRAINER__LR": "-1"}
+    message = refusal(toml(""), environment=environment)
+    assert "(trainer.lr in environment variable ROLLSTREAM_TRAINER__LR)" in message
+
+
+def test_an_unknown_variable_is_refused_and_the_supervisors_words_are_not(toml):
+    message = refusal(toml(""), environment={"ROLLSTREAM_TRAINER__LRR": "1"})
+    assert "unknown key trainer.lrr in environment variable ROLLSTREAM_TRAINER__LRR" in message
+    words = {"ROLLSTREAM_NONCE": "a", "ROLLSTREAM_HANDED_NONCE": "b", "ROLLSTREAM_PARENT": "1"}
+    assert load(toml(""), (), words) == Configuration()
+
+
+def test_no_message_shows_a_secret(toml):
+    message = refusal(toml(""), "bus=kafka://anna:hush@broker/1")
+    assert "bus must not hold credentials" in message
+    assert "hush" not in message
+    assert "hush" not in refusal(toml("[task.options]\napi_key = ['hush']"))
+
+
+def test_the_resolved_configuration_is_not_changed_by_the_environment(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(Configuration(seed=3).model_dump_json())
+    assert load(path, (), {"ROLLSTREAM_SEED": "5"}).seed == 3
+
+
+def test_the_fingerprint_follows_what_matters_alone():
+    same = Configuration(folder="elsewhere", rollouts={"count": 5})  # pyright: ignore
+    other = Configuration(rollouts={"on_update": "keep_version"})  # pyright: ignore
+    assert fingerprint(same) == fingerprint(Configuration())
+    assert fingerprint(other) != fingerprint(Configuration())
+    assert "rollouts.on_update" in essentials(other)
+    assert "rollouts.count" not in essentials(other)
+
+
+def test_the_quickstart_is_a_configuration():
+    configuration = load(Path(__file__).parents[2] / "examples" / "quickstart.toml", (), {})
+    assert flat(configuration)["model.config.hidden_size"] == 128
+    assert configuration.trainer.steps == 60

@@ -1,0 +1,178 @@
+"""The report: built from log and metrics files alone, whole or half, and its counts add up."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import GROUPS, STARTED_S, STEP_S, admitted, applied, done, status, take, trajectory
+
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder, settle
+from rollstream.main import main
+from rollstream.report.busy import Busy
+from rollstream.report.charts import Chart, Series, draw, ticks
+from rollstream.report.history import History
+from rollstream.report.reading import read_history
+from rollstream.report.summary import summarise
+from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
+from rollstream.report.write import report
+from streams.connect import open_bus
+
+
+@pytest.fixture(scope="module")
+def history(run_folder) -> History:
+    bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
+    read = read_history(bus, run_folder)
+    bus.close()
+    return read
+
+
+def drawings(text: str) -> list[ElementTree.Element]:
+    """Every drawing, which must be well-formed."""
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+
+
+def test_invariant_1_every_admitted_group_has_one_ending_and_the_counts_add_up(history):
+    counts = history.outcomes()
+    assert counts == {
+        "admitted": 60 * GROUPS + 2,
+        "trained": 60 * GROUPS,
+        "filtered": 0,
+        "expired": 0,
+        "dead": 1,
+        "open": 1,
+    }
+    assert counts["admitted"] == sum(n for name, n in counts.items() if name != "admitted")
+
+
+def test_the_summary_says_what_the_run_came_to(history):
+    summary = summarise(history)
+    assert (summary.steps, summary.steps_wanted, summary.restarts) == (60, 60, 1)
+    assert summary.accuracy_sampled is not None
+    assert summary.accuracy_sampled.text() == "0.260 → 0.819"
+    assert (summary.goal_step, summary.goal_s) == (40, pytest.approx(40 * STEP_S))
+    assert summary.lag_consumed_max == 4
+    words = dict(summary.rows())
+    assert words["length, p99"] == "161 → 284"
+    assert words["groups"].startswith("242 admitted, 240 trained")
+
+
+def test_the_page_holds_everything_and_needs_nothing_else(history):
+    text = report(history, summarise(history))
+    for part in (
+        "Held-out accuracy",
+        "Styles of held-out answers",
+        "Response length",
+        "Reward",
+        "Lag",
+        "Entropy",
+        "KL estimate",
+        "Effective sample size",
+        "Who generated under which version",
+        "they add up",
+        "dead: 1 of 2 survived",
+        "rollout-1",
+        "SIGKILL",
+        "trainer.groups_per_step",
+        "prefers-color-scheme: dark",
+    ):
+        assert part in text, part
+    assert len(drawings(text)) == 11
+    assert not re.search(r"<script|<link|https?://|src=|url\(", text)
+
+
+def test_the_command_writes_the_page_and_prints_the_summary(run_folder, capsys):
+    assert main(["report", str(run_folder.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcomes"]["trained"] == 60 * GROUPS
+    assert main(["report", str(run_folder.path)]) == 0
+    assert "0.260 → 0.819" in capsys.readouterr().out
+    assert run_folder.report.read_text().startswith("<!doctype html>")
+
+
+def test_a_run_that_was_only_prepared_has_a_report(tmp_path, capsys):
+    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "0 of 60" in capsys.readouterr().out
+    text = RunFolder(tmp_path).report.read_text()
+    assert "0 of 60" in text
+    assert drawings(text) == []
+
+
+def test_half_a_run_has_a_report():
+    half = History()
+    for record in (admitted(0), trajectory(0, 0, 1), applied("rollout-0", 1)):
+        half.apply(record)
+    text = report(half, summarise(half))
+    assert half.outcomes()["open"] == 1
+    assert "Held-out accuracy" not in text
+    assert len(drawings(text)) == 1
+
+
+def test_records_read_twice_and_repeated_steps_count_once():
+    once, twice = History(), History()
+    records = [admitted(0), take(1, range(1)), done(1), status("rollout-0", 1)]
+    for record in records:
+        once.apply(record)
+    for record in [*records, *records]:
+        twice.apply(record)
+    assert once.outcomes() == twice.outcomes()
+    assert once.metric("reward_mean") == twice.metric("reward_mean")
+    assert once.rollouts["rollout-0"].idle_s() == twice.rollouts["rollout-0"].idle_s()
+
+
+def test_the_timeline_shows_each_version_where_it_was_served(history):
+    bars = bars_of(history.rollouts["rollout-0"])
+    versions = [bar.version for bar in bars]
+    assert versions == sorted(versions)
+    assert set(versions) == set(range(60))
+    assert all(bar.end_s > bar.start_s for bar in bars)
+    row = next(row for row in rows_of(history) if row.name == "rollout-1")
+    assert row.deaths_s == (STARTED_S + 20 * STEP_S,)
+    assert "rollout-1 died" in draw_timeline(history)
+
+
+def test_a_night_without_work_is_cut_out_of_the_timeline():
+    history = History()
+    for step, pause in ((1, 0.0), (2, 36_000.0)):
+        record = done(step)
+        history.apply(
+            type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause)
+        )
+    axis = axis_of(rows_of(history))
+    assert axis is not None
+    assert axis.length_s() == pytest.approx(1 + 1 + 2)
+    assert axis.at(STARTED_S + 36_000.0 + 2 * STEP_S) == pytest.approx(4)
+
+
+def test_what_a_name_contains_cannot_break_the_page():
+    chart = Chart('<b>"&', (Series("</svg><script>", [(0, 1), (1, 2)]),))
+    assert len(drawings(draw(chart))) == 1
+    history = History(configuration={"run": "<script>alert(1)</script>"})
+    assert "<script>" not in report(history, summarise(history))
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 10))
+def test_ticks_are_few_and_inside(low, span, count):
+    marks = ticks(low, low + span, count)
+    assert len(marks) <= count + 1
+    assert all(low - span * 1e-6 - 1e-9 <= mark <= low + span * (1 + 1e-6) + 1e-9 for mark in marks)
+
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1]))
+)
+
+
+@given(INTERVALS)
+def test_busy_is_the_union_of_its_intervals(intervals):
+    busy = Busy()
+    for start, end in intervals:
+        busy.add(start, end)
+    covered = {second for start, end in intervals for second in range(start, end)}
+    assert busy.total_s() == len(covered)
+    assert all(end < start for end, start in zip(busy.ends, busy.starts[1:], strict=False))
+    inside = sum(end - start for start, end in busy.within(10, 30))
+    assert inside == len(covered & set(range(10, 30)))

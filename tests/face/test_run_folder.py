@@ -1,0 +1,85 @@
+"""A run's folder belongs to one configuration, and to one supervisor at a time."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rollstream.config import Configuration, load
+from rollstream.folder import RunFolder, bus_url, folder_of, model_folder, settle, store_url
+from rollstream.lock import RunLock
+from streams.errors import ConfigurationError, LeaseHeld
+
+
+def configured(path, **settings) -> Configuration:
+    return Configuration(folder=str(path), **settings)
+
+
+def test_the_resolved_configuration_is_loadable(tmp_path):
+    configuration = configured(tmp_path, seed=4)
+    settle(folder_of(configuration), configuration)
+    assert load(tmp_path / "config.json", (), {}) == configuration
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    settle(RunFolder(tmp_path), configured(tmp_path))
+    with pytest.raises(ConfigurationError) as error:
+        settle(RunFolder(tmp_path), configured(tmp_path, seed=9, trainer={"lr": 1e-3}))
+    assert "  seed: 0 in the run, 9 asked for" in str(error.value)
+    assert "  trainer.lr: 0.0005 in the run, 0.001 asked for" in str(error.value)
+    assert load(tmp_path / "config.json", (), {}).seed == 0
+
+
+def test_what_only_moves_work_about_may_change(tmp_path):
+    settle(RunFolder(tmp_path), configured(tmp_path))
+    settle(RunFolder(tmp_path), configured(tmp_path, rollouts={"count": 3}))
+    assert load(tmp_path / "config.json", (), {}).rollouts.count == 3
+
+
+def test_a_moved_run_knows_its_new_folder(tmp_path):
+    settle(RunFolder(tmp_path / "old"), configured(tmp_path / "old"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert folder_of(load(tmp_path / "new" / "config.json", (), {})).path == tmp_path / "new"
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"choose another with --run"):
+        settle(RunFolder(tmp_path / "file" / "run"), Configuration())
+
+
+def test_relative_urls_are_inside_the_folder(tmp_path):
+    configuration = Configuration(store="file:/elsewhere")
+    assert bus_url(configuration, tmp_path) == f"sqlite:{tmp_path}/bus"
+    assert store_url(configuration, tmp_path) == "file:/elsewhere"
+    assert model_folder(configuration, tmp_path) == tmp_path / "model"
+
+
+def test_a_second_supervisor_is_refused_and_told_who_the_first_is(tmp_path):
+    first = RunLock(tmp_path)
+    with pytest.raises(LeaseHeld, match=r"running already \(supervisor: process \d+\)"):
+        RunLock(tmp_path, wait_s=0)
+    first.close()
+    RunLock(tmp_path, wait_s=0).close()
+
+
+def test_the_lock_is_held_until_the_last_role_ends(tmp_path):
+    first = RunLock(tmp_path)
+    role = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first.descriptor]
+    )
+    first.close()
+    with pytest.raises(LeaseHeld):
+        RunLock(tmp_path, wait_s=0)
+    role.communicate(b"\n")
+    RunLock(tmp_path, wait_s=0).close()
+
+
+def test_nonces_are_left_for_the_next_supervisor_and_a_torn_file_is_none(tmp_path):
+    lock = RunLock(tmp_path)
+    assert lock.nonces() == {}
+    lock.keep_nonces({"trainer": "abc"})
+    assert lock.nonces() == {"trainer": "abc"}
+    (tmp_path / "nonces.json").write_text('{"tra')
+    assert lock.nonces() == {}
+    lock.close()

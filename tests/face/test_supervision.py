@@ -1,0 +1,237 @@
+"""The supervisor over tiny scripts: restarts, bounds, clean stops, and no orphans."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rollstream.children import Seat, last_lines
+from rollstream.lock import RunLock
+from rollstream.restarts import RestartPolicy
+from rollstream.supervisor import Limits, Supervisor
+
+ROOT = Path(__file__).parents[2]
+FAST = RestartPolicy(first_s=0.01, longest_s=0.02)
+WAIT_S = 30.0  # a bound for what takes milliseconds
+
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+{SLEEP}
+"""
+NOTE = """
+import json, os
+names = ("ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE")
+print(json.dumps([os.environ.get(name) for name in names]), flush=True)
+"""
+
+
+class Run:
+    """Seats run by a supervisor in a thread of the test."""
+
+    def __init__(self, folder: Path, *seats: Seat, lock: RunLock | None = None, **limits: float):
+        self.events: list[dict[str, object]] = []
+        self.folder, self.stop, self.hurry = folder, threading.Event(), threading.Event()
+        bounds = Limits(tick_s=0.01, **limits)
+        record = self.events.append
+        self.supervisor = Supervisor(seats, folder, lock, record, FAST, bounds)  # pyright: ignore
+
+    def outcome(self, until=lambda: False):
+        """Run to the end, or until `until` and then stop."""
+
+        def show(states):
+            if until():
+                self.stop.set()
+
+        return self.supervisor.run(self.stop, self.hurry, show)
+
+    def lines(self, name: str) -> list[str]:
+        return last_lines(self.folder / f"{name}.log")
+
+    def of(self, event: str) -> list[dict[str, object]]:
+        return [one for one in self.events if one["event"] == event]
+
+
+def seat(name: str, code: str, **settings) -> Seat:
+    return Seat(name, [sys.executable, "-c", code], **settings)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_the_run_is_complete_when_the_trainer_is(tmp_path):
+    run = Run(tmp_path, seat("trainer", "pass", ends="run"), seat("rollout-0", SLEEP))
+    assert run.outcome().kind == "complete"
+    assert not any(is_alive(int(one["pid"])) for one in run.of("start"))  # pyright: ignore
+
+
+def test_evaluation_may_finish_its_last_version(tmp_path):
+    code = f"import time, pathlib; time.sleep(.3); pathlib.Path({str(tmp_path)!r}, 'done').touch()"
+    run = Run(tmp_path, seat("trainer", "pass", ends="run"), seat("eval", code, ends="itself"))
+    assert run.outcome().kind == "complete"
+    assert (tmp_path / "done").exists()
+
+
+def test_evaluation_that_never_finishes_is_not_waited_for_for_ever(tmp_path):
+    trainer, evaluation = seat("trainer", "pass", ends="run"), seat("eval", SLEEP, ends="itself")
+    assert Run(tmp_path, trainer, evaluation, finish_s=0.05).outcome().kind == "complete"
+
+
+def test_a_role_that_died_is_started_again_and_it_is_said(tmp_path):
+    code = f"""
+        import os, pathlib, signal
+        mark = pathlib.Path({str(tmp_path)!r}, 'died')
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    run = Run(tmp_path, seat("trainer", textwrap.dedent(code), ends="run"))
+    notes: list[str] = []
+    supervisor = run.supervisor
+
+    def show(states):
+        notes.extend(state.note for state in states if state.note)
+
+    assert supervisor.run(run.stop, run.hurry, show).kind == "complete"
+    assert "died (SIGKILL), restart 1" in notes
+    assert [one["code"] for one in run.of("death")] == [-9]
+    assert supervisor.states()[0].restarts == 1
+
+
+def test_exit_0_of_a_role_whose_work_never_ends_is_a_death(tmp_path):
+    run = Run(tmp_path, seat("dispatch", "pass"))
+    assert run.outcome(until=lambda: len(run.of("death")) > 1).kind == "stopped"
+    assert run.of("death")[0]["code"] == 0
+
+
+def test_a_role_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path):
+    run = Run(tmp_path, seat("dispatch", "raise SystemExit('out of paper')"), seat("other", SLEEP))
+    outcome = run.outcome()
+    assert outcome.kind == "failed"
+    assert "dispatch died 6 times within 60 s, last with exit code 1" in outcome.message
+    assert "| out of paper" in outcome.message
+    assert len(run.of("start")) == 7
+
+
+def test_a_role_that_refuses_its_configuration_is_not_tried_again(tmp_path):
+    run = Run(tmp_path, seat("trainer", "raise SystemExit(2)", ends="run"))
+    outcome = run.outcome()
+    assert outcome.kind == "failed"
+    assert "trainer refused to start" in outcome.message
+    assert len(run.of("start")) == 1
+
+
+def test_a_role_that_ignores_being_asked_is_killed(tmp_path):
+    run = Run(tmp_path, seat("rollout-0", STUBBORN), stop_s=0.05)
+    assert run.outcome(until=lambda: run.lines("rollout-0")).kind == "stopped"
+    assert [one["role"] for one in run.of("killed")] == ["rollout-0"]
+
+
+def test_the_second_signal_kills_at_once(tmp_path):
+    run = Run(tmp_path, seat("rollout-0", STUBBORN), stop_s=WAIT_S * 100)
+    run.hurry.set()
+    run.outcome(until=lambda: run.lines("rollout-0"))
+    assert len(run.of("killed")) == 1
+
+
+def test_the_nonce_of_a_reaped_holder_is_handed_to_the_next(tmp_path):
+    code = NOTE + "raise SystemExit(1)"
+    run = Run(tmp_path, seat("dispatch", code, single_holder=True))
+    run.outcome()
+    told = [json.loads(line) for line in run.lines("dispatch")]
+    own, handed = [one[0] for one in told], [one[1] for one in told]
+    assert handed == [None, *own[:-1]]
+    assert len(set(own)) == len(own)
+
+
+def test_a_role_that_many_hold_is_handed_nothing(tmp_path):
+    run = Run(tmp_path, seat("rollout-0", NOTE + "raise SystemExit(1)"))
+    run.outcome()
+    assert {json.loads(line)[1] for line in run.lines("rollout-0")} == {None}
+
+
+def test_the_next_supervisor_hands_on_the_nonces_of_the_one_before(tmp_path):
+    for _ in range(2):
+        lock = RunLock(tmp_path)
+        holder = seat("trainer", NOTE, ends="run", single_holder=True)
+        Run(tmp_path, holder, lock=lock).outcome()
+        lock.close()
+    first, second = (json.loads(line) for line in last_lines(tmp_path / "trainer.log"))
+    assert second[1] == first[0]
+
+
+SUPERVISOR = """
+import sys, threading
+from pathlib import Path
+from rollstream.children import Seat
+from rollstream.commands.signals import listen
+from rollstream.supervisor import Supervisor
+role = ("from rollstream.lifeline import end_with_parent; end_with_parent();"
+        "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+seats = [Seat(name, [sys.executable, "-c", role]) for name in ("a", "b")]
+signals = listen()
+outcome = Supervisor(seats, Path(sys.argv[1])).run(signals.stop, signals.hurry, lambda states: None)
+print(outcome.kind)
+"""
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """A supervisor process and the process ids of its two roles."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    logs = [tmp_path / f"{name}.log" for name in ("a", "b")]
+    wait_for(lambda: all(last_lines(log) for log in logs))
+    yield process, [int(last_lines(log)[0]) for log in logs]
+    process.kill()
+    process.communicate()
+
+
+def test_ctrl_c_stops_all_roles(supervised):
+    process, roles = supervised
+    assert all(is_alive(pid) for pid in roles)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert output.strip() == "stopped"
+    assert process.returncode == 0
+    assert not any(is_alive(pid) for pid in roles)
+
+
+def test_roles_end_when_their_supervisor_is_killed(supervised):
+    process, roles = supervised
+    process.kill()
+    wait_for(lambda: not any(is_alive(pid) for pid in roles))
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_a_role_whose_parent_died_before_it_could_ask_ends_itself():
+    code = "from rollstream.lifeline import end_with_parent; end_with_parent(); print('survived')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROLLSTREAM_PARENT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
