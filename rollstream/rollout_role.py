@@ -46,13 +46,12 @@ def build_rollout(place: Place) -> Rollout | None:
         context_max=c.rollouts.context_max,
     )
     pulse = Pulse(c.rollouts.status_s)
-    voice = Voice(place.bus, place.name, term, c.rollouts, pulse, time.time)
+    voice = Voice(place.bus, place.name, term, c.rollouts, pulse)
     voice.applied(fetched, time.perf_counter() - started)
     judging = Judging(
         RewardPool(c.task),
         isinstance(task, Environment),
         term,
-        time.time,
         lambda: engine.version if follower.newest is None else follower.newest.version,
     )
     return Rollout(c.rollouts, engine, follower, orders, judging, voice)

@@ -36,7 +36,7 @@ class RoleState:
     """What the live view shows of one process."""
 
     name: str
-    state: Literal["running", "restarting", "done"]
+    state: Literal["running", "restarting", "stopping", "done"]
     restarts: int
     note: str = ""
 
@@ -57,7 +57,7 @@ class _Post:
     deaths_s: list[float] = field(default_factory=list[float])
     due_s: float = 0.0
     done: bool = False
-    note: str = ""
+    death: str = ""
 
 
 Show = Callable[[Sequence[RoleState]], None]
@@ -81,6 +81,7 @@ class Supervisor:
         self._logs, self._lock, self._record = logs, lock, record
         self._policy, self._limits = policy or RestartPolicy(), limits or Limits()
         self._complete_s: float | None = None
+        self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: Show) -> Outcome:
         """Until the run is complete, `stop` is set, or a role died too often; `hurry` kills at
@@ -90,20 +91,20 @@ class Supervisor:
             outcome = self._watch(stop, show)
             self._record({"time_s": time.time(), "event": outcome.kind, "note": outcome.message})
         finally:
-            self._stop_all(hurry)
+            self._stop_all(hurry, show)
         return outcome
 
     def states(self) -> list[RoleState]:
         """Each role as it is now."""
-        return [
-            RoleState(
-                post.seat.name,
-                "done" if post.done else "running" if post.child else "restarting",
-                len(post.deaths_s),
-                post.note,
-            )
-            for post in self._posts
-        ]
+        return [self._state(post, time.monotonic()) for post in self._posts]
+
+    def _state(self, post: _Post, now: float) -> RoleState:
+        deaths, is_alive = len(post.deaths_s), post.child is not None and post.child.reap() is None
+        if self._is_stopping and is_alive:
+            return RoleState(post.seat.name, "stopping", deaths, "is stopping")
+        state = "done" if post.done else "running" if post.child else "restarting"
+        is_recent = self._policy.recent(post.deaths_s, now) > 0
+        return RoleState(post.seat.name, state, deaths, post.death if is_recent else "")
 
     def _watch(self, stop: threading.Event, show: Show) -> Outcome:
         while not stop.wait(self._limits.tick_s):
@@ -130,7 +131,7 @@ class Supervisor:
             return None
         post.child = None
         if code == 0 and post.seat.ends != "never":
-            post.done, post.note = True, ""
+            post.done = True
             if post.seat.ends == "run":
                 self._complete(now)
             return None
@@ -145,7 +146,7 @@ class Supervisor:
         self._record({"time_s": time.time(), **event})
         if delay is not None:
             post.due_s = now + delay
-            post.note = f"died ({ending(code)}), restart {len(post.deaths_s)}"
+            post.death = f"died ({ending(code)}), restart {len(post.deaths_s)}"
             return None
         log = self._logs / f"{name}.log"
         often = f"died {recent} times within {self._policy.within_s:g} s, last with {ending(code)}"
@@ -154,8 +155,7 @@ class Supervisor:
         return Outcome("failed", f"{name} {how}; the end of {log}:\n{quoted}")
 
     def _start(self, post: _Post) -> None:
-        """A fresh nonce for the new process, and the one of the process that was reaped before it.
-        """
+        """A fresh nonce for the new process, and that of the process reaped before it."""
         handed, post.nonce = post.nonce, secrets.token_hex(16)
         environment = {NONCE: post.nonce}
         if handed is not None and post.seat.single_holder:
@@ -189,8 +189,9 @@ class Supervisor:
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts)
 
-    def _stop_all(self, hurry: threading.Event) -> None:
+    def _stop_all(self, hurry: threading.Event, show: Show) -> None:
         """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
+        self._is_stopping = True
         children = [post.child for post in self._posts if post.child]
         for child in children:
             child.ask_to_stop()
@@ -198,6 +199,7 @@ class Supervisor:
         while any(child.reap() is None for child in children):
             if hurry.wait(self._limits.tick_s) or time.monotonic() > deadline:
                 break
+            show(self.states())
         for child in children:
             if child.reap() is None:
                 self._record({"time_s": time.time(), "event": "killed", "role": child.seat.name})

@@ -111,7 +111,7 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Decoded:
-    """The record in `data`, checksum verified; its arrays are read-only views that keep `data` alive."""
+    """The record in `data`, checksum verified; its arrays are read-only views that hold `data`."""
     head = _header_bytes(data)
     try:
         header = _decoder.decode(head)
@@ -200,7 +200,7 @@ def _arrays_named(text: str, layout: Layout) -> tuple[tuple[str, Any, int], ...]
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any], layout: Layout) -> NDArray[Any]:
-    """`value` as a plain array of `dtype`, if it is one but for its class or its dtype's identity."""
+    """`value` as a contiguous array of `dtype`; only what is one already but for its strides."""
     if not isinstance(value, np.ndarray):
         raise ValueError(f"{layout.schema}: {name} must be an array, not {value!r}")
     array = cast("NDArray[Any]", value)

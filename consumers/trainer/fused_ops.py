@@ -46,15 +46,21 @@ class _Normalise(torch.autograd.Function):
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
         silu = F.silu(gate)
-        ctx.save_for_backward(gate, up, silu)
+        ctx.save_for_backward(gate_up, silu)
         return silu * up
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up, silu = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(grad * up, gate), silu.mul_(grad)
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        gate_up, silu = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        out = torch.empty_like(gate_up)
+        gate_grad, up_grad = out.chunk(2, dim=-1)
+        torch.mul(grad, silu, out=up_grad)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=gate_grad)
+        return out
 
 
 class _Rotate(torch.autograd.Function):
@@ -131,9 +137,9 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up. Its backward may run once."""
-    return _SwiGlu.apply(gate, up)  # pyright: ignore[reportReturnType]
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up of [N, 2 f], gate first: one matrix product makes both."""
+    return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:

@@ -67,13 +67,17 @@ class PackedDecoder:
         turn = self._turn(rows.positions)
         x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
         for layer in range(self._layers):
-            x = self._attention(x, f"model.layers.{layer}.", turn, rows)
-            x = self._mlp(x, f"model.layers.{layer}.")
-        hidden = normalise(x.index_select(0, rows.scored), self._eps)
+            at = f"model.layers.{layer}."
+            attended = self._attended(x, at, turn, rows)
+            if layer == self._layers - 1:  # nothing attends to what follows
+                x, attended = (part.index_select(0, rows.scored) for part in (x, attended))
+            x = self._added(x, attended, at + "self_attn.o_proj")
+            x = self._mlp(x, at)
+        hidden = normalise(x, self._eps)
         head = named[self._head] * named["model.norm.weight"]
         return score_hidden(hidden, head, rows.targets, rows.temperature)
 
-    def _attention(self, x: Tensor, layer: str, turn: Tensor, rows: Rows) -> Tensor:
+    def _attended(self, x: Tensor, layer: str, turn: Tensor, rows: Rows) -> Tensor:
         named, at = self._named, layer + "self_attn."
         normed = normalise(x, self._eps)
         gain = named[layer + "input_layernorm.weight"]
@@ -91,18 +95,18 @@ class PackedDecoder:
         value_weight = named[at + "v_proj.weight"] * gain
         value = F.linear(normed, value_weight, named.get(at + "v_proj.bias"))
         value = value.unflatten(-1, (-1, self._head_size))
-        attended = attend(query_key, value, self._heads, rows.blocks).flatten(1)
-        return self._added(x, attended, at + "o_proj")
+        return attend(query_key, value, self._heads, rows.blocks).flatten(1)
 
     def _mlp(self, x: Tensor, layer: str) -> Tensor:
         named, at = self._named, layer + "mlp."
         normed = normalise(x, self._eps)
         gain = named[layer + "post_attention_layernorm.weight"]
-        gate = F.linear(
-            normed, named[at + "gate_proj.weight"] * gain, named.get(at + "gate_proj.bias")
-        )
-        up = F.linear(normed, named[at + "up_proj.weight"] * gain, named.get(at + "up_proj.bias"))
-        return self._added(x, swiglu(gate, up), at + "down_proj")
+        weight = torch.cat([named[at + "gate_proj.weight"], named[at + "up_proj.weight"]])
+        bias = None
+        if at + "gate_proj.bias" in named:
+            bias = torch.cat([named[at + "gate_proj.bias"], named[at + "up_proj.bias"]])
+        gate_up = F.linear(normed, weight * gain, bias)
+        return self._added(x, swiglu(gate_up), at + "down_proj")
 
     def _added(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
         """x + branch through the matrix of this name, the sum within the product."""

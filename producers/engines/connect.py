@@ -26,7 +26,9 @@ def open_engine(
     context_max: int,
     device: str = "cpu",
 ) -> Engine:
-    """The engine of this name, serving `version`. `ConfigurationError` for a name that there is not (yet)."""
+    """The engine of this name, serving `version`. `ConfigurationError` for a name that there is not
+    (yet).
+    """
     if name == "torch":
         return TorchEngine(model_config, tensors, version, slots, context_max, device=device)
     if name in LATER:

@@ -4,6 +4,7 @@ Both are the task's own code and run in the reward pool; whatever it does there 
 reward or a death with a reason, one per trajectory (invariant 1).
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,8 +38,8 @@ class Judging:
     rewards: RewardPool
     dialogue: bool
     term: int
-    clock: Callable[[], float]
     newest: Callable[[], Version]
+    clock: Callable[[], float] = time.time
     _judged: dict[str, tuple[Growing, Finish]] = field(
         default_factory=dict[str, tuple[Growing, Finish]]
     )

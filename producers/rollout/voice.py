@@ -4,6 +4,7 @@ At least once by design: first completions and chains decide (invariant 2), so n
 know whether a dying predecessor managed to publish.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class Voice:
     term: int
     settings: RolloutSettings
     pulse: Pulse
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.time
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:

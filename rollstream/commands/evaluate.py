@@ -1,5 +1,4 @@
-"""`rollstream eval`: follow a run, or with `--versions` evaluate stored versions, print, and end.
-"""
+"""`rollstream eval`: follow a run, or with `--versions` evaluate stored versions and end."""
 
 import argparse
 import json

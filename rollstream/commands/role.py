@@ -8,6 +8,7 @@ import argparse
 import logging
 import os
 import secrets
+from importlib import import_module
 
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import listen
@@ -16,19 +17,30 @@ from rollstream.supervisor import HANDED_NONCE, NONCE
 
 ASKED_TO_STOP = 143  # 128 + SIGTERM, as shells say it
 
+HEAVY = {
+    "rollout": "rollstream.rollout_role",
+    "train": "rollstream.train_role",
+    "eval": "rollstream.eval_role",
+}
+"""What takes seconds to import (torch): after a mistake in the configuration was told, and before
+signals are taken over, so that a role that is only starting ends at once.
+"""
+
 log = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Until the role is done or a signal asks it to stop."""
     end_with_parent()
-    signals = listen()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     configuration, folder = configured(arguments)
-    from rollstream.roles import run_role  # torch, seconds: after a mistake was told
+    if arguments.command in HEAVY:
+        import_module(HEAVY[arguments.command])
+    from rollstream.roles import run_role
 
+    signals = listen()
     is_done = run_role(
         arguments.command,
         configuration,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rollstream.live.snapshot import RolloutLine, Snapshot
 
-WIDE = 120  # columns from which figures and rollouts stand side by side
+WIDE = 140  # columns from which figures and rollouts stand side by side
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24
 STATES = {

@@ -107,7 +107,7 @@ def test_a_rollout_without_heartbeats_is_silent(state):
     assert {line.state for line in moment(state, now_s=NOW_S + 60).rollouts} == {"silent"}
 
 
-@pytest.mark.parametrize("width", [60, 80, WIDE, 160, 240])
+@pytest.mark.parametrize("width", [80, 100, WIDE, 160, 240])
 def test_the_table_fits_its_terminal(state, width):
     dead = RoleState("rollout-1", "restarting", 1, "died (SIGKILL), restart 1")
     text = drawn(moment(state, dead), width)

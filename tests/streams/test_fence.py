@@ -7,8 +7,6 @@ from streams.errors import SequenceGap
 from streams.fence import Verdict, advance
 from streams.records import Fence
 
-OPENED = "opened"
-
 
 def verdicts(*records: tuple[int, int], compacted: bool = False, fence: Fence = Fence()) -> str:  # noqa: B008
     """L or V per (term, sequence); number 0 is an `Opened`."""

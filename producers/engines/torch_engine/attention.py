@@ -1,7 +1,7 @@
 """Attention of one decode step: a query per row over the columns in use, segment by segment.
 
-On a CPU plain matrix products beat `scaled_dot_product_attention` about twofold at one query per row (measured at 64
-rows × 64 columns: 80 µs against 175); elsewhere that function is the right one.
+On a CPU plain matrix products beat `scaled_dot_product_attention` about twofold at one query per
+row (measured at 64 rows × 64 columns: 80 µs against 175); elsewhere that function is the right one.
 """
 
 import torch

@@ -1,8 +1,9 @@
-"""The running rows: one decode step for all of them, entering, leaving, and the bookkeeping between steps.
+"""The running rows: one decode step for all of them, entering, leaving, and the bookkeeping between
+steps.
 
-Between two steps whose rows are the same, nothing is computed but the step; `_compose` redoes what depends on who
-runs. Rows carry the trajectory's own randomness, so who runs beside whom changes nothing but rounding
-(invariant 10).
+Between two steps whose rows are the same, nothing is computed but the step; `_compose` redoes what
+depends on who runs. Rows carry the trajectory's own randomness, so who runs beside whom changes
+nothing but rounding (invariant 10).
 """
 
 import numpy as np
@@ -42,14 +43,13 @@ class Batch:
         self._plan = plan_sampling([Sampling()], decoder.device)
         self._composed = False
         self._used: tuple[Segment, ...] = ()
-        # Columns before which no row ends or outgrows its class; rows that left may make them too early.
+        # Columns before which no row ends or outgrows its class; rows that left may make them too
+        # early.
         self._next_end = self._next_promotion = 2**62
 
     @property
     def tokens_cached(self) -> int:
         return len(self.rows) * self.cache.column - int(self._starts[: len(self.rows)].sum())
-
-    # ---- entering and leaving ----------------------------------------------------------------------------------
 
     def enter(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
         """The sequence runs from the next step on; `kv` holds all its tokens but the newest."""
@@ -112,8 +112,6 @@ class Batch:
         for sequence in self.rows:
             sequence.first = 1
 
-    # ---- stepping ----------------------------------------------------------------------------------------------
-
     def step(self) -> list[Sequence]:
         """One token for every row; returns those that ended, with `finish` set."""
         assert self.rows and not self.block.full
@@ -173,8 +171,6 @@ class Batch:
                 oldest = int(self._starts[begin:end].min())
                 self._next_promotion = min(self._next_promotion, oldest + ceiling + 1)
             begin = end
-
-    # ---- rows and columns --------------------------------------------------------------------------------------
 
     def _segments(self) -> tuple[Segment, ...]:
         columns: list[int] = []

@@ -1,6 +1,8 @@
-"""What the batch generated lately, on the device: a block of steps × rows, brought to the host when it is needed.
+"""What the batch generated lately, on the device: a block of steps × rows, brought to the host when
+it is needed.
 
-Column 0 is carried in from the block before. Column c of a row holds the token that its next step takes as input.
+Column 0 is carried in from the block before. Column c of a row holds the token that its next step
+takes as input.
 """
 
 import numpy as np
@@ -44,7 +46,9 @@ class Block:
         self._on_host = None
 
     def enter(self, row: int, token: int, key: int, position: int) -> None:
-        """A sequence enters: its newest token, at index `position` of the trajectory, is the next input of `row`."""
+        """A sequence enters: its newest token, at index `position` of the trajectory, is the next
+        input of `row`.
+        """
         self.tokens[self.column, row] = token
         self._draw(slice(row, row + 1), np.array([key], np.uint64), np.array([position]))
 
@@ -56,7 +60,9 @@ class Block:
         self._on_host = None
 
     def restart(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
-        """Begin anew with the newest column carried over; `positions` are the indices of the newest tokens."""
+        """Begin anew with the newest column carried over; `positions` are the indices of the newest
+        tokens.
+        """
         rows = len(keys)
         self.tokens[0, :rows] = self.tokens[self.column, :rows]
         self.column = 0

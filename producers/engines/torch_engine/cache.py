@@ -1,8 +1,9 @@
 """The slotted KV cache, aligned at the right: every row's newest token lies in the same column.
 
-All running rows gain one token per step, so a step writes one column of all of them (a plain slice, no index), a row
-is described by the column of its first token, and its mask never changes while it runs. When the columns run out,
-what is in use is shifted to the left; nothing is recomputed, since keys carry their own positions.
+All running rows gain one token per step, so a step writes one column of all of them (a plain slice,
+no index), a row is described by the column of its first token, and its mask never changes while it
+runs. When the columns run out, what is in use is shifted to the left; nothing is recomputed, since
+keys carry their own positions.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class KVShape:
 
 
 class KVCache:
-    """`data` is (2 · layers, slots + 1, heads, columns, width), keys of layer l at 2l, values at 2l + 1.
+    """`data` is (2 · layers, slots + 1, heads, columns, width), keys of layer l at 2l, values at 2l
+    + 1.
 
     `column` is where the next token of every row goes. The last row is a spare for swaps.
     """
@@ -61,7 +63,9 @@ class KVCache:
         self._ramp[: self.columns] = -torch.inf
 
     def write(self, row: int, tokens: torch.Tensor | None) -> int:
-        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row; its first column."""
+        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row; its
+        first column.
+        """
         length = 0 if tokens is None else tokens.shape[2]
         start = self.column - length
         assert start >= 0, "align the cache before a longer sequence enters"
@@ -88,7 +92,9 @@ class KVCache:
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def window(self, layer: int, segment: Segment, part: int) -> torch.Tensor:
-        """Keys (`part` 0) or values (1) of a segment, the next column included: (rows · heads, columns, width)."""
+        """Keys (`part` 0) or values (1) of a segment, the next column included: (rows · heads,
+        columns, width).
+        """
         half, row, head, column, unit = self.data.stride()
         heads = self.data.shape[2]
         size = (
@@ -100,7 +106,9 @@ class KVCache:
         return self.data.as_strided(size, (head, column, unit), offset)
 
     def align(self, column: int, used: tuple[Segment, ...], starts: list[int]) -> int:
-        """Shift what is in use so that the next column is `column`; returns by how much columns grew."""
+        """Shift what is in use so that the next column is `column`; returns by how much columns
+        grew.
+        """
         shift = column - self.column
         for segment in used:
             rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)

@@ -1,6 +1,7 @@
 """What the batch asks of a model: one decode step, a prefill, and taking new weights in place.
 
-Two decoders keep this contract: `fused.py` for the Llama and Qwen families, `generic.py` for the rest.
+Two decoders keep this contract: `fused.py` for the Llama and Qwen families, `generic.py` for the
+rest.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,11 @@ from producers.engines.torch_engine.order import Segment
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """m sequences, right-aligned: `past` columns that are cached already, then `ids.shape[1]` new tokens.
+    """m sequences, right-aligned: `past` columns that are cached already, then `ids.shape[1]` new
+    tokens.
 
-    `mask` (m, 1, new, past + new) is added to attention scores; every query sees at least itself, so that padding
-    stays finite. `past` is (2 · layers, m, heads, past, width), None for none.
+    `mask` (m, 1, new, past + new) is added to attention scores; every query sees at least itself,
+    so that padding stays finite. `past` is (2 · layers, m, heads, past, width), None for none.
     """
 
     ids: torch.Tensor
@@ -33,10 +35,14 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     segment_overhead_tokens: int | None
-    """Row-tokens of attention that cost as much as one more attention call per layer; None: never split."""
+    """Row-tokens of attention that cost as much as one more attention call per layer; None: never
+    split.
+    """
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Serve these weights (checkpoint names); `EngineRefused` before anything changed if one is wrong."""
+        """Serve these weights (checkpoint names); `EngineRefused` before anything changed if one is
+        wrong.
+        """
         ...
 
     def step(
@@ -46,7 +52,9 @@ class Decoder(Protocol):
         cache: KVCache,
         used: tuple[Segment, ...],
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after one token per row; its KV is written to `cache.column`, not yet advanced."""
+        """Logits (n, vocabulary) after one token per row; its KV is written to `cache.column`, not
+        yet advanced.
+        """
         ...
 
     def prefill(self, batch: Prefill) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""The randomness of sampling: one uniform per (seed, trajectory, position), and nothing else (invariant 10).
+"""The randomness of sampling: one uniform per (seed, trajectory, position), and nothing else
+(invariant 10).
 
-Counter-based: the 64-bit key of a trajectory is xxh3-64 of its name seeded by the run's seed, and position p takes
-element p of the SplitMix64 sequence that starts there (Steele, Lea, Flood, "Fast splittable pseudorandom number
-generators", 2014). No state, so any position of any trajectory can be drawn at once, anywhere, in any order.
+Counter-based: the 64-bit key of a trajectory is xxh3-64 of its name seeded by the run's seed, and
+position p takes element p of the SplitMix64 sequence that starts there (Steele, Lea, Flood, "Fast
+splittable pseudorandom number generators", 2014). No state, so any position of any trajectory can
+be drawn at once, anywhere, in any order.
 """
 
 import numpy as np

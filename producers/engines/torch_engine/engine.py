@@ -1,8 +1,9 @@
-"""The embedded engine: what `producers.engines.base.Engine` promises, in one process, without a thread of its own.
+"""The embedded engine: what `producers.engines.base.Engine` promises, in one process, without a
+thread of its own.
 
-Sequences wait, run in the batch, are held after a stop, or are ready to go on after the environment spoke; this file
-moves them between these places and says what they gained. Every emission leaves before the version changes, so the
-version it names is the one that emitted it (invariant 3).
+Sequences wait, run in the batch, are held after a stop, or are ready to go on after the environment
+spoke; this file moves them between these places and says what they gained. Every emission leaves
+before the version changes, so the version it names is the one that emitted it (invariant 3).
 """
 
 import time
@@ -26,9 +27,11 @@ from streams.records import Tokens, Version
 
 
 class TorchEngine:
-    """Continuous batching of one decoder-only model over `slots` rows of at most `context_max` tokens.
+    """Continuous batching of one decoder-only model over `slots` rows of at most `context_max`
+    tokens.
 
-    `tensors` are the weights of `version` in checkpoint names, of any floating dtype; they are computed in `dtype`.
+    `tensors` are the weights of `version` in checkpoint names, of any floating dtype; they are
+    computed in `dtype`.
     """
 
     def __init__(
@@ -60,8 +63,6 @@ class TorchEngine:
         self._serving = True
         self._steps = self._tokens = 0
         self._busy_s = 0.0
-
-    # ---- the contract ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         name = request.trajectory
@@ -121,7 +122,8 @@ class TorchEngine:
                 self._ready.remove(sequence)
         else:
             self._waiting.remove(sequence)
-        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to the outbox.
+        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
+        # the outbox.
         unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
         self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
         return unsaid[-1] if unsaid else None
@@ -160,8 +162,6 @@ class TorchEngine:
             tokens=self._tokens,
             busy_s=self._busy_s,
         )
-
-    # ---- inside ------------------------------------------------------------------------------------------------
 
     def _check_tokens(self, name: str, tokens: Tokens) -> None:
         if int(tokens.max()) >= self._decoder.vocabulary:
@@ -219,7 +219,9 @@ class TorchEngine:
         self._outbox.append(Emission(sequence.trajectory, *nothing, self.version, finish))
 
     def _recompute(self) -> None:
-        """KV of everything that has some, anew; what was appended but not prefilled stays to be prefilled."""
+        """KV of everything that has some, anew; what was appended but not prefilled stays to be
+        prefilled.
+        """
         rows = self._batch.rows
         held = [self._known[name] for name in self._parked]
         lengths = [self._parked[sequence.trajectory].shape[2] for sequence in held]

@@ -1,9 +1,12 @@
 """The decode path of the Llama and Qwen families over fused weights.
 
-At a few rows and a small model every operator call costs as much as its arithmetic, so a step is written for few of
-them: 13 per layer and one more per attention segment, residuals added inside the matrix products, keys and values
-written by one copy.
+At a few rows and a small model every operator call costs as much as its arithmetic, so a step is
+written for few of them: residuals are added inside the matrix products, keys and values written by
+one copy, the weights of norms are part of the matrices behind them.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from collections.abc import Mapping
 
@@ -33,8 +36,9 @@ class FusedDecoder:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.vocabulary = shape.vocabulary
         self.kv = KVShape(shape.layers, shape.kv_heads, shape.width)
-        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA a launch outweighs far more.
-        self.segment_overhead_tokens = 600 if device.type == "cpu" else 50_000
+        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA a launch
+        # outweighs far more.
+        self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
         self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
         self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
@@ -87,13 +91,17 @@ class FusedDecoder:
         return out
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """RMS norm but for its weight and the root of the width: both are folded into the matrix that follows."""
+        """RMS norm but for its weight and the root of the width: both are folded into the matrix
+        that follows.
+        """
         return _unit(hidden, self._floor)
 
     def _heads(
         self, layer: FusedLayer, hidden: torch.Tensor, rotation: torch.Tensor
     ) -> torch.Tensor:
-        """Rotated queries and key, and the value, of each kv head: (n, kv_heads, queries_per_kv + 2, width)."""
+        """Rotated queries and key, and the value, of each kv head: (n, kv_heads, queries_per_kv +
+        2, width).
+        """
         s = self.shape
         normed = self._norm(hidden)
         if layer.qkv_bias is None:
@@ -122,7 +130,9 @@ class FusedDecoder:
 
 
 def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """Rows divided by the root of (sum of squares + floor²): three calls, where `rms_norm` makes nine on a CPU."""
+    """Rows divided by the root of (sum of squares + floor²): three calls, where `rms_norm` makes
+    nine on a CPU.
+    """
     exact = values.float()
     length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
     return (exact / length.hypot_(floor)).to(values.dtype)

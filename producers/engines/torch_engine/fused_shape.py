@@ -1,10 +1,12 @@
 """Which Llama- and Qwen-family configurations the fused decode path serves, and their sizes.
 
-`fused_shape` returns the reason, in words, where it does not: the model then goes through transformers' forward.
+`fused_shape` returns the reason, in words, where it does not: the model then goes through
+transformers' forward.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingTypeArgument=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeArgument=false
 
 from dataclasses import dataclass
 
@@ -70,7 +72,9 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """(positions, width / 2) complex64: what a pair of dimensions is multiplied by at each position."""
+    """(positions, width / 2) complex64: what a pair of dimensions is multiplied by at each
+    position.
+    """
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width

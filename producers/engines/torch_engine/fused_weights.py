@@ -1,11 +1,14 @@
 """Checkpoint tensors as the fused decode path wants them, written in place.
 
-Query, key and value projections are one matrix, gate and up another, all stored (in, out): at a few rows these
-products are a third faster than with the checkpoint's (out, in). The weight of each norm is multiplied into the matrix
-behind it, the scale of attention into the queries. Heads are ordered by kv head: its queries, its key, its value, so
-that its queries can be multiplied with the cache where they are. The dimensions of query and key heads are interleaved, which changes no score, so that rotating by position
-is one complex product.
+Query, key and value projections are one matrix, gate and up another, all stored (in, out): at a few
+rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
+is multiplied into the matrix behind it, the scale of attention into the queries. Heads are ordered
+by kv head: its queries, its key, its value, so that its queries can be multiplied with the cache
+where they are. The dimensions of query and key heads are interleaved, which changes no score, so
+that rotating by position is one complex product.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +21,9 @@ from producers.engines.torch_engine.weights import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One block. `head_norm` is (queries_per_kv + 1, width): the norm of each query head of a kv head, then the key's."""
+    """One block. `head_norm` is (queries_per_kv + 1, width): the norm of each query head of a kv
+    head, then the key's.
+    """
 
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
@@ -55,7 +60,9 @@ class FusedWeights:
         ]
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take these weights; `EngineRefused` names the tensor that is wrong, and nothing has changed."""
+        """Take these weights; `EngineRefused` names the tensor that is wrong, and nothing has
+        changed.
+        """
         check_tensors(_expected(self.shape), tensors)
         self.embedding.copy_(tensors["model.embed_tokens.weight"])
         head = tensors["model.embed_tokens.weight" if self.shape.tied else "lm_head.weight"]

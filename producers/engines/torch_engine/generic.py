@@ -1,12 +1,15 @@
 """Any other decoder-only model, through transformers' own forward over the engine's cache.
 
-transformers sees a cache whose layers write into the columns of `KVCache` and hand back the window in use, with a mask
-and positions made here. What that does not fit is refused by name: a model is first asked what it caches, then its
-decode step is held against its own plain forward on a few tokens.
+transformers sees a cache whose layers write into the columns of `KVCache` and hand back the window
+in use, with a mask and positions made here. What that does not fit is refused by name: a model is
+first asked what it caches, then its decode step is held against its own plain forward on a few
+tokens.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingParameterType=false, reportOptionalMemberAccess=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 import inspect
 from collections.abc import Mapping
@@ -97,7 +100,8 @@ class _PrefillLayer(_WindowLayer):
 class TransformersDecoder:
     """Keeps the contract of `Decoder` through transformers' forward."""
 
-    segment_overhead_tokens = None  # a split would run the whole forward once per part
+    # A split would run the whole forward once per part.
+    segment_overhead_tokens: int | None = None
 
     def __init__(
         self, config: PreTrainedConfig, context_max: int, dtype: torch.dtype, device: torch.device
@@ -106,11 +110,13 @@ class TransformersDecoder:
         self.name = type(config).__name__
         with torch.random.fork_rng(devices=[]):
             self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        self.model.eval().requires_grad_(False).to(device)
+        self.model.eval().requires_grad_(False)
+        self.model.to(device)
         arguments = inspect.signature(self.model.forward).parameters
         if not {"past_key_values", "attention_mask", "position_ids"} <= set(arguments):
             raise EngineRefused(
-                f"{self.name}: its forward takes no past_key_values, attention_mask and position_ids"
+                f"{self.name}: its forward does not take past_key_values, attention_mask and "
+                "position_ids"
             )
         self.last_only: dict[str, int] = (
             {"logits_to_keep": 1} if "logits_to_keep" in arguments else {}
@@ -171,7 +177,9 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def _cached_shape(self, context_max: int) -> KVShape:
-        """What the model caches for one token; `EngineRefused` where it is not keys and values of one shape."""
+        """What the model caches for one token; `EngineRefused` where it is not keys and values of
+        one shape.
+        """
         cache = DynamicCache(config=self.model.config)
         try:
             self.model(
@@ -186,7 +194,8 @@ class TransformersDecoder:
         kinds = {type(layer).__name__ for layer in cache.layers if not _full(layer, context_max)}
         if kinds or not cache.layers:
             raise EngineRefused(
-                f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, not plain keys and values"
+                f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, "
+                "not plain keys and values"
             )
         shapes = {
             None if part is None else (part.shape[1], part.shape[3])
@@ -201,7 +210,9 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def try_out(self) -> None:
-        """Hold a prefill and a step of two ragged sequences against the plain forward; `EngineRefused` if they differ."""
+        """Hold a prefill and a step of two ragged sequences against the plain forward;
+        `EngineRefused` if they differ.
+        """
         sequences = [
             np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)
         ]
@@ -222,8 +233,8 @@ class TransformersDecoder:
         off = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
         if not off < tolerance:
             raise EngineRefused(
-                f"{self.name}: a decode step over the engine's cache differs from its plain forward "
-                f"by {off:.2g} of the largest logit"
+                f"{self.name}: a decode step over the engine's cache differs from its plain "
+                f"forward by {off:.2g} of the largest logit"
             )
 
     def _plain(self, tokens: Tokens) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Which decoder serves a configuration, loaded and, where transformers' forward is in it, tried out."""
+"""Which decoder serves a configuration, loaded and, where transformers' forward is in it, tried
+out.
+"""
 
 from collections.abc import Mapping
 
@@ -19,7 +21,9 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
-    """The fused decode path where it fits, else transformers' forward; `EngineRefused` says why neither does."""
+    """The fused decode path where it fits, else transformers' forward; `EngineRefused` says why
+    neither does.
+    """
     refuse_unserved(config, context_max)
     shape = fused_shape(config)
     if isinstance(shape, FusedShape):

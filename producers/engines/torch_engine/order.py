@@ -1,9 +1,9 @@
 """Which row of the batch holds what, so that attention reads little padding.
 
-Rows of similar length lie together: regions by length class, the longest first. Rows in use stay packed at the front.
-A row that leaves is replaced by the last of its region, that one by the last of the next region, and so on; all rows
-grow by one per step, so a row changes region rarely. Only plans are made here: every method returns the moves
-`(from, to)` to be done in this order.
+Rows of similar length lie together: regions by length class, the longest first. Rows in use stay
+packed at the front. A row that leaves is replaced by the last of its region, that one by the last
+of the next region, and so on; all rows grow by one per step, so a row changes region rarely. Only
+plans are made here: every method returns the moves `(from, to)` to be done in this order.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,9 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowOrder:
-    """Counts of rows per region; region 0 holds the longest class. `spare` is a row outside of the batch for swaps."""
+    """Counts of rows per region; region 0 holds the longest class. `spare` is a row outside of the
+    batch for swaps.
+    """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
         self.ceilings: tuple[float, ...] = (float("inf"), *reversed(bounds))
@@ -75,7 +77,9 @@ class RowOrder:
         return moves
 
     def promote(self, row: int, region: int) -> list[Move]:
-        """The row leaves its region for the next longer one; the moves swap it to the border between them."""
+        """The row leaves its region for the next longer one; the moves swap it to the border
+        between them.
+        """
         first = sum(self.counts[:region])
         self.counts[region] -= 1
         self.counts[region - 1] += 1
@@ -87,7 +91,8 @@ def segments(
 ) -> tuple[Segment, ...]:
     """Regions as attention calls, `columns` being the first column of each region's longest row.
 
-    A region joins the one before it when the padding it then reads is less than what a call of its own costs.
+    A region joins the one before it when the padding it then reads is less than what a call of its
+    own costs.
     """
     found: list[Segment] = []
     begin = 0

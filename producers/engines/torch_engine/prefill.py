@@ -1,6 +1,7 @@
 """Filling the cache for tokens that are known: ragged sequences packed into few forward passes.
 
-Sequences of similar length share a pass; the padding of one is at its left, so every newest token is at the right.
+Sequences of similar length share a pass; the padding of one is at its left, so every newest token
+is at the right.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alo
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """New tokens after what is cached of a sequence: `past` is (2 · layers, heads, length, width) or None."""
+    """New tokens after what is cached of a sequence: `past` is (2 · layers, heads, length, width)
+    or None.
+    """
 
     tokens: Tokens
     past: torch.Tensor | None = None

@@ -1,7 +1,9 @@
-"""KV of prompts, kept while their group may still ask: a prompt is prefilled once, its rows are copied.
+"""KV of prompts, kept while their group may still ask: a prompt is prefilled once, its rows are
+copied.
 
-Keyed by the tokens and dropped whenever the weights change, so nothing is ever reused across versions. What waits in
-the queue is prefilled ahead, many prompts per pass, before slots are free for it.
+Keyed by the tokens and dropped whenever the weights change, so nothing is ever reused across
+versions. What waits in the queue is prefilled ahead, many prompts per pass, before slots are free
+for it.
 """
 
 from collections import OrderedDict

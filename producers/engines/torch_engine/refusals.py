@@ -1,6 +1,7 @@
 """What the configuration of a model alone rules out, refused by name."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false,
+# reportUnknownArgumentType=false
 
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -19,11 +20,13 @@ def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
         raise EngineRefused(
             f"{name}: encoder-decoder models are not served, only decoder-only ones"
         )
-    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright: ignore[reportPrivateUsage]
+    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright:
+    ignore[reportPrivateUsage]
         raise EngineRefused(f"{name}: transformers has no causal language model for it")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
-        # Its frequencies follow the longest sequence seen, so a token would depend on its neighbours (invariant 10).
+        # Its frequencies follow the longest sequence seen, so a token would depend on its
+        # neighbours (invariant 10).
         raise EngineRefused(f"{name}: rope type {rope['rope_type']!r} depends on the batch")
     if unserved := set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYERS:
         raise EngineRefused(f"{name}: layers of type {', '.join(sorted(unserved))} are not served")

@@ -1,9 +1,11 @@
-"""From logits to tokens: temperature, top-k, top-p, then the inverse of the cumulative distribution.
+"""From logits to tokens: temperature, top-k, top-p, then the inverse of the cumulative
+distribution.
 
-Inverse CDF in vocabulary order rather than Gumbel noise: one uniform decides a position instead of one per
-vocabulary entry, so drawing costs the same at 18 entries and at 150 000, and a draft of many positions is verified by
-one call. The sum runs in float64, so only logits whose rounding moves a boundary across the uniform change a token.
-Greedy rows (`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
+Inverse CDF in vocabulary order rather than Gumbel noise: one uniform decides a position instead of
+one per vocabulary entry, so drawing costs the same at 18 entries and at 150 000, and a draft of
+many positions is verified by one call. The sum runs in float64, so only logits whose rounding moves
+a boundary across the uniform change a token. Greedy rows (`temperature` 0) take the largest logit;
+their log-probability is that of temperature 1.
 """
 
 from collections import Counter
@@ -20,7 +22,9 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How the rows of a batch are drawn; tensors are (rows, 1), or (1, 1) where all rows agree. None is off."""
+    """How the rows of a batch are drawn; tensors are (rows, 1), or (1, 1) where all rows agree.
+    None is off.
+    """
 
     inverse_temperature: torch.Tensor | None
     top_k: torch.Tensor | None
@@ -107,7 +111,9 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
 
 
 def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:
-    """(rows, vocabulary) fp32 log-probabilities after temperature, then top-k, then top-p, in transformers' order."""
+    """(rows, vocabulary) fp32 log-probabilities after temperature, then top-k, then top-p, in
+    transformers' order.
+    """
     scores = logits.float()
     if plan.inverse_temperature is not None:
         scores = scores * plan.inverse_temperature
@@ -127,7 +133,9 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens (n, 1) at which the cumulated probabilities of (n, vocabulary) first exceed uniforms (n, 1) in [0, 1)."""
+    """Tokens (n, 1) at which the cumulated probabilities of (n, vocabulary) first exceed uniforms
+    (n, 1) in [0, 1).
+    """
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # Scaled by the total: its rounding must not let the draw fall behind the last possible token.
     return torch.searchsorted(cumulated, cumulated[:, -1:] * uniforms, right=True)
@@ -136,7 +144,9 @@ def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def draw(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary), uniforms (n, 1)."""
+    """Tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary),
+    uniforms (n, 1).
+    """
     logprobs = processed_logprobs(logits, plan)
     if plan.all_greedy:
         tokens = logits.argmax(-1, keepdim=True)

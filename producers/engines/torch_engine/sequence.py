@@ -1,4 +1,6 @@
-"""One trajectory inside the engine: its tokens so far and where its newest ones still lie on the device."""
+"""One trajectory inside the engine: its tokens so far and where its newest ones still lie on the
+device.
+"""
 
 from typing import Literal
 
@@ -12,8 +14,9 @@ from streams.records import Tokens
 class Sequence:
     """Host state of a trajectory.
 
-    `tokens[:length]` is known on the host. In the batch (`row` ≥ 0) more lie in the block's columns: closed `pieces`
-    `(row, first column, last column)`, left behind when it moved, then its own row from `first` on.
+    `tokens[:length]` is known on the host. In the batch (`row` ≥ 0) more lie in the block's
+    columns: closed `pieces` `(row, first column, last column)`, left behind when it moved, then its
+    own row from `first` on.
     """
 
     __slots__ = (
@@ -42,7 +45,9 @@ class Sequence:
 
     @property
     def prefix(self) -> Tokens:
-        """What has to be cached before the next step: all tokens but the newest, which the step takes as input."""
+        """What has to be cached before the next step: all tokens but the newest, which the step
+        takes as input.
+        """
         return self.tokens[: self.length - 1]
 
     @property

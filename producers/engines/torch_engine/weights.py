@@ -1,4 +1,6 @@
-"""Checking weights before any of them is written: a failed update must not leave a mixture behind unnoticed."""
+"""Checking weights before any of them is written: a failed update must not leave a mixture behind
+unnoticed.
+"""
 
 from collections.abc import Mapping
 
@@ -10,7 +12,9 @@ from streams.errors import EngineRefused
 def check_tensors(
     expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """`EngineRefused` names the first tensor that is missing, misshapen or not finite; others are not looked at."""
+    """`EngineRefused` names the first tensor that is missing, misshapen or not finite; others are
+    not looked at.
+    """
     for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is None:

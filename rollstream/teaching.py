@@ -1,0 +1,194 @@
+"""Supervised training on documents: the loop behind the warm-up, without files.
+
+Every batch mixes documents of all lengths, so that each gradient sees all styles: with batches of
+equal lengths the same number of steps left the accuracy of worked answers at .86 instead of .97.
+The trainer's packed forward makes mixing free of padding. Equal arguments give equal weights, for
+any number of threads.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumers.trainer.allocator import keep_freed_memory
+from consumers.trainer.layout import rows_of
+from consumers.trainer.policy_forward import Policy, policy_of
+from consumers.trainer.sample import Sample
+from consumers.trainer.workers import Workers
+from producers.tasks.base import Document
+from streams.records import GENERATED, PROMPT
+
+Progress = Callable[[int, int, float], None]
+"""Called with steps done, steps in all, and the loss per response token of the newest step."""
+
+PARTS = 2
+"""Pieces of a batch, trained side by side where there are two threads; fixed, so that sums round
+alike.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How much is taught and how fast; the defaults are those of the quickstart."""
+
+    documents: int = 20_000
+    steps: int = 800
+    batch_tokens: int = 1_536
+    """Most tokens of one batch."""
+    loss_divisor: float = 0.8 * 1_536
+    """The summed loss is divided by this constant (four fifths of the tokens are responses): a mean
+    per batch would weigh a token by what else is in its batch.
+    """
+    muon_lr: float = 0.02
+    adam_lr: float = 3e-3
+    ramp_steps: int = 30
+    lr_final: float = 0.05
+    gradient_norm_max: float = 1.0
+
+
+def teach(
+    model: PreTrainedModel,
+    documents: Sequence[Document],
+    course: Course,
+    seed: int,
+    threads: int,
+    progress: Progress,
+) -> list[float]:
+    """Train in place; returns the loss per response token of each step."""
+    keep_freed_memory()
+    pupil = _Pupil(model.train(), policy_of(model), course.loss_divisor)
+    optimisers = _optimisers(model, course)
+    workers = Workers(min(threads, PARTS), max(1, threads // PARTS), pupil.study, pupil.add)
+    endless = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
+    losses: list[float] = []
+    try:
+        for step in range(course.steps):
+            batch = next(endless)
+            for part in range(PARTS):
+                workers.submit(batch[part::PARTS])
+            workers.wait()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), course.gradient_norm_max)
+            for optimiser in optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = group["peak"] * rate(step, course)
+                optimiser.step()
+                optimiser.zero_grad()
+            losses.append(pupil.take_loss())
+            progress(step + 1, course.steps, losses[-1])
+    finally:
+        workers.close()
+    return losses
+
+
+def rate(step: int, course: Course) -> float:
+    """Share of the peak learning rate: a linear ramp, then linear to `lr_final` at the
+    last step.
+    """
+    ramp = min(1.0, (step + 1) / max(1, course.ramp_steps))
+    left = 1.0 - step / max(1, course.steps - 1)
+    return ramp * (course.lr_final + (1.0 - course.lr_final) * left)
+
+
+def batches(
+    documents: Sequence[Document], tokens_max: int, random: np.random.Generator
+) -> Iterator[list[Sample]]:
+    """Endless epochs in random order, cut where a batch would exceed `tokens_max`; longest first
+    within a batch, so that every `PARTS`-th document makes parts of about equal work.
+    """
+    samples = [_sample(one) for one in documents]
+    batch: list[Sample] = []
+    size = 0
+    while True:
+        for index in random.permutation(len(samples)).tolist():
+            if batch and size + len(samples[index]) > tokens_max:
+                yield sorted(batch, key=len, reverse=True)
+                batch, size = [], 0
+            batch.append(samples[index])
+            size += len(samples[index])
+
+
+def _sample(one: Document) -> Sample:
+    """The trainer's form of a document: its response is what counts as generated."""
+    count = len(one.response)
+    sources = np.repeat(np.array([PROMPT, GENERATED], np.uint8), [len(one.prompt), count])
+    return Sample(
+        trajectory="",
+        group=0,
+        tokens=np.array(one.prompt + one.response, np.uint32),
+        sources=sources,
+        logprobs=np.zeros(count, np.float32),
+        spans=(),
+        reward=0.0,
+        advantage=0.0,
+        temperature=1.0,
+        mask=np.ones(count, np.bool_),
+    )
+
+
+@dataclass(slots=True)
+class _Lesson:
+    gradients: Sequence[Tensor | None]
+    loss: float
+    tokens: int
+
+
+class _Pupil:
+    """Gradients of parts of a batch: `study` runs in any thread, `add` in the order of
+    the parts.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Policy, divisor: float) -> None:
+        self._policy = policy
+        self._parameters = list(model.parameters())
+        self._divisor = divisor
+        self._loss, self._tokens = 0.0, 0
+
+    def study(self, part: Sequence[Sample]) -> _Lesson | None:
+        if not part:
+            return None
+        logprobs = self._policy(rows_of(part)).logprobs
+        loss = -logprobs.sum()
+        gradients = torch.autograd.grad(loss / self._divisor, self._parameters, allow_unused=True)
+        return _Lesson(gradients, loss.item(), len(logprobs))
+
+    def add(self, lesson: _Lesson | None) -> None:
+        if lesson is None:
+            return
+        self._loss += lesson.loss
+        self._tokens += lesson.tokens
+        for parameter, gradient in zip(self._parameters, lesson.gradients, strict=True):
+            if gradient is not None:
+                grown = gradient if parameter.grad is None else parameter.grad + gradient
+                parameter.grad = grown
+
+    def take_loss(self) -> float:
+        """Loss per response token since the last call."""
+        mean = self._loss / max(1, self._tokens)
+        self._loss, self._tokens = 0.0, 0
+        return mean
+
+
+def _optimisers(model: torch.nn.Module, course: Course) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the working is not
+    learnt in this time.
+    """
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    }
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for parameter in model.parameters():
+        hidden = parameter.ndim == 2 and id(parameter) not in embeddings
+        (matrices if hidden else others).append(parameter)
+    muon = {"params": matrices, "peak": course.muon_lr}
+    adam = {"params": others, "peak": course.adam_lr}
+    return [
+        torch.optim.Muon([muon], lr=course.muon_lr, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW([adam], lr=course.adam_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]

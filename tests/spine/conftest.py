@@ -1,0 +1,6 @@
+"""The tiny run as a fixture."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

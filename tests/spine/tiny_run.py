@@ -1,0 +1,196 @@
+"""A whole run in one process, small enough for tests: real bus, store, engine and learner, roles as
+threads.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from consumers.dispatch.admit import Pace
+from consumers.dispatch.service import Dispatch
+from consumers.settings import DispatchSettings, TrainerSettings
+from consumers.trainer.prepare import rule_of
+from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.service import Trainer
+from producers.engines.connect import open_engine
+from producers.prompt_source import PromptOrder, PromptSource
+from producers.rewards import RewardPool
+from producers.rollout.judging import Judging
+from producers.rollout.orders import Orders
+from producers.rollout.pulse import Pulse
+from producers.rollout.voice import Voice
+from producers.rollout.weights import WeightsFollower
+from producers.rollout.worker import Rollout
+from producers.settings import RolloutSettings, TaskSettings
+from producers.tasks.base import Environment
+from producers.tasks.registry import load_task
+from storage.connect import open_store
+from storage.manifest import read_manifest
+from storage.metrics import MetricsFile
+from storage.model import build_model, config_from_version, model_files
+from storage.objects import ObjectStore
+from storage.roles import next_term
+from storage.settings import CheckpointSettings, WeightsSettings
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Record, Sampling
+from streams.topics import catalogue
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "max_position_embeddings": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+
+DISPATCH = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0)
+ROLLOUT = RolloutSettings(slots=8, context_max=64, status_s=0.1)
+TASK = TaskSettings()
+
+
+@dataclass
+class TinyRun:
+    """One run's log and store, and roles to start on them; `task` is a registered
+    task's settings.
+    """
+
+    bus: Bus
+    store: ObjectStore
+    folder: Path
+    trainer: TrainerSettings
+    dispatch: DispatchSettings = DISPATCH
+    rollout: RolloutSettings = ROLLOUT
+    task: TaskSettings = TASK
+    checkpoint_every: int = 100
+    tokens_max: int = 12
+    threads: list[threading.Thread] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+    failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def keep_version(self) -> bool:
+        return self.rollout.on_update == "keep_version"
+
+    def model(self) -> PreTrainedModel:
+        return build_model("Qwen3ForCausalLM", SIZES, seed=0)
+
+    def start_all(self, rollouts: int = 2) -> None:
+        """Everything but the trainer."""
+        self.start_prompts(1)
+        self.start_dispatch(1)
+        for number in range(rollouts):
+            self.start_rollout(f"rollout-{number}")
+
+    def start_prompts(self, term: int) -> None:
+        task = load_task(self.task.name, self.task.options)
+        sampling = Sampling(tokens_max=self.tokens_max, stop=tuple(task.stop))
+        order = PromptOrder(task.name, task.prompt, sampling, self.trainer.samples_per_group, 0)
+        source = PromptSource(self.bus, order, term, ahead=4 * self.trainer.groups_per_step)
+        self._thread(lambda: source.run(self.stop))
+
+    def start_dispatch(self, term: int, stop: threading.Event | None = None) -> None:
+        pace = Pace(self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps)
+        dispatch = Dispatch(self.bus, self.dispatch, pace, self.keep_version, term)
+        self._thread(lambda: dispatch.run(stop or self.stop))
+
+    def start_rollout(self, name: str, stop: threading.Event | None = None) -> None:
+        self._thread(lambda: self._rollout(name, stop or self.stop))
+
+    def build_trainer(self, term: int) -> Trainer:
+        model = self.model()
+        rule = rule_of(self.trainer, self.dispatch.max_lag, self.keep_version)
+        return build_trainer(
+            self.bus,
+            self.store,
+            Plan(
+                self.trainer,
+                rule,
+                WeightsSettings(dtype="float32"),
+                CheckpointSettings(every=self.checkpoint_every),
+            ),
+            Begin(model, model_files(model, None, model.dtype)),
+            Provenance("tiny", term, "configuration", "revision"),
+            MetricsFile(self.folder / "trainer.jsonl"),
+        )
+
+    def train(self, term: int = 1, stop: threading.Event | None = None) -> bool:
+        """In this thread; what failed in another role is raised here."""
+        done = self.build_trainer(term).run(stop or threading.Event())
+        if self.failures:
+            raise self.failures[0]
+        return done
+
+    def records(self, topic: str, kind: type[Record] | None = None) -> list:
+        reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))
+        found = [received.record for received in reader.read_to(self.bus.end(topic))]
+        return [r for r in found if kind is None or isinstance(r, kind)]
+
+    def end(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(timeout=20)
+
+    def _thread(self, work) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.failures.append(error)
+                raise
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def _rollout(self, name: str, stop: threading.Event) -> None:
+        term = next_term(self.store, "rollouts", name)
+        orders = Orders(self.bus, name, term)
+        follower = WeightsFollower(self.bus, self.store)
+        fetched = None
+        while fetched is None and not stop.wait(0.01):
+            follower.read()
+            follower.prefetch(None)
+            fetched = follower.take()
+        if fetched is None:
+            return
+        version = fetched.announced.version
+        config = config_from_version(self.store, read_manifest(self.store, version))
+        engine = open_engine(
+            "torch",
+            config,
+            fetched.tensors,
+            version,
+            slots=self.rollout.slots,
+            context_max=self.rollout.context_max,
+        )
+        task = load_task(self.task.name, self.task.options)
+        rewards = RewardPool(self.task)
+        voice = Voice(self.bus, name, term, self.rollout, Pulse(self.rollout.status_s))
+        voice.applied(fetched, 0.0)
+        judging = Judging(rewards, isinstance(task, Environment), term, lambda: engine.version)
+        try:
+            Rollout(self.rollout, engine, follower, orders, judging, voice).run(stop)
+        finally:
+            rewards.close()
+
+
+@contextmanager
+def tiny_run(folder: Path, **changed) -> Iterator[TinyRun]:
+    """A run over `sqlite:` and `file:` in this folder; its roles are stopped at the end."""
+    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    bus.create(catalogue(2))
+    store = open_store(f"file:{folder / 'store'}")
+    settings = {
+        "steps": 4, "groups_per_step": 3, "samples_per_group": 4, "micro_batch_tokens": 256,
+        "workers": 1,
+    } | changed.pop("trainer", {})  # fmt: skip
+    run = TinyRun(bus, store, folder, TrainerSettings(**settings), **changed)
+    try:
+        yield run
+    finally:
+        run.end()
+        bus.close()
