@@ -105,8 +105,8 @@ class Remainder:
         """Right answers to warm-up prompts drawn with repetition, in the styles' shares."""
         questions = self._splits["warm_up"]
         random = np.random.default_rng(seed)
-        chosen = random.integers(len(questions), size=count)
-        return [self._document(questions[index], random) for index in chosen.tolist()]
+        chosen: list[int] = random.integers(len(questions), size=count).tolist()
+        return [self._document(questions[index], random) for index in chosen]
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """1 for `…=ddd<eos>` with the right number; the working before it is not checked."""

@@ -76,13 +76,14 @@ def draw(chart: Chart) -> str:
     )
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round values from `low` to `high`, about `count` of them."""
+def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:
+    """Round values from `low` to `high`, about `count` of them; only whole ones if asked."""
     if not high > low:
         return [low]
-    rough = (high - low) / count
+    rough = max((high - low) / count, 1.0 if whole else 0.0)
     magnitude = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
+    multiples = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(m * magnitude for m in multiples if m * magnitude >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(n * step, 10) for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -113,7 +114,7 @@ def _grid(scale: Scale, form: str) -> str:
         _, y = scale.place(scale.x[0], value)
         parts.append(f'<path class="grid" d="M{left:g} {y:.1f}H{right:g}"/>')
         parts.append(text(left - 8, y + 4, _tick(value, form), "tick end"))
-    for value in ticks(*scale.x, count=6):
+    for value in ticks(*scale.x, count=6, whole=True):
         x, _ = scale.place(value, scale.y[0])
         parts.append(text(x, HEIGHT - 8, f"{value:g}", "tick mid"))
     return "".join(parts)

@@ -52,6 +52,11 @@ class Axis:
         inside = min(max(time_s, self.starts[index]), self.ends[index]) - self.starts[index]
         return self.offsets[index] + inside
 
+    def shows(self, time_s: float) -> bool:
+        """Whether anything was going on then, or a moment before."""
+        pieces = zip(self.starts, self.ends, strict=True)
+        return any(start <= time_s <= end + PAUSE_SHOWN_S for start, end in pieces)
+
     def length_s(self) -> float:
         return self.offsets[-1] + self.ends[-1] - self.starts[-1]
 
@@ -135,7 +140,7 @@ def _row(row: Row, index: int, axis: Axis, newest: int) -> str:
             f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
             f'height="{BAR:g}"><title>{escape(title)}</title></rect>'
         )
-    for death in row.deaths_s:
+    for death in filter(axis.shows, row.deaths_s):
         x = _x(axis.at(death), axis)
         parts.append(
             f'<path class="death" d="M{x - 5:.1f} {middle - 5:.1f}l10 10m0 -10l-10 10">'

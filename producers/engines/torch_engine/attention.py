@@ -5,7 +5,7 @@ row (measured at 64 rows × 64 columns: 80 µs against 175); elsewhere that func
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from producers.engines.torch_engine.cache import KVCache
 from producers.engines.torch_engine.order import Segment

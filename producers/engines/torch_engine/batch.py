@@ -1,10 +1,11 @@
-"""The running rows: one decode step for all of them, entering, leaving, and the bookkeeping between
-steps.
+"""The running rows: a decode step for all of them, entering, leaving, the bookkeeping between.
 
 Between two steps whose rows are the same, nothing is computed but the step; `_compose` redoes what
 depends on who runs. Rows carry the trajectory's own randomness, so who runs beside whom changes
 nothing but rounding (invariant 10).
 """
+
+# pyright: reportUnknownMemberType=false
 
 import numpy as np
 import torch
@@ -43,8 +44,7 @@ class Batch:
         self._plan = plan_sampling([Sampling()], decoder.device)
         self._composed = False
         self._used: tuple[Segment, ...] = ()
-        # Columns before which no row ends or outgrows its class; rows that left may make them too
-        # early.
+        # Columns before which no row ends or outgrows its class; too early once rows left.
         self._next_end = self._next_promotion = 2**62
 
     @property
@@ -114,7 +114,8 @@ class Batch:
 
     def step(self) -> list[Sequence]:
         """One token for every row; returns those that ended, with `finish` set."""
-        assert self.rows and not self.block.full
+        assert self.rows, "nothing to step"
+        assert not self.block.full, "restart the block first"
         if self.cache.column == self.cache.columns:
             self._align(max(self.cache.column - segment.column for segment in self._segments()))
         if self.cache.column >= self._next_promotion:
@@ -133,7 +134,7 @@ class Batch:
     def _ended(self, stopped: torch.Tensor) -> list[Sequence]:
         ended: list[Sequence] = []
         if len(stopped):
-            for row in set(stopped[:, 1].tolist()):
+            for row in {int(row) for row in stopped[:, 1]}:
                 self.rows[row].finish = "stop"
                 ended.append(self.rows[row])
         if self.cache.column >= self._next_end:

@@ -5,6 +5,8 @@ Column 0 is carried in from the block before. Column c of a row holds the token 
 takes as input.
 """
 
+# pyright: reportUnknownMemberType=false
+
 import numpy as np
 import torch
 from numpy.typing import NDArray

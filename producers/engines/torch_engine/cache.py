@@ -25,8 +25,8 @@ class KVShape:
 
 
 class KVCache:
-    """`data` is (2 · layers, slots + 1, heads, columns, width), keys of layer l at 2l, values at 2l
-    + 1.
+    """`data` is (2 · layers, slots + 1, heads, columns, width); layer l has its keys at 2l, its
+    values behind them.
 
     `column` is where the next token of every row goes. The last row is a spare for swaps.
     """
@@ -53,10 +53,6 @@ class KVCache:
         )
         self.keys = list(self.data[0::2].unbind(0))
         self.values = list(self.data[1::2].unbind(0))
-        self.flat_keys = [
-            keys.flatten(0, 1) for keys in self.keys
-        ]  # (rows · heads, columns, width)
-        self.flat_values = [values.flatten(0, 1) for values in self.values]
         self.mask = torch.zeros(slots + 1, self.columns, dtype=dtype, device=device)
         """Added to attention scores: -inf before a row's first column, 0 from there on."""
         self._ramp = torch.zeros(2 * self.columns, dtype=dtype, device=device)

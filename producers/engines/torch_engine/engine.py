@@ -46,7 +46,8 @@ class TorchEngine:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        assert slots >= 1 and context_max >= 2 and emit_every >= 1
+        assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
+        assert context_max >= 2, "a prompt token and a generated one"
         self.version = version
         self.slots, self.context_max = slots, context_max
         self._decoder = open_decoder(

@@ -11,7 +11,7 @@ one copy, the weights of norms are part of the matrices behind them.
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
 from producers.engines.torch_engine.attention import attend, segment_masks

@@ -85,9 +85,8 @@ def _fill(layer: FusedLayer, own: Mapping[str, torch.Tensor], shape: FusedShape)
     if layer.head_norm is not None:
         query_norm = _interleaved(own["self_attn.q_norm.weight"], shape.width)
         key_norm = _interleaved(own["self_attn.k_norm.weight"], shape.width)
-        layer.head_norm[:-1] = (
-            query_norm  # the norm's root of the width and attention's scale cancel
-        )
+        # The root of the width that the norm leaves out and the scale of attention cancel.
+        layer.head_norm[:-1] = query_norm
         layer.head_norm[-1] = key_norm.float() * shape.width**0.5
     layer.output.copy_(own["self_attn.o_proj.weight"].t())
     if layer.output_bias is not None:

@@ -108,6 +108,11 @@ class TransformersDecoder:
     ) -> None:
         self.dtype, self.device = dtype, device
         self.name = type(config).__name__
+        positions = getattr(config, "max_position_embeddings", context_max)
+        if positions < context_max:
+            raise EngineRefused(
+                f"{self.name}: {positions} positions, fewer than context_max ({context_max})"
+            )
         with torch.random.fork_rng(devices=[]):
             self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
         self.model.eval().requires_grad_(False)

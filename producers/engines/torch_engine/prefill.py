@@ -4,6 +4,8 @@ Sequences of similar length share a pass; the padding of one is at its left, so 
 is at the right.
 """
 
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ AHEAD_PROMPTS = 32
 
 
 class PrefixStore:
-    """At most `tokens_max` cached tokens (one longer prompt excepted), the longest unused go first."""
+    """At most `tokens_max` cached tokens (one longer prompt excepted), longest unused go first."""
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
         self.decoder, self.tokens_max = decoder, tokens_max
@@ -28,7 +28,7 @@ class PrefixStore:
         self._tokens = 0
 
     def get(self, waiting: Iterable[Sequence]) -> torch.Tensor | None:
-        """KV of all tokens but the newest of the first that waits; None if there are none to cache."""
+        """KV of all tokens but the newest of the first that waits; None if there are none."""
         first = next(iter(waiting)).prefix.tobytes()
         if not first:
             return None

@@ -1,16 +1,15 @@
 """What the configuration of a model alone rules out, refused by name."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false,
-# reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from streams.errors import EngineRefused
 
-_SERVED_LAYERS = {
-    "full_attention",
-    "sliding_attention",
-}  # the latter where its window holds the context
+# Sliding attention is full attention where its window holds the context.
+_SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
@@ -20,8 +19,7 @@ def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
         raise EngineRefused(
             f"{name}: encoder-decoder models are not served, only decoder-only ones"
         )
-    if type(config) not in AutoModelForCausalLM._model_mapping:  # pyright:
-    ignore[reportPrivateUsage]
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{name}: transformers has no causal language model for it")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):

@@ -1,0 +1,96 @@
+"""What cannot be served is refused by name, never later."""
+
+import numpy as np
+import pytest
+from engine_samples import SIZES, V1, ask, open_torch, prompt, tiny_model
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BertConfig,
+    BloomConfig,
+    CLIPTextConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    T5Config,
+)
+
+from producers.engines.connect import open_engine
+from producers.engines.torch_engine import TorchEngine
+from streams.errors import ConfigurationError, EngineRefused
+from streams.records import Sampling
+
+SMALL = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1}
+REFUSED = [
+    (T5Config(), "encoder-decoder"),
+    (BartConfig(), "encoder-decoder"),
+    (CLIPTextConfig(), "no causal language model"),
+    (MambaConfig(**SMALL), "linear_attention"),
+    (BloomConfig(vocab_size=19, hidden_size=32, n_layer=1, n_head=2), "BloomConfig"),
+    (MistralConfig(**SIZES, sliding_window=32), "sliding window of 32"),
+    (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1), "8"),
+    (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4,
+                                           "factor": 2.0}), "dynamic"),
+    (BertConfig(**SMALL | {"num_hidden_layers": 2}, num_attention_heads=2, intermediate_size=32, is_decoder=False), "Bert"),
+    (tiny_model("gpt2").config.__class__(vocab_size=19, n_embd=32, n_layer=1, n_head=2,
+                                         n_positions=64), "64 positions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "named"), REFUSED, ids=[type(config).__name__ for config, _ in REFUSED]
+)
+def test_a_model_that_cannot_be_served_is_refused_by_name(
+    config: PreTrainedConfig, named: str
+) -> None:
+    tensors = {}
+    if not config.is_encoder_decoder and "CLIP" not in type(config).__name__:
+        tensors = AutoModelForCausalLM.from_config(config).state_dict()
+    with pytest.raises(EngineRefused, match=named):
+        TorchEngine(config, tensors, V1, 2, 96)
+
+
+def test_a_sliding_window_that_holds_the_context_is_served() -> None:
+    config = MistralConfig(**SIZES, sliding_window=96)
+    tensors = AutoModelForCausalLM.from_config(config).state_dict()
+    engine = TorchEngine(config, tensors, V1, 2, 96)
+    engine.submit(ask("t", prompt(4), Sampling(tokens_max=5)))
+    assert len(engine.poll(10.0)[0].tokens) == 5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sampling", "named"),
+    [
+        (np.zeros(0, np.uint32), Sampling(), "empty prompt"),
+        (np.array([3, 99], np.uint32), Sampling(), "token 99"),
+        (prompt(96), Sampling(), "context of 96"),
+        (prompt(3), Sampling(temperature=-1), "temperature"),
+        (prompt(3), Sampling(top_p=0), "top_p"),
+        (prompt(3), Sampling(top_k=-2), "top_k"),
+        (prompt(3), Sampling(tokens_max=0), "tokens_max"),
+        (prompt(3), Sampling(stop=(19,)), "stop"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace(
+    tokens: np.ndarray, sampling: Sampling, named: str
+) -> None:
+    engine = open_torch(tiny_model("llama"))
+    with pytest.raises(EngineRefused, match=named):
+        engine.submit(ask("t", tokens, sampling))
+    assert engine.running() == []
+
+
+def test_a_trajectory_is_taken_once_at_a_time() -> None:
+    engine = open_torch(tiny_model("llama"))
+    engine.submit(ask("t", prompt(3), Sampling()))
+    with pytest.raises(EngineRefused, match="already here"):
+        engine.submit(ask("t", prompt(3), Sampling()))
+
+
+@pytest.mark.parametrize("name", ["vllm", "paced", "tensorrt"])
+def test_an_unknown_engine_is_a_configuration_error(name: str) -> None:
+    model = tiny_model("llama")
+    with pytest.raises(ConfigurationError, match=name):
+        open_engine(name, model.config, model.state_dict(), V1, slots=2, context_max=64)

@@ -1,0 +1,69 @@
+"""Any schedule of submit, poll, abort and update against recomputing everything from scratch."""
+
+import numpy as np
+import torch
+from engine_samples import Gained, ask, gather, open_torch, prompt, resumed, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producers.engines.torch_engine.draws import trajectory_key, uniforms
+from producers.engines.torch_engine.sampling import draw, plan_sampling
+from streams.records import Sampling, Tokens, Version
+
+MODELS = {number: tiny_model("qwen3", number) for number in (1, 2)}
+SAMPLING = Sampling(temperature=0.9, tokens_max=80, stop=(2,))
+
+
+def reference(name: str, start: Tokens, versions: list[int]) -> tuple[list[int], list[float]]:
+    """Token by token from scratch, each under its version (as after a recompute)."""
+    tokens, logprobs = start.tolist(), []
+    plan = plan_sampling([SAMPLING], torch.device("cpu"))
+    key = np.array([trajectory_key(7, name)], np.uint64)
+    for version in versions:
+        with torch.inference_mode():
+            logits = MODELS[version](torch.tensor([tokens])).logits[:, -1]
+        drawn = torch.from_numpy(uniforms(key, np.array([len(tokens)])))[:, None]
+        token, logprob = draw(logits, plan, drawn)
+        tokens.append(int(token))
+        logprobs.append(float(logprob))
+    return tokens[len(start) :], logprobs
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["submit", "poll", "poll", "move", "update"]), st.integers(0, 9)),
+        min_size=8,
+        max_size=40,
+    )
+)
+def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int]]) -> None:
+    """Invariants 3 and 10 under submits, moves to oneself and updates in any order."""
+    engine = open_torch(MODELS[1], slots=3, context_max=96, emit_every=7)
+    requests, gained = {}, {}
+    for number, (action, pick) in enumerate(actions):
+        names = engine.running()
+        if action == "submit":
+            name = f"t{number}"
+            requests[name] = ask(name, prompt(1 + pick, pick), SAMPLING)
+            engine.submit(requests[name])
+        elif action == "poll":
+            for _ in range(1 + 2 * pick):
+                gather(gained, engine.poll(0.0))
+        elif action == "move" and names:
+            name = names[pick % len(names)]
+            rest = engine.abort(name)
+            gather(gained, [rest] if rest else [])
+            engine.submit(resumed(requests[name], gained.get(name, Gained())))
+        elif action == "update":
+            version = 1 + pick % 2
+            tensors = MODELS[version].state_dict()
+            engine.update(Version(version, 1), tensors, "in_flight_recompute")
+    while emissions := engine.poll(10.0):
+        gather(gained, emissions)
+    assert not engine.running()
+    for name, mine in gained.items():
+        versions = [version.number for version, count in mine.spans for _ in range(count)]
+        tokens, logprobs = reference(name, requests[name].tokens, versions)
+        assert mine.tokens == tokens
+        np.testing.assert_allclose(mine.logprobs, logprobs, atol=1e-4, rtol=0)
