@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ def run_role(
         try:
             return _ROLES[role](place)
         finally:
-            _note_memory(folder, name)
+            _note_usage(folder, name)
 
 
 def evaluate_versions(
@@ -76,11 +76,17 @@ def evaluate_versions(
         yield from evaluate_stored(place, numbers)
 
 
-def _note_memory(folder: Path, name: str) -> None:
-    """Peak resident memory of this process, for the benchmark and for people."""
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts KiB
+def _note_usage(folder: Path, name: str) -> None:
+    """Peak resident memory and CPU time of this process, for the benchmark and for people."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    line = {
+        "time_s": time.time(),
+        "pid": os.getpid(),
+        "peak_mb": round(used.ru_maxrss / 1024, 1),  # Linux counts KiB
+        "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+    }
     with MetricsFile(RunFolder(folder).metrics / f"process-{name}.jsonl") as metrics:
-        metrics.append({"time_s": time.time(), "pid": os.getpid(), "peak_mb": round(peak_mb, 1)})
+        metrics.append(line)
 
 
 @contextmanager
@@ -91,7 +97,7 @@ def placed(
     stop: threading.Event,
     nonce: str,
     handed_nonce: str | None,
-) -> Iterator[Place]:
+) -> Generator[Place]:
     """Log and store of the run, opened; all topics exist."""
     bus = open_bus(bus_url(configuration, folder), sync=configuration.sync)
     try:
@@ -103,7 +109,7 @@ def placed(
 
 
 @contextmanager
-def held(place: Place, role: str, duration_s: float) -> Iterator[Lease]:
+def held(place: Place, role: str, duration_s: float) -> Generator[Lease]:
     """The role's lease while the block runs; released at its end so that the next holder need not
     wait.
     """

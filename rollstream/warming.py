@@ -34,6 +34,7 @@ class Warming:
         lock: RunLock,
     ) -> None:
         self._folder, self._seat, self._console, self._lock = folder, seat, console, lock
+        self._steps = configuration.warmup.steps
         self._needed = configuration.model.path is None and not folder.model.exists()
 
     def run(self, signals: StopSignals) -> bool:
@@ -69,12 +70,12 @@ class Warming:
             self._console.print("warm-up: teaching the model the task's documents")
         started = time.monotonic()
         with bar:
-            task = bar.add_task("warm-up", total=1, loss="–")
+            task = bar.add_task("warm-up", total=self._steps, loss="–")
             while (code := child.reap()) is None:
                 if signals.stop.wait(LOOK_S):
                     return None
                 if told := newest(log):
-                    bar.update(task, completed=told["done"], total=told["steps"], loss=told["loss"])
+                    bar.update(task, completed=told["done"], loss=told["loss"])
         self._console.print(f"warm-up took {time.monotonic() - started:.0f} s", highlight=False)
         return code
 

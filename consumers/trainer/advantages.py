@@ -14,10 +14,10 @@ def advantages(rewards: ArrayLike, kind: Kind) -> NDArray[np.float64]:
     """One advantage per reward of a group of n; a group of one has advantage 0.
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv
-      2402.03300, §4.1.2).
-    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783, §3.2: dividing by std favours too easy and
+      2402.03300).
+    * `centred`: R − mean (Dr. GRPO, arXiv 2503.20783: dividing by std favours too easy and
       too hard prompts).
-    * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740, §2.4), which is n/(n−1) ×
+    * `leave_one_out`: R − mean of the others (RLOO, arXiv 2402.14740), which is n/(n−1) ×
       `centred`.
     """
     values = np.asarray(rewards, np.float64)

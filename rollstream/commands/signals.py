@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as events: the first asks to stop, the second to stop at once."""
+"""Ctrl-C, SIGTERM and a closed terminal as events: the first asks to stop, the second to hurry."""
 
 import signal
 import threading
@@ -14,12 +14,13 @@ class StopSignals:
 
 
 def listen() -> StopSignals:
-    """Take over SIGINT and SIGTERM of this process; call it from the main thread."""
+    """Take over SIGINT, SIGTERM and SIGHUP of this process; call it from the main thread."""
     signals = StopSignals()
 
     def handle(*_: object) -> None:
         (signals.hurry if signals.stop.is_set() else signals.stop).set()
 
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants to outlive its terminal
+            signal.signal(number, handle)
     return signals

@@ -1,5 +1,4 @@
-"""The figures of one moment, ready to be drawn: a pure function of the state, the roles and time.
-"""
+"""The figures of one moment, ready to draw: a pure function of state, roles and time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

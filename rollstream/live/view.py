@@ -24,8 +24,7 @@ LINE_S = 10.0  # between two lines where nothing can be redrawn
 
 
 class LiveView:
-    """Call `show` as often as convenient; it looks and draws when it is time. Runs in one thread.
-    """
+    """Call `show` often; it looks and draws when it is time. Runs in one thread."""
 
     def __init__(self, feed: Feed, title: Title, console: Console, as_json: bool) -> None:
         self._feed, self._title, self._console = feed, title, console

@@ -71,6 +71,7 @@ def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = FAMILIES[family]().eval().requires_grad_(False)
+        model.generation_config.eos_token_id = None
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)

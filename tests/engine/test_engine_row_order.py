@@ -47,6 +47,7 @@ def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int
 def test_regions_join_where_padding_is_cheaper_than_a_call() -> None:
     assert segments([2, 3, 0, 10], [0, 10, 0, 90], 100) == (Segment(0, 5, 0), Segment(5, 15, 90))
     assert segments([1, 4], [50, 20], 10_000) == (Segment(0, 5, 20),)
+    assert segments([4, 0, 4], [50, 0, 50], 100) == (Segment(0, 8, 50),)
     assert segments([0, 0], [0, 0], 10) == ()
 
 

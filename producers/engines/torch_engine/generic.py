@@ -234,6 +234,7 @@ class TransformersDecoder:
             raise EngineRefused(
                 f"{self.name}: does not run over the engine's cache: {error}"
             ) from error
+        self._refuse_looking_ahead(sequences[1])
         tolerance = 1e-3 if self.dtype == torch.float32 else 5e-2
         off = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
         if not off < tolerance:
@@ -242,9 +243,16 @@ class TransformersDecoder:
                 f"forward by {off:.2g} of the largest logit"
             )
 
-    def _plain(self, tokens: Tokens) -> torch.Tensor:
+    def _refuse_looking_ahead(self, tokens: Tokens) -> None:
+        """Another last token must change no logit before it: equal shapes, so equal rounding."""
+        other = tokens.copy()
+        other[-1] = (other[-1] + 1) % self.vocabulary
+        if not torch.equal(self._plain(tokens, -2), self._plain(other, -2)):
+            raise EngineRefused(f"{self.name}: attends to later tokens, so it is no decoder")
+
+    def _plain(self, tokens: Tokens, place: int = -1) -> torch.Tensor:
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
-        return self.model(input_ids=ids, use_cache=False).logits[:, -1]
+        return self.model(input_ids=ids, use_cache=False).logits[:, place]
 
 
 def _full(layer: object, context_max: int) -> bool:

@@ -95,11 +95,13 @@ def segments(
     found: list[Segment] = []
     begin = 0
     for count, column in zip(counts, columns, strict=True):
+        if not count:
+            continue
         end = begin + count
         if found and count * (column - found[-1].column) < overhead_tokens:
             last = found[-1]
             found[-1] = Segment(last.begin, end, min(last.column, column))
-        elif count:
+        else:
             found.append(Segment(begin, end, column))
         begin = end
     return tuple(found)

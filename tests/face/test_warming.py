@@ -1,0 +1,57 @@
+"""The warm-up phase of a run: once, watched, and a failure says why."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from rollstream.children import Seat
+from rollstream.commands.signals import StopSignals
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder
+from rollstream.lock import RunLock
+from rollstream.warming import Warming, WarmupFailed, newest
+
+
+@pytest.fixture
+def warming(tmp_path):
+    lock = RunLock(tmp_path)
+
+    def make(code: str) -> Warming:
+        seat = Seat("warmup", [sys.executable, "-c", code])
+        console = Console(file=io.StringIO(), force_terminal=True)
+        return Warming(Configuration(), RunFolder(tmp_path), seat, console, lock)
+
+    yield make
+    lock.close()
+
+
+def test_a_model_is_made_once(warming, tmp_path):
+    code = f"import os; os.mkdir({str(tmp_path / 'model')!r}); print('once')"
+    assert warming(code).run(StopSignals())
+    assert warming("raise SystemExit('never started')").run(StopSignals())
+    assert (tmp_path / "logs" / "warmup.log").read_text() == "once\n"
+
+
+def test_a_failure_quotes_the_end_of_its_log(warming):
+    with pytest.raises(WarmupFailed, match=r"(?s)exit code 1.*\| no chalk"):
+        warming("raise SystemExit('no chalk')").run(StopSignals())
+
+
+def test_a_warm_up_that_made_nothing_failed(warming):
+    with pytest.raises(WarmupFailed, match="exit code 0"):
+        warming("pass").run(StopSignals())
+
+
+def test_ctrl_c_ends_it(warming):
+    signals = StopSignals()
+    signals.stop.set()
+    assert not warming("import time; time.sleep(600)").run(signals)
+
+
+def test_progress_is_the_last_whole_line_of_its_log(tmp_path):
+    log = tmp_path / "warmup.log"
+    assert newest(log) is None
+    log.write_text('{"done": 1, "steps": 9, "loss": 2.5}\na warning\n{"done": 2, "st')
+    assert newest(log) == {"done": 1, "steps": 9, "loss": 2.5}

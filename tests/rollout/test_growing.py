@@ -1,0 +1,123 @@
+"""One trajectory while it grows: spans tile what was generated (invariant 3), partials chain, the
+record is whole.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producers.engines.base import Emission
+from producers.rollout.chain import read_chain
+from producers.rollout.growing import Growing
+from streams.connect import open_bus
+from streams.errors import DecodeError
+from streams.records import ENVIRONMENT, GENERATED, PROMPT, Address, Assignment, Sampling, Version
+from streams.topics import catalogue
+from streams.writer import publish
+
+ORDER = Assignment(
+    kind="start",
+    trajectory="3.1",
+    group=3,
+    index=1,
+    attempt=1,
+    rollout="a",
+    rollout_term=1,
+    version=Version(0, 0),
+    task="remainder",
+    tokens=np.array([5, 6, 7], np.uint32),
+    sampling=Sampling(),
+    seed=0,
+)
+
+chunks = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=12)
+
+
+def emission(count: int, version: int) -> Emission:
+    tokens = np.arange(count, dtype=np.uint32)
+    return Emission("3.1", tokens, -np.ones(count, np.float32), Version(version, 1), None)
+
+
+def grown(parts: list[tuple[int, int]]) -> Growing:
+    growing = Growing.begin(ORDER, None, now_s=0.0)
+    for count, version in parts:
+        growing.extend(emission(count, version))
+    return growing
+
+
+@given(parts=chunks)
+def test_spans_tile_the_generated_tokens_and_neighbours_differ(parts: list[tuple[int, int]]):
+    spans = grown(parts).spans
+    edges = [0, *(span.end for span in spans)]
+    assert [span.start for span in spans] == edges[:-1]
+    assert edges[-1] == sum(count for count, _ in parts)
+    assert all(a.version != b.version for a, b in pairwise(spans))
+
+
+@given(parts=chunks, cuts=st.sets(st.integers(0, 11)))
+def test_a_chain_of_partials_gives_back_what_was_generated(
+    parts: list[tuple[int, int]], cuts: set[int]
+):
+    bus = open_bus("memory:")
+    bus.create(catalogue(2))
+    growing = Growing.begin(ORDER, None, now_s=0.0)
+    for index, (count, version) in enumerate(parts):
+        growing.extend(emission(count, version))
+        if index in cuts or index == len(parts) - 1:
+            growing.partial = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0))
+    assert growing.partial is not None
+    gained = read_chain(bus, growing.partial, "3.1")
+    again = Growing.begin(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
+    for mine, theirs in zip(again.content(), growing.content(), strict=True):
+        assert (mine == theirs).all()
+    assert again.spans == growing.spans
+    assert again.generated == growing.generated
+
+
+def test_a_zombies_partials_between_are_not_mixed_in():
+    """Each partial names the one that it continues, so two attempts never mix."""
+    bus = open_bus("memory:")
+    bus.create(catalogue(1))
+    first, second = grown([(2, 0)]), grown([(2, 0)])
+    first.partial = publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0))
+    second.partial = publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0))
+    first.extend(emission(3, 1))
+    first.partial = publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0))
+    gained = read_chain(bus, first.partial, "3.1")
+    assert gained.tokens.tolist() == [0, 1, 0, 1, 2]
+    assert [span.version.number for span in gained.spans] == [0, 1]
+
+
+def test_a_chain_that_names_another_trajectory_is_refused():
+    bus = open_bus("memory:")
+    bus.create(catalogue(1))
+    growing = grown([(2, 0)])
+    at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 0.0))
+    with pytest.raises(DecodeError, match=r"9\.9"):
+        read_chain(bus, at, "9.9")
+
+
+def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
+    growing = grown([(2, 0)])
+    growing.extend_environment(np.array([9], np.uint32), '{"turn": 1}')
+    growing.extend(emission(1, 1))
+    record = growing.finished(1, "stop", 5.0, Version(2, 1), reward=1.0)
+    assert record.sources.tolist() == [PROMPT] * 3 + [GENERATED] * 2 + [ENVIRONMENT, GENERATED]
+    assert len(record.logprobs) == 3
+    assert [(s.start, s.end) for s in record.spans] == [(0, 2), (2, 3)]
+    assert (record.group, record.index, record.attempt) == (3, 1, 1)
+
+
+def test_nothing_is_published_twice_in_partials():
+    growing = grown([(4, 0)])
+    first = growing.take_partial("a", 1, 0.0)
+    growing.partial = Address(0, 0)
+    growing.extend(emission(3, 0))
+    second = growing.take_partial("a", 1, 0.0)
+    assert (first.start, len(first.tokens)) == (3, 4)
+    assert (second.start, len(second.tokens)) == (7, 3)
+    assert [(s.start, s.end) for s in second.spans] == [(4, 7)]
