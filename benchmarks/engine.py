@@ -173,7 +173,13 @@ def _quickstart_model() -> PreTrainedModel:
 def _generic_model() -> PreTrainedModel:
     """GPT-2 of like size: it has no decode path of its own."""
     size = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=128, n_layer=3, n_head=4, n_positions=CONTEXT, n_inner=512
+        vocab_size=VOCABULARY,
+        n_embd=128,
+        n_layer=3,
+        n_head=4,
+        n_positions=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
     )
     return _random(GPT2LMHeadModel, size)
 

@@ -62,9 +62,14 @@ def teach(
 ) -> list[float]:
     """Train in place; returns the loss per response token of each step."""
     keep_freed_memory()
+    # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
+    # costs
+    # more than it gains (measured at up to ten times the step where another process wants a core).
+    torch_threads = max(1, threads // PARTS)
+    torch.set_num_threads(torch_threads)
     pupil = _Pupil(model.train(), policy_of(model), course.loss_divisor)
     optimisers = _optimisers(model, course)
-    workers = Workers(min(threads, PARTS), max(1, threads // PARTS), pupil.study, pupil.add)
+    workers = Workers(min(threads, PARTS), torch_threads, pupil.study, pupil.add)
     endless = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
     losses: list[float] = []
     try:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from producers.tasks.base import Document, Task, Teacher
@@ -72,7 +71,6 @@ def warm_up(
     partial.mkdir(parents=True)
     task.tokenizer().save(partial)
     policy = untaught(model, task, seed)
-    torch.set_num_threads(threads)
     documents = task.documents(seed, course.documents)
     losses = teach(policy, documents, course, seed, threads, progress)  # 2.
     policy.save_pretrained(str(partial))  # 3.

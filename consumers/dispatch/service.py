@@ -36,7 +36,7 @@ from streams.topics import partition_of
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.01  # between two rounds without news; queued orders keep slots busy meanwhile
+ROUND_S = 0.02  # between two rounds without news; queued orders keep slots busy meanwhile
 
 
 @dataclass(slots=True)

@@ -54,17 +54,17 @@ class Trainer:
         """One step; False when it was stopped before its end (its takes are repeated then)."""
         started, figures = self.monotonic(), StepFigures()
         metrics: dict[str, float] = {}
-        settings = self.takes.settings
-        waited = 0.0
+        settings, learner = self.takes.settings, self.takes.learner
+        waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
             needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
             progress = Progress(step, update, needed)
             waited += self._feed(progress, figures, stop)
             if not progress.is_complete():
                 return False
-            metrics = self.takes.learner.finish_update()
+            metrics = learner.finish_update()
         seconds = self.monotonic() - started
-        times = {"seconds": seconds, "wait_s": waited}
+        times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
         self._hand_over(step, figures, {**metrics, **figures.metrics(), **times})
         return True
 

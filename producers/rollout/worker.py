@@ -25,7 +25,7 @@ from streams.records import Assignment, Trajectory
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # decoding between two looks at orders, weights and rewards
-IDLE_S = 0.005
+IDLE_S = 0.02
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ class Remainder:
     name = "remainder"
     stop = (EOS,)
 
-    def __init__(self, direct: float = 0.60, jump: float = 0.15) -> None:
+    def __init__(self, direct: float = 0.65, jump: float = 0.15) -> None:
         if direct < 0 or jump < 0 or direct + jump > 1:
             raise ConfigurationError(
                 f"task.options of remainder: direct = {direct} and jump = {jump} are shares of one "

@@ -22,7 +22,7 @@ def attend(
 
     `masks` holds, per segment, what `segment_masks` gives; the newest column is already written.
     """
-    kind = _products if queries.device.type == "cpu" else _fused
+    kind = _products if queries.device.type == "cpu" else attend_fused
     return kind(queries, layer, cache, used, masks)
 
 
@@ -54,13 +54,14 @@ def _products(
     return joined.view(rows, -1)
 
 
-def _fused(
+def attend_fused(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
     used: tuple[Segment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
+    """What `attend` gives, by one fused call per segment."""
     attended: list[torch.Tensor] = []
     for segment, mask in zip(used, masks, strict=True):
         rows, window = slice(segment.begin, segment.end), slice(segment.column, cache.column + 1)

@@ -5,7 +5,8 @@ depends on who runs. Rows carry the trajectory's own randomness, so who runs bes
 nothing but rounding (invariant 10).
 """
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import numpy as np
 import torch
@@ -134,7 +135,7 @@ class Batch:
     def _ended(self, stopped: torch.Tensor) -> list[Sequence]:
         ended: list[Sequence] = []
         if len(stopped):
-            for row in {int(row) for row in stopped[:, 1]}:
+            for row in set(stopped[:, 1].tolist()):
                 self.rows[row].finish = "stop"
                 ended.append(self.rows[row])
         if self.cache.column >= self._next_end:

@@ -1,0 +1,36 @@
+"""What a CPU in fp32 does not show: the attention of other devices, and half precision."""
+
+import numpy as np
+import pytest
+import torch
+from engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
+
+from producers.engines.torch_engine import TorchEngine, attention
+from producers.engines.torch_engine.cache import KVCache, KVShape
+from producers.engines.torch_engine.order import Segment
+from streams.records import Sampling
+
+
+def test_attention_of_other_devices_gives_the_same() -> None:
+    cpu, shape = torch.device("cpu"), KVShape(layers=1, heads=2, width=8)
+    cache = KVCache(shape, 5, 32, torch.float32, cpu)
+    cache.data.normal_(generator=torch.manual_seed(0))
+    cache.column = 30
+    for row, length in enumerate([25, 20, 7, 3, 0]):
+        cache.write(row, torch.randn(2, 2, length, 8))
+    used = (Segment(0, 2, 5), Segment(2, 5, 23))
+    queries = torch.randn(5, 2, 3, 8)
+    masks = attention.segment_masks(cache, used)
+    found = attention.attend(queries, 0, cache, used, masks)
+    wanted = attention.attend_fused(queries, 0, cache, used, masks)
+    heads = wanted.view(5, 2, 3, 8)
+    torch.testing.assert_close(found.view(5, 2, 3, 8), heads, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_half_precision_stays_near_fp32(family: str) -> None:
+    model = tiny_model(family).to(torch.bfloat16).float()
+    engine = TorchEngine(model.config, model.state_dict(), V1, 2, 64, dtype=torch.bfloat16)
+    mine = run_all(engine, [ask("t", prompt(6), Sampling(tokens_max=40))])["t"]
+    wanted = chosen_logprobs(model, prompt(6), mine.tokens).numpy()
+    assert np.abs(np.array(mine.logprobs) - wanted).mean() < 0.05
