@@ -37,7 +37,7 @@ class WarmupSettings(Settings):
     """Torch threads; nothing else of the run works meanwhile."""
     documents: int = Field(default=20_000, ge=1)
     """Documents drawn from the task."""
-    steps: int = Field(default=1_100, ge=1)
+    steps: int = Field(default=800, ge=1)
     """Batches trained."""
 
 
