@@ -2,6 +2,7 @@
 worker together.
 """
 
+import os
 import time
 
 from producers.engines.connect import open_engine
@@ -26,6 +27,7 @@ def build_rollout(place: Place) -> Rollout | None:
     """The worker under its next term; None when it was stopped before a version was announced."""
     c = place.configuration
     set_threads(c.rollouts.threads)
+    os.nice(c.rollouts.niceness)
     task = load_task(c.task.name, c.task.options)
     term = next_term(place.store, "rollouts", place.name)
     orders = Orders(place.bus, place.name, term)

@@ -6,8 +6,8 @@ is read again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from streams.bus import Bus, Message
@@ -21,8 +21,7 @@ from streams.writer import publish
 REASON_MAX = 1000  # characters of an error's text kept in a `Dead`
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """One record as it lay in the log; `data` are its bytes, `hash` is what the ledger names them
     by.
     """
@@ -33,7 +32,11 @@ class Received:
     key: str
     record: Record
     envelope: Envelope | None
-    data: bytes = field(repr=False)
+    data: bytes
+
+    def __repr__(self) -> str:
+        """Without the bytes, which may be many."""
+        return f"Received({self.topic!r}, {self.address}, {self.key!r}, {self.record!r})"
 
     @property
     def hash(self) -> str:

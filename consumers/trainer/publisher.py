@@ -14,10 +14,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.versions import VersionWriter

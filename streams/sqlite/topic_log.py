@@ -1,10 +1,11 @@
-"""One topic in one SQLite file: a table per partition keyed by offset, so every append goes to a
-table's end.
+"""One topic in one SQLite file: a table per partition keyed by first offset, so every append goes
+to a table's end.
 
-`log_P(offset, timestamp_ms, key, value)` always keeps its last row, so the end of a partition is
-its highest offset plus one and never moves back. `begins` holds what truncation and retention have
-reached; compaction leaves it where it is, since a reader of a compacted topic misses nothing by a
-hole.
+`log_P` has a row for the records that one append brought (`rows.py`), in compacted topics for each
+record. It always keeps its last row, so the end of a partition lies behind it and never moves back.
+`begins` holds what truncation and retention have reached, which may be in the middle of a row; what
+lies below it is gone for every reader. Compaction leaves it where it is, since a reader of a
+compacted topic misses nothing by a hole.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from streams.bus import Entry, Message
 from streams.errors import BusError
 from streams.refusals import check_entries, check_position, check_same_settings
 from streams.sqlite.database import Database, Sync
+from streams.sqlite.rows import ROW_BYTES, Row, pack, unpack
 from streams.topics import TOMBSTONE_S, Topic, partition_of
 
 _SETTINGS = """
@@ -25,13 +27,22 @@ CREATE TABLE begins (partition INTEGER PRIMARY KEY, begin INTEGER NOT NULL);
 """
 _LOG = """
 CREATE TABLE log_{p} (
-    offset INTEGER PRIMARY KEY, timestamp_ms INTEGER NOT NULL, key BLOB NOT NULL, value BLOB
+    first INTEGER PRIMARY KEY, count INTEGER NOT NULL, timestamp_ms INTEGER NOT NULL,
+    key BLOB NOT NULL, value BLOB, sizes BLOB
 );
 INSERT INTO begins VALUES ({p}, 0);
 """
 _COMPACT = """
-CREATE INDEX key_{p} ON log_{p} (key, offset);
+CREATE INDEX key_{p} ON log_{p} (key, first);
 CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
+"""
+
+# A reader that waits at the end asks this often: `count` comes before the long columns, so the last
+# row's are not loaded.
+_ROWS_FROM = """
+SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
+WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1
+ORDER BY first LIMIT ?2
 """
 
 
@@ -69,14 +80,14 @@ class TopicLog:
                 partition = partition_of(entry.key, topic.partitions)
             by_partition.setdefault(partition, []).append(index)
         offsets = [0] * len(entries)
+        row_bytes = 0 if topic.cleanup == "compact" else ROW_BYTES
         with self._database.writing("append to") as connection:
             for partition, indices in by_partition.items():
                 end = _end(connection, partition)
-                rows: list[tuple[int, int, bytes, bytes | None]] = []
                 for offset, index in enumerate(indices, end):
                     offsets[index] = offset
-                    rows.append((offset, now_ms, entries[index].key, entries[index].value))
-                connection.executemany(f"INSERT INTO log_{partition} VALUES (?, ?, ?, ?)", rows)
+                rows = list(pack([entries[index] for index in indices], end, now_ms, row_bytes))
+                connection.executemany(f"INSERT INTO log_{partition} VALUES (?,?,?,?,?,?)", rows)
                 if topic.cleanup == "compact":
                     _compact(connection, partition, rows, now_ms)
                 if topic.retention_s is not None:
@@ -88,13 +99,10 @@ class TopicLog:
         for partition, offset in positions.items():
             if len(messages) >= records_max or bytes_max <= 0:
                 break
-            found = len(messages)
             with self._database.reading("read") as connection:
                 bytes_max -= self._read_partition(
-                    connection, partition, offset, records_max - found, bytes_max, messages
+                    connection, partition, offset, records_max, bytes_max, messages
                 )
-                if len(messages) == found or messages[found].offset != offset:
-                    self._check_position(connection, partition, offset)
         return messages
 
     def begin(self) -> dict[int, int]:
@@ -130,29 +138,51 @@ class TopicLog:
         bytes_max: int,
         messages: list[Message],
     ) -> int:
-        """Append rows from `offset` on to `messages`, the first of all whatever its size; bytes
+        """Append records from `offset` on to `messages`, the first of all whatever its size; bytes
         taken.
         """
         if not 0 <= partition < self.settings.partitions:
             raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
-        topic, taken = self.settings.name, 0
-        rows = connection.execute(
-            f"SELECT offset, timestamp_ms, key, value FROM log_{partition} "
-            "WHERE offset >= ? ORDER BY offset LIMIT ?",
-            (offset, records_max),
-        )
-        for at, timestamp_ms, key, value in rows:
-            taken += len(key) + len(value or b"")
-            if taken > bytes_max and messages:
-                rows.close()
-                return taken
-            messages.append(Message(topic, partition, at, timestamp_ms, key, value))
+        topic, taken, before = self.settings.name, 0, len(messages)
+        rows = connection.execute(_ROWS_FROM.format(p=partition), (offset, records_max))
+        for row in rows:
+            found = unpack(topic, partition, row)
+            if row[0] < offset:
+                del found[: offset - row[0]]
+            del found[records_max - len(messages) :]
+            size = len(row[3]) + len(row[4] or b"")
+            if taken + size > bytes_max:
+                messages += _fitting(found, bytes_max - taken, 0 if messages else 1)
+                taken = bytes_max
+                break
+            messages += found
+            taken += size
+            if len(messages) >= records_max:
+                break
+        rows.close()
+        first = messages[before].offset if len(messages) > before else None
+        self._check_position(connection, partition, offset, first)
         return taken
 
-    def _check_position(self, connection: sqlite3.Connection, partition: int, offset: int) -> None:
+    def _check_position(
+        self, connection: sqlite3.Connection, partition: int, offset: int, first: int | None
+    ) -> None:
+        """Asked after the rows were read, so that a truncation before that is noticed; `first` is
+        what the read found.
+        """
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
-        begin, end = row.fetchone()[0], _end(connection, partition)
+        begin = row.fetchone()[0]
+        end = _end(connection, partition) if first is None else first + 1
         check_position(self.settings.name, partition, offset, begin, end)
+
+
+def _fitting(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
+    """The first of `found` that take no more than `bytes_max` together."""
+    for index, message in enumerate(found):
+        bytes_max -= len(message.key) + len(message.value or b"")
+        if bytes_max < 0:
+            return found[: max(index, at_least)]
+    return found
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
@@ -175,17 +205,22 @@ def _create_tables(connection: sqlite3.Connection, topic: Topic) -> None:
 
 
 def _end(connection: sqlite3.Connection, partition: int) -> int:
-    (last,) = connection.execute(f"SELECT max(offset) FROM log_{partition}").fetchone()
-    return 0 if last is None else last + 1
+    last = connection.execute(
+        f"SELECT first + count FROM log_{partition} ORDER BY first DESC LIMIT 1"
+    ).fetchone()
+    return 0 if last is None else last[0]
 
 
 def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> None:
+    """Move the begin and delete the rows that lie below it whole."""
     before = min(before, _end(connection, partition) - 1)
     moved = connection.execute(
         "UPDATE begins SET begin = ? WHERE partition = ? AND begin < ?", (before, partition, before)
     )
     if moved.rowcount:
-        connection.execute(f"DELETE FROM log_{partition} WHERE offset < ?", (before,))
+        connection.execute(
+            f"DELETE FROM log_{partition} WHERE first < ?1 AND first + count <= ?1", (before,)
+        )
 
 
 def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> None:
@@ -193,24 +228,23 @@ def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> N
     mostly costs.
     """
     row = connection.execute(
-        f"SELECT offset FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY offset LIMIT 1",
+        f"SELECT first FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY first LIMIT 1",
         (before_ms,),
     ).fetchone()
     _truncate(connection, partition, _end(connection, partition) if row is None else row[0])
 
 
 def _compact(
-    connection: sqlite3.Connection,
-    partition: int,
-    rows: Sequence[tuple[int, int, bytes, bytes | None]],
-    now_ms: int,
+    connection: sqlite3.Connection, partition: int, rows: Sequence[Row], now_ms: int
 ) -> None:
-    """Remove what these rows supersede, and tombstones that are old enough, never the last row."""
+    """Remove what these rows of one record each supersede, and tombstones that are old enough,
+    never the last row.
+    """
     connection.executemany(
-        f"DELETE FROM log_{partition} WHERE key = ? AND offset < ?",
-        [(key, offset) for offset, _, key, _ in rows],
+        f"DELETE FROM log_{partition} WHERE key = ? AND first < ?",
+        [(key, first) for first, _, _, key, _, _ in rows],
     )
     connection.execute(
-        f"DELETE FROM log_{partition} WHERE value IS NULL AND timestamp_ms < ? AND offset < ?",
+        f"DELETE FROM log_{partition} WHERE value IS NULL AND timestamp_ms < ? AND first < ?",
         (now_ms - int(TOMBSTONE_S * 1000), rows[-1][0]),
     )

@@ -2,13 +2,13 @@
 record is whole.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from producers.engines.base import Emission
 from producers.rollout.chain import read_chain

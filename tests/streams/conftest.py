@@ -1,24 +1,14 @@
 """Both buses under one clock that tests move by hand."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hand_clock import HandClock
 
 from streams.bus import Bus
 from streams.memory_bus import MemoryBus
 from streams.sqlite_bus import SqliteBus
-
-
-@dataclass(slots=True)
-class HandClock:
-    """Seconds that stand still until a test moves them."""
-
-    now_s: float = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

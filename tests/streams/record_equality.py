@@ -1,7 +1,5 @@
 """Equality of records by value: their classes compare by identity, because of the arrays."""
 
-import dataclasses
-
 import numpy as np
 
 from streams.records import Record
@@ -12,11 +10,11 @@ def differences(one: Record, other: Record) -> list[str]:
     if type(one) is not type(other):
         return [f"{type(one).__name__} is not {type(other).__name__}"]
     differing: list[str] = []
-    for field in dataclasses.fields(one):
-        a, b = getattr(one, field.name), getattr(other, field.name)
+    for name in one.__struct_fields__:
+        a, b = getattr(one, name), getattr(other, name)
         if isinstance(a, np.ndarray):
             if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
-                differing.append(field.name)
+                differing.append(name)
         elif a != b or type(a) is not type(b):
-            differing.append(field.name)
+            differing.append(name)
     return differing

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from conftest import HandClock
+from hand_clock import HandClock
 
 from streams.bus import Bus, Entry
 from streams.errors import BusError, PositionLost, RecordTooLarge
@@ -88,6 +88,13 @@ def test_a_record_above_the_topics_limit_is_refused_whole_batch(bus: Bus) -> Non
     with pytest.raises(RecordTooLarge, match="above the 100"):
         bus.append("t", [Entry(b"k", b"small"), Entry(b"k", bytes(101))])
     assert bus.end("t") == {0: 0}
+
+
+def test_a_tombstone_lies_between_the_records_of_its_append(bus: Bus) -> None:
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"a", b"1"), Entry(b"", None), Entry(b"", b""), Entry(b"b", b"2")])
+    read = [(m.offset, m.key, m.value) for m in bus.read("t", {0: 0})]
+    assert read == [(0, b"a", b"1"), (1, b"", None), (2, b"", b""), (3, b"b", b"2")]
 
 
 def test_a_waiting_reader_gets_what_another_thread_appends(bus: Bus) -> None:

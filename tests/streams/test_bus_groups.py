@@ -1,7 +1,7 @@
 """Consumer groups by leases, on every back end: they spread partitions and lose nothing."""
 
 import pytest
-from conftest import HandClock
+from hand_clock import HandClock
 
 from streams.bus import Bus, Entry
 from streams.claims import LEASE_S, Lease, claim

@@ -200,7 +200,9 @@ def test_what_is_no_record_goes_to_dead_with_its_bytes_and_the_reason(run: Bus) 
 def test_an_unknown_schema_in_a_fenced_topic_leaves_no_gap(run: Bus) -> None:
     writer = FencedWriter(run, "ledger", "trainer", 1)
     writer.open()
-    newer = tampered(encode(closed(1), Envelope("trainer", 1, 1)), {"schema": "merged/1"})
+    newer = tampered(
+        encode(closed(1), Envelope("trainer", 1, 1)), {"record": {"schema": "merged/1"}}
+    )
     run.append("ledger", [Entry(b"run", newer)])
     third = encode(closed(3), Envelope("trainer", 1, 2))
     run.append("ledger", [Entry(b"run", third)])

@@ -1,0 +1,60 @@
+"""Consecutive records of one append packed into rows, and taken out of them again.
+
+A row of one record holds its key and value as they are, and `sizes` is NULL; a row of several holds
+their keys and their values joined, and in `sizes` u32 little-endian, the lengths of all keys, then
+of all values. One row of 64 records is read in half the time of 64 rows. Values come out as copies,
+so whoever keeps one record keeps no other alive. A tombstone always has a row of its own.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise, repeat
+
+from streams.bus import Entry, Message
+
+ROW_BYTES = 64 << 10  # of several records: bounds what a read in the middle of a row passes over
+
+Row = tuple[int, int, int, bytes, bytes | None, bytes | None]
+"""First offset, count, timestamp in ms, keys, values, sizes."""
+
+
+def pack(entries: Sequence[Entry], first: int, now_ms: int, row_bytes: int) -> Iterator[Row]:
+    """Rows of `entries` in order from offset `first` on; several share one below `row_bytes`, a
+    tombstone none.
+    """
+    start = taken = 0
+    for index, entry in enumerate(entries):
+        size = row_bytes if entry.value is None else len(entry.key) + len(entry.value)
+        if index > start and taken + size >= row_bytes:
+            yield _row(entries[start:index], first + start, now_ms)
+            start, taken = index, 0
+        taken += size
+    yield _row(entries[start:], first + start, now_ms)
+
+
+def _row(entries: Sequence[Entry], first: int, now_ms: int) -> Row:
+    if len(entries) == 1:
+        return first, 1, now_ms, entries[0].key, entries[0].value, None
+    keys = [entry.key for entry in entries]
+    values = [entry.value or b"" for entry in entries]
+    sizes = struct.pack(f"<{2 * len(keys)}I", *map(len, keys), *map(len, values))
+    return first, len(keys), now_ms, b"".join(keys), b"".join(values), sizes
+
+
+def unpack(topic: str, partition: int, row: Row) -> list[Message]:
+    """All records of a row."""
+    first, count, timestamp_ms, keys, values, sizes = row
+    if sizes is None or values is None:
+        return [Message(topic, partition, first, timestamp_ms, keys, values)]
+    numbers = struct.unpack(f"<{2 * count}I", sizes)
+    return list(
+        map(
+            Message,
+            repeat(topic),
+            repeat(partition),
+            range(first, first + count),
+            repeat(timestamp_ms),
+            [keys[a:b] for a, b in pairwise(accumulate(numbers[:count], initial=0))],
+            [values[a:b] for a, b in pairwise(accumulate(numbers[count:], initial=0))],
+        )
+    )

@@ -1,6 +1,0 @@
-"""The tiny run as a fixture."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
