@@ -6,10 +6,9 @@ met before the admission it belongs to; afterwards dispatch is the only one who 
 
 from collections.abc import Callable, Mapping
 
-from streams.reader import Received, TopicReader
-
 from consumers.dispatch.state import DispatchState, Released
 from streams.bus import Bus
+from streams.reader import Received, TopicReader
 from streams.records import (
     Address,
     Admitted,

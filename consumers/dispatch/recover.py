@@ -28,20 +28,14 @@ class Continuation:
 
 def orphans(state: DispatchState) -> list[list[str]]:
     """Open trajectories that no living rollout holds, by group, oldest wave first."""
-    found: list[list[str]] = []
-    for group in sorted(state.groups.values(), key=lambda g: (g.admitted.wave, g.admitted.group)):
-        lost = [t for t in group.admitted.trajectories if t in group.open and not _held(state, t)]
-        if lost:
-            found.append(lost)
-    return found
-
-
-def _held(state: DispatchState, trajectory: str) -> bool:
-    order = state.orders.get(trajectory)
-    if order is None:
-        return False
-    seen = state.rollouts.get(order.rollout)
-    return seen is not None and seen.status.term == order.rollout_term
+    living = {(name, seen.status.term) for name, seen in state.rollouts.items()}
+    held = {t for t, o in state.orders.items() if (o.rollout, o.rollout_term) in living}
+    found = [
+        (group.admitted.wave, number, lost)
+        for number, group in state.groups.items()
+        if (lost := [t for t in group.admitted.trajectories if t in group.open and t not in held])
+    ]
+    return [lost for _, _, lost in sorted(found)]
 
 
 def continuation(

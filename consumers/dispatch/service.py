@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streams.writer import FencedWriter
-
 from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.inbox import Inbox
 from consumers.dispatch.orders import (
@@ -33,10 +31,11 @@ from consumers.settings import DispatchSettings
 from streams.bus import Bus
 from streams.records import Admitted, Assignment
 from streams.topics import partition_of
+from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.02  # between two rounds without news; queued orders keep slots busy meanwhile
+ROUND_S = 0.02  # between two rounds; queued orders keep slots busy meanwhile
 
 
 @dataclass(slots=True)
@@ -65,14 +64,15 @@ class Dispatch:
             news, released = inbox.read()
             self._release(assignments, released)
             silent = self.monotonic() - self.settings.heartbeat_timeout_s
-            for rollout in state.forget_rollouts(silent):
+            gone = state.forget_rollouts(silent)
+            for rollout in gone:
                 log.warning("rollout %s is silent: its trajectories go on elsewhere", rollout)
-            admitted = self._admit(state, inbox, admissions)
-            ordered = self._order(state, assignments)
-            if not (news or admitted or ordered):
-                stop.wait(ROUND_S)
+            if news or gone:  # plans follow from the state alone: no news, no other plan
+                self._admit(state, inbox, admissions)
+                self._order(state, assignments)
+            stop.wait(ROUND_S)
 
-    def _admit(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> int:
+    def _admit(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
         """Admit as many groups as the pace allows and as rollouts have room for."""
         allowed = admissible(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
@@ -89,9 +89,8 @@ class Dispatch:
             records.append(record)
         if records:
             writer.append([(str(record.group), record) for record in records])
-        return len(records)
 
-    def _order(self, state: DispatchState, writer: FencedWriter) -> int:
+    def _order(self, state: DispatchState, writer: FencedWriter) -> None:
         """Order every open trajectory that nobody generates, as far as there is room."""
         free = free_rooms(state, self.settings.queue_per_slot)
         records: list[Assignment] = []
@@ -100,7 +99,6 @@ class Dispatch:
                 break
             records += self._order_group(state, lost, free)
         self._append_orders(writer, records)
-        return len(records)
 
     def _append_orders(self, writer: FencedWriter, records: list[Assignment]) -> None:
         """Each rollout reads one partition, chosen by its name; others' orders there are not its

@@ -48,6 +48,11 @@ class Takes:
     learner: Learner
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
+    _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
+    _prepared_for: int = -1
+    """Groups prepared for this version and not taken yet: they are looked at again at
+    every poll.
+    """
 
     def repeat(self, take: Take, progress: Progress, figures: StepFigures) -> None:
         """Train a recorded take again on the recorded data."""
@@ -71,6 +76,7 @@ class Takes:
             begun = self.choose(candidates, progress.groups_left)
         for group in begun:
             self.intake.end(group)
+            del self._prepared[group]
             self._take_group(ready[group], progress, figures)
         self._write(progress, [ready[group] for group in begun])
         return len(begun)
@@ -83,7 +89,7 @@ class Takes:
             overdue = group.is_overdue(now_s)
             if not overdue and not group.is_complete():
                 continue
-            found = self._prepare_open(group, progress.version)
+            found = self._prepare_once(number, group, progress.version)
             if not found.prepared.ending:
                 ready[number] = found
                 continue
@@ -95,6 +101,14 @@ class Takes:
             self.intake.end(number)
         self.ledger.append(closed)
         return ready
+
+    def _prepare_once(self, number: int, group: OpenGroup, version: int) -> Ready:
+        """Kept for the version: lag, and so what is masked, changes with it."""
+        if version != self._prepared_for:
+            self._prepared, self._prepared_for = {}, version
+        if number not in self._prepared:
+            self._prepared[number] = self._prepare_open(group, version)
+        return self._prepared[number]
 
     def _prepare_open(self, group: OpenGroup, version: int) -> Ready:
         arrived = [a for a in group.arrived.values() if group.is_scored(a)]

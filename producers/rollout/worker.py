@@ -24,7 +24,7 @@ from streams.records import Assignment, Trajectory
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.02  # decoding between two looks at orders, weights and rewards
+POLL_S = 0.03  # decoding between two looks at orders, weights and rewards
 IDLE_S = 0.02
 
 
