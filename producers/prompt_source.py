@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from streams.reader import TopicReader, from_begin
-from streams.writer import FencedWriter
 
 from producers.tasks.base import TaskPrompt
 from streams.bus import Bus
+from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, Prompt, Sampling
+from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 

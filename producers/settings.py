@@ -54,8 +54,9 @@ class RolloutSettings(Settings):
     threads: int = Field(default=1, ge=1)
     """Torch threads per rollout."""
     niceness: int = Field(default=0, ge=0, le=19)
-    """Gives way to the trainer where they share cores: rollouts run ahead, so the trainer's steps are
-    what everybody waits for in the end."""
+    """Gives way to the trainer where they share cores: rollouts run ahead, so the trainer's steps
+    are what everybody waits for in the end.
+    """
     partial_tokens: int = Field(default=64, ge=1)
     """A partial is published after this many new tokens …"""
     partial_s: float = Field(default=2.0, gt=0)

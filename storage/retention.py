@@ -98,12 +98,18 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
     return chain
 
 
-def stored_versions(store: ObjectStore) -> list[StoredVersion]:
-    """What lies under `weights/`, oldest first, by listing: for starting trainers and people."""
+def stored_versions(
+    store: ObjectStore, known: Collection[StoredVersion] = ()
+) -> list[StoredVersion]:
+    """What lies under `weights/`, oldest first, by listing: for a trainer, and for people.
+
+    A whole version never changes, so manifests of `known` ones are not read again.
+    """
     keys = (entry.key.split("/") for entry in store.list("weights/"))
     folders = sorted({parts[1] for parts in keys if len(parts) > 2})
+    seen = {stored.version: stored for stored in known if stored.whole}
     versions = (parse_version(name) for name in folders)
-    return [_stored(store, version) for version in versions if version is not None]
+    return [seen.get(v) or _stored(store, v) for v in versions if v is not None]
 
 
 def _stored(store: ObjectStore, version: Version) -> StoredVersion:

@@ -9,19 +9,19 @@ run goes on as a fork that publishes nothing until its number passes the highest
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from streams.writer import FencedWriter
 
 from storage.manifest import Manifest, manifest_key, read_manifest
 from storage.objects import ObjectStore
 from storage.pointer import Pointer, believe, believed, take_pointer
 from storage.publish import publish
-from storage.retention import plan_retention, retain, stored_versions
+from storage.retention import StoredVersion, plan_retention, retain, stored_versions
 from storage.settings import WeightsSettings
 from streams.records import Version, WeightsAnnounced
+from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class VersionWriter:
     pinned: Callable[[], Collection[Version]]
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
+    _stored: Sequence[StoredVersion] = ()
 
     def open(self) -> None:
         """Fence lower terms in topic and store, and announce what is believed under this term."""
@@ -75,8 +76,9 @@ class VersionWriter:
     def retain(self) -> None:
         """Delete what nothing needs any more; a bound that takes a held version says so."""
         assert self.pointer is not None, "retention comes after a version was published"
+        self._stored = stored_versions(self.store, self._stored)
         plan = plan_retention(
-            stored_versions(self.store),
+            self._stored,
             self.pointer,
             self.pinned(),
             self.settings.keep_every,
