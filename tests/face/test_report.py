@@ -176,3 +176,10 @@ def test_busy_is_the_union_of_its_intervals(intervals):
     assert all(end < start for end, start in zip(busy.ends, busy.starts[1:], strict=False))
     inside = sum(end - start for start, end in busy.within(10, 30))
     assert inside == len(covered & set(range(10, 30)))
+
+
+@given(top=st.floats(0, 1e6, allow_subnormal=True))
+def test_a_chart_of_any_height_is_drawn(top):
+    """A synchronous run's KL is 1e-13, the rounding of its log-probabilities."""
+    points = ((0.0, 0.0), (1.0, top))
+    assert draw(Chart("KL", (Series("kl", points),))).startswith("<svg")
