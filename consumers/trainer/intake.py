@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from streams.reader import Received, TopicReader, read_at
-
 from streams.bus import Bus
+from streams.reader import Received, TopicReader, read_at
 from streams.records import (
     Address,
     Admitted,

@@ -8,10 +8,8 @@ after a crash the ledger names everything that may have been trained, and a take
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from streams.reader import TopicReader
-from streams.writer import FencedWriter
-
 from streams.bus import Bus
+from streams.reader import TopicReader
 from streams.records import (
     Configured,
     GroupClosed,
@@ -19,6 +17,7 @@ from streams.records import (
     StepDone,
     Take,
 )
+from streams.writer import FencedWriter
 
 KEY = "run"
 

@@ -1,8 +1,7 @@
 """Versions that retention must keep because a living rollout holds them (invariant 11)."""
 
-from streams.reader import TopicReader, from_begin
-
 from streams.bus import Bus
+from streams.reader import TopicReader, from_begin
 from streams.records import RolloutStatus, Version
 
 LIVE_S = 60.0  # a rollout silent for longer than any heartbeat timeout refetches the newest anyway

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from streams.reader import from_begin
-from streams.writer import FencedWriter
 from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
@@ -34,7 +32,9 @@ from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
+from streams.reader import from_begin
 from streams.records import Configured, Position
+from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
