@@ -128,5 +128,7 @@ class Evaluator:
             if first is None:
                 return 0.0
             manifest, _ = fetch(self.place.store, first, tensors=())
-            path.write_text(json.dumps({"started_s": manifest.created_s}))
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps({"started_s": manifest.created_s}))
+            partial.replace(path)
         return float(json.loads(path.read_text())["started_s"])

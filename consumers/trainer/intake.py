@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, read_at
 from streams.records import (
@@ -142,6 +144,8 @@ class Intake:
         group = self.open.get(record.group)
         if group is None:
             self.counts["late"] += 1
+        elif isinstance(record, Annotation) and not _is_finite(record):
+            self.counts["malformed"] += 1
         elif isinstance(record, Annotation):
             key = (record.trajectory, record.name)
             used = AnnotationUsed(*key, received.address, received.hash)
@@ -153,6 +157,11 @@ class Intake:
             group.arrived[record.trajectory] = Arrived(member, record)
         else:
             self.counts["late"] += 1
+
+
+def _is_finite(record: Annotation) -> bool:
+    """Scorers are anybody's programs: nothing that is no number gets into an advantage."""
+    return len(record.values) > 0 and bool(np.isfinite(record.values).all())
 
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:

@@ -75,6 +75,10 @@ class Publisher:
         """Hand over a step; waits only while `QUEUE_MAX` earlier ones are not published."""
         self._offer(snapshot)
 
+    def check(self) -> None:
+        """Raises what failed in the thread, if anything did."""
+        self._raise()
+
     def close(self) -> None:
         """Everything handed over is published when this returns."""
         self._offer(None)

@@ -72,6 +72,8 @@ def _inconsistency(record: Trajectory, generated: int) -> str:
         return f"{generated} generated tokens but {len(record.logprobs)} log-probabilities"
     if not generated:
         return "it has no generated token"
+    if not np.isfinite(record.logprobs).all():
+        return "a log-probability is not finite"
     if record.sources[0] == GENERATED:
         return "its first token is generated, a prompt of at least one token must precede it"
     edges = [0, *(span.end for span in record.spans)]

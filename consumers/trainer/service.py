@@ -6,6 +6,7 @@ same phases (`resume.py`).
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -65,7 +66,11 @@ class Trainer:
             metrics = learner.finish_update()
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
-        self._hand_over(step, figures, {**metrics, **figures.metrics(), **times})
+        everything = {**metrics, **figures.metrics(), **times}
+        # A skipped update (`updates_skipped`) has no gradient norm, and a record's header holds no
+        # NaN.
+        finite = {name: value for name, value in everything.items() if math.isfinite(value)}
+        self._hand_over(step, figures, finite)
         return True
 
     def _feed(self, progress: Progress, figures: StepFigures, stop: threading.Event) -> float:
@@ -77,6 +82,7 @@ class Trainer:
             self.takes.repeat(take, progress, figures)
         self.takes.intake.read()
         while not progress.is_complete() and not stop.is_set():
+            self.publisher.check()  # else: its failure stops admission, and this would wait for ever
             if not self.takes.live(progress, figures, self.monotonic()):
                 began = self.monotonic()
                 self.takes.intake.read(WAIT_S)

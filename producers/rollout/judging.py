@@ -48,6 +48,12 @@ class Judging:
     def __len__(self) -> int:
         return len(self._judged) + len(self._asked)
 
+    def has(self, trajectory: str) -> bool:
+        """Its turn is over and nothing is decided yet: a partial now would be resumed
+        past its end.
+        """
+        return trajectory in self._asked or trajectory in self._judged
+
     def ended(self, growing: Growing, finish: Finish) -> None:
         """A turn ended. Only a `stop` is a turn that an environment answers."""
         if self.dialogue and finish == "stop":

@@ -57,7 +57,7 @@ class Rollout:
             self._publish()
             if not emissions and time.perf_counter() - began < IDLE_S:  # nothing to decode
                 stop.wait(IDLE_S)
-        self.voice.partials(list(self.growing.values()), everything=True)
+        self.voice.partials(self._unfinished(), everything=True)
         self._say("leaving")
 
     # ---- phases --------------------------------------------------------------------------------
@@ -100,9 +100,15 @@ class Rollout:
             self.drawn += is_new
 
     def _start(self, order: Assignment) -> None:
+        if self.growing.pop(order.trajectory, None) is not None:
+            self.engine.abort(order.trajectory)  # an earlier attempt that dispatch gave up on
         growing = Growing.begin(order, None, self.clock())
+        exact = self.settings.on_update == "keep_version" and order.kind == "resume"
+        fits = not exact or order.version == self.engine.version
+        if not fits:  # it swapped since dispatch looked: never resumed under another version
+            log.warning("%s starts again: %s is gone here", order.trajectory, order.version)
         try:
-            if order.partial is not None:
+            if order.partial is not None and fits:
                 gained = read_chain(self.voice.bus, order.partial, order.trajectory)
                 growing = Growing.begin(order, gained, self.clock())
             self.engine.submit(growing.request(hold=self.judging.dialogue))
@@ -137,7 +143,7 @@ class Rollout:
         """
         for decided in self.judging.poll():
             if isinstance(decided, Continued):
-                self.engine.append(decided.trajectory, decided.tokens)
+                self._continue(decided)
                 continue
             if self.growing.pop(decided.trajectory, None) is not None:
                 self.engine.abort(decided.trajectory)  # its slot was held for the environment
@@ -145,10 +151,23 @@ class Rollout:
                 log.warning("%s died: %s", decided.trajectory, decided.reason)
             self.done.append(decided)
 
+    def _continue(self, decided: Continued) -> None:
+        try:
+            self.engine.append(decided.trajectory, decided.tokens)
+        except (
+            EngineRefused
+        ) as error:  # the environment is the task's code: its mistake ends one sample
+            growing = self.growing.pop(decided.trajectory)
+            self.engine.abort(decided.trajectory)
+            self.done.append(self.judging.died(growing, f"environment: {error}"))
+
+    def _unfinished(self) -> list[Growing]:
+        return [g for t, g in self.growing.items() if not self.judging.has(t)]
+
     def _publish(self) -> None:
         done, self.done = self.done, []
         self.voice.trajectories(done)
-        self.voice.partials(list(self.growing.values()))
+        self.voice.partials(self._unfinished())
         health = self.health()
         if self.voice.pulse.look(health, bool(self.growing), self.clock()):
             self._say(health)

@@ -1,0 +1,91 @@
+"""`trajectories` and `annotations` have many writers: what one of them got wrong ends
+nobody's run.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from consumers.trainer.intake import Intake
+from consumers.trainer.sample import sample_of
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.errors import DecodeError
+from streams.reader import from_begin
+from streams.records import Address, Admitted, Annotation, Span, Trajectory, Version
+from streams.topics import catalogue
+from streams.writer import FencedWriter, publish
+
+RECORD = Trajectory(
+    trajectory="0.0",
+    group=0,
+    index=0,
+    attempt=1,
+    task="remainder",
+    rollout="a",
+    rollout_term=1,
+    tokens=np.array([3, 4], np.uint32),
+    sources=np.array([0, 1], np.uint8),
+    logprobs=np.array([-0.5], np.float32),
+    spans=(Span(0, 1, Version(0, 1)),),
+    finish="stop",
+    reward=None,
+    trainer_version=Version(0, 1),
+    started_s=0.0,
+    finished_s=1.0,
+)
+
+
+@dataclass
+class Opened:
+    bus: Bus
+    intake: Intake
+
+
+@pytest.fixture
+def opened() -> Opened:
+    bus = open_bus("memory:")
+    bus.create(catalogue(1))
+    writer = FencedWriter(bus, "admissions", "dispatch", 1)
+    writer.open()
+    writer.append([("0", Admitted(0, 0, ("0.0",), 60.0, Address(0, 0)))])
+    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+    return Opened(bus, Intake(bus, positions, lambda: 0.0))
+
+
+@pytest.mark.parametrize("values", [[], [float("nan")], [float("inf")]])
+def test_an_annotation_that_is_no_number_is_counted_and_not_used(opened: Opened, values: list):
+    publish(opened.bus, "trajectories", "0", RECORD)
+    wrong = Annotation("0.0", 0, "reward", np.array(values, np.float32), "scorer")
+    publish(opened.bus, "annotations", "0", wrong)
+    opened.intake.read()
+    assert opened.intake.counts["malformed"] == 1
+    assert not opened.intake.open[0].is_complete()
+    right = Annotation("0.0", 0, "reward", np.array([1.0], np.float32), "scorer")
+    publish(opened.bus, "annotations", "0", right)
+    opened.intake.read()
+    assert opened.intake.open[0].is_complete()
+
+
+def test_the_first_completion_wins_and_the_second_is_a_duplicate(opened: Opened):
+    """Invariant 2, whatever the attempt."""
+    publish(opened.bus, "trajectories", "0", msgspec.structs.replace(RECORD, attempt=2))
+    publish(opened.bus, "trajectories", "0", RECORD)
+    opened.intake.read()
+    assert opened.intake.open[0].arrived["0.0"].record.attempt == 2
+    assert opened.intake.counts["duplicate"] == 1
+
+
+def test_a_completion_of_a_group_that_is_not_open_is_late(opened: Opened):
+    """Invariant 2."""
+    publish(opened.bus, "trajectories", "7", msgspec.structs.replace(RECORD, group=7))
+    opened.intake.read()
+    assert opened.intake.counts["late"] == 1
+
+
+def test_a_log_probability_that_is_no_number_makes_a_dead_member_not_a_dead_update():
+    broken = msgspec.structs.replace(RECORD, logprobs=np.array([np.nan], np.float32))
+    with pytest.raises(DecodeError, match="not finite"):
+        sample_of(broken, 0.0, 1.0)
