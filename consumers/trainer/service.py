@@ -82,7 +82,8 @@ class Trainer:
             self.takes.repeat(take, progress, figures)
         self.takes.intake.read()
         while not progress.is_complete() and not stop.is_set():
-            self.publisher.check()  # else: its failure stops admission, and this would wait for ever
+            # Its failure stops versions, so admission: without a look this would wait for ever.
+            self.publisher.check()
             if not self.takes.live(progress, figures, self.monotonic()):
                 began = self.monotonic()
                 self.takes.intake.read(WAIT_S)
