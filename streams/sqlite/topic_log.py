@@ -11,10 +11,12 @@ compacted topic misses nothing by a hole.
 import dataclasses
 import json
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from streams.bus import Entry, Message
+from streams.deadline import Deadline
 from streams.errors import BusError
 from streams.refusals import check_entries, check_position, check_same_settings
 from streams.sqlite.database import Database, Sync
@@ -44,6 +46,8 @@ SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
 WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1
 ORDER BY first LIMIT ?2
 """
+
+CREATED_S = 2.0  # how long an empty file may be one that is being created
 
 
 class TopicLog:
@@ -186,6 +190,14 @@ def _fitting(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequenc
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
+    """Of a file that another process is creating just now they come with its first commit."""
+    deadline = Deadline(CREATED_S)
+    while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
+        if deadline.passed():
+            raise BusError(
+                f"{path} is no topic of a bus: it has no settings; choose another folder"
+            )
+        time.sleep(0.005)
     row = connection.execute("SELECT topic FROM settings").fetchone()
     if row is None:
         raise BusError(f"{path} is no topic of a bus: it has no settings; choose another folder")
