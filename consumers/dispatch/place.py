@@ -38,8 +38,3 @@ def place(groups: Sequence[Sequence[str]], rooms: Sequence[Room]) -> Mapping[str
         if not free:
             break
     return plan
-
-
-def room_for(groups: Sequence[Sequence[str]], rooms: Sequence[Room]) -> bool:
-    """Whether all of these trajectories fit."""
-    return sum(map(len, groups)) <= sum(max(0, room.free) for room in rooms)

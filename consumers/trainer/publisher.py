@@ -77,26 +77,23 @@ class Publisher:
 
     def check(self) -> None:
         """Raises what failed in the thread, if anything did."""
-        self._raise()
+        if self._failed is not None:
+            raise self._failed
 
     def close(self) -> None:
         """Everything handed over is published when this returns."""
         self._offer(None)
         self._thread.join()
-        self._raise()
+        self.check()
 
     def _offer(self, item: Snapshot | None) -> None:
         while True:
-            self._raise()
+            self.check()
             try:
                 self._queue.put(item, timeout=0.5)
                 return
             except queue.Full:
                 continue
-
-    def _raise(self) -> None:
-        if self._failed is not None:
-            raise self._failed
 
     def _run(self) -> None:
         try:
