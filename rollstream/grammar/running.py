@@ -1,0 +1,73 @@
+"""Commands that run something: a whole run, one role, an evaluation, the warm-up."""
+
+from rollstream.grammar.parts import (
+    EXAMPLE_RUN,
+    Commands,
+    add,
+    add_configuration,
+    add_json,
+    add_name,
+)
+
+ROLES = {
+    "prompts": "publish prompts in the task's seeded order",
+    "dispatch": "admit groups and give their trajectories to rollouts",
+    "rollout": "generate trajectories under weights that change underneath",
+    "train": "consume trajectories and publish versions",
+}
+"""The commands that run one role, and what it does."""
+
+
+def add_running(commands: Commands) -> None:
+    """`run`, each role, `eval`, `warmup`."""
+    _add_run(commands)
+    for name, purpose in ROLES.items():
+        _add_role(commands, name, purpose)
+    _add_evaluation(commands)
+    _add_warmup(commands)
+
+
+def _add_run(commands: Commands) -> None:
+    command = add(
+        commands,
+        "run",
+        "run",
+        "start all that CONFIG names and watch it; Ctrl-C stops, the same again goes on",
+        "examples/quickstart.toml",
+        "examples/quickstart.toml --seed 2 --run runs/two --set trainer.lr=1e-4",
+    )
+    add_configuration(command)
+    add_json(command)
+
+
+def _add_role(commands: Commands, name: str, purpose: str) -> None:
+    command = add(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN)
+    add_name(command, name)
+    add_configuration(command)
+
+
+def _add_evaluation(commands: Commands) -> None:
+    command = add(
+        commands,
+        "eval",
+        "evaluate",
+        "evaluate versions on held-out prompts: new ones as they come, or stored ones",
+        EXAMPLE_RUN,
+        f"{EXAMPLE_RUN} --versions 0,10,60 --samples 16 --json",
+    )
+    add_name(command, "eval")
+    command.add_argument("--versions", metavar="N,N…", help="stored versions, then end")
+    command.add_argument("--samples", metavar="N", type=int, help="samples per prompt")
+    add_configuration(command)
+    add_json(command)
+
+
+def _add_warmup(commands: Commands) -> None:
+    command = add(
+        commands,
+        "warmup",
+        "warmup",
+        "make the run's first policy by supervised training on the task's documents",
+        EXAMPLE_RUN,
+    )
+    add_configuration(command)
