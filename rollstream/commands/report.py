@@ -1,4 +1,6 @@
-"""`rollstream report RUN`: `report.html` and a summary, from log and metrics files alone."""
+"""`rollstream report RUN [RUN …]`: `report.html` and a summary, from log and metrics files alone;
+several runs are laid over each other on one page.
+"""
 
 import argparse
 import json
@@ -6,35 +8,35 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollstream.config import load
-from rollstream.folder import RunFolder, bus_url
-from rollstream.report.reading import read_history
+from rollstream.report.opening import names_of, open_history, run_folder
+from rollstream.report.overlay import RUNS_MAX, Run, write_overlay
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from streams.connect import open_bus
 from streams.errors import ConfigurationError
-from streams.topics import catalogue
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Of a run that is finished, stopped, or running now."""
-    folder = RunFolder(Path(arguments.run).absolute())
-    if not folder.configuration.exists():
-        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
-    configuration = load(folder.configuration)
-    bus = open_bus(bus_url(configuration, folder.path), sync=configuration.sync)
-    try:
-        bus.create(catalogue())  # a run that was only prepared has no topics yet
-        history = read_history(bus, folder)
-    finally:
-        bus.close()
-    summary = summarise(history)
-    output = Path(arguments.output) if arguments.output else folder.report
-    write_report(history, summary, output)
-    if arguments.json:
-        print(json.dumps(summary.line()))
+    """Of runs that are finished, stopped, or running now."""
+    folders = [run_folder(path) for path in arguments.runs]
+    if len(folders) > RUNS_MAX:
+        raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
+    histories = [open_history(folder) for folder in folders]
+    runs = [
+        Run(name, history, summarise(history))
+        for name, history in zip(names_of(folders), histories, strict=True)
+    ]
+    if len(runs) == 1:
+        output = Path(arguments.output) if arguments.output else folders[0].report
+        write_report(runs[0].history, runs[0].summary, output)
     else:
-        console = Console()
-        console.print(summary.table())
-        console.print(f"report: {output}", soft_wrap=True, highlight=False)
+        output = Path(arguments.output or "report.html")
+        write_overlay(runs, output)
+    if arguments.json:
+        for run in runs:
+            print(json.dumps(run.summary.line()))
+        return 0
+    console = Console()
+    for run in runs:
+        console.print(run.summary.table())
+    console.print(f"report: {output}", soft_wrap=True, highlight=False)
     return 0

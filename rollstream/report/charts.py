@@ -1,6 +1,6 @@
 """Charts as SVG text: lines over steps, and shares as stacked areas.
 
-Colours are classes (`c1` … `c4`), which the page defines for light and dark. Every point carries a
+Colours are classes (`c1` … `c8`), which the page defines for light and dark. Every point carries a
 `<title>`, so that a mouse shows its value; nothing here needs a script.
 """
 
@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line; `colour` 1–4. `thin` marks what only bounds another one (a maximum)."""
+    """A line; `colour` 1–8. `thin` marks what only bounds another one (a maximum)."""
 
     name: str
     points: Points

@@ -8,12 +8,16 @@ from rollstream.report.charts import Chart, draw
 STYLE = """
 :root { color-scheme: light dark;
   --page:#f7f7f5; --card:#fff; --ink:#1b1c1e; --soft:#62656b; --rule:#e4e4e0; --track:#f0f0ec;
-  --c1:#2a6fd1; --c2:#d9622b; --c3:#1c8f78; --c4:#8a55c8; --bad:#c4342d; --edge:#fff;
+  --c1:#2a6fd1; --c2:#d9622b; --c3:#1c8f78; --c4:#8a55c8;
+  --c5:#b8860b; --c6:#c2408f; --c7:#5a6f85; --c8:#3c7a1e;
+  --bad:#c4342d; --edge:#fff;
   --v0:#cfe1f8; --v1:#b5d2f4; --v2:#9ac2ef; --v3:#7fb1ea; --v4:#639fe4; --v5:#488cdb;
   --v6:#3079cd; --v7:#2267b5; --v8:#175598; --v9:#0e437b; }
 @media (prefers-color-scheme: dark) { :root {
   --page:#16181b; --card:#1e2125; --ink:#eceded; --soft:#a0a4ab; --rule:#32363c; --track:#282c31;
-  --c1:#5b9bf0; --c2:#f0854f; --c3:#3fbf9f; --c4:#b48bea; --bad:#ff7a70; --edge:#1e2125;
+  --c1:#5b9bf0; --c2:#f0854f; --c3:#3fbf9f; --c4:#b48bea;
+  --c5:#d9ad3c; --c6:#ee7fc0; --c7:#9db2c8; --c8:#86c766;
+  --bad:#ff7a70; --edge:#1e2125;
   --v0:#1d3a5c; --v1:#214a78; --v2:#265b94; --v3:#2d6cb0; --v4:#387fca; --v5:#4c92de;
   --v6:#68a6ea; --v7:#87baf1; --v8:#a8cff7; --v9:#cbe3fc; } }
 * { box-sizing: border-box; }
@@ -51,6 +55,7 @@ svg { display:block; width:100%; height:auto; margin-top:6px; overflow:visible;
 .area { fill:color-mix(in srgb, var(--c) 85%, var(--card)); stroke:var(--edge); stroke-width:2; }
 .dot { fill:var(--c); opacity:0; } .dot:hover, .dot.alone { opacity:1; }
 .c1 { --c:var(--c1); } .c2 { --c:var(--c2); } .c3 { --c:var(--c3); } .c4 { --c:var(--c4); }
+.c5 { --c:var(--c5); } .c6 { --c:var(--c6); } .c7 { --c:var(--c7); } .c8 { --c:var(--c8); }
 .track { fill:var(--track); }
 .death { stroke:var(--bad); stroke-width:2.5; fill:none; stroke-linecap:round; }
 .v0{fill:var(--v0)} .v1{fill:var(--v1)} .v2{fill:var(--v2)} .v3{fill:var(--v3)} .v4{fill:var(--v4)}

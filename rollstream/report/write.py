@@ -8,15 +8,23 @@ from rollstream.children import ending
 from rollstream.live.table import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
+from rollstream.report.comparison import tasks_of
 from rollstream.report.history import ENDINGS, History
 from rollstream.report.summary import GOAL, Summary, grouped
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 
+TASKS_MAX = 8  # colours of the page
+
 
 def write_report(history: History, summary: Summary, path: Path) -> None:
-    """The page appears whole (temporary name, then rename)."""
+    """The page appears whole."""
+    write_page(report(history, summary), path)
+
+
+def write_page(text: str, path: Path) -> None:
+    """By a temporary name and a rename."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(report(history, summary), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -28,6 +36,7 @@ def report(history: History, summary: Summary) -> str:
         page.heading(name, line + clock(summary.seconds)),
         page.tiles(_tiles(summary)),
         page.charts(_learning(history)),
+        page.charts(_by_task(history)),
         _timeline(history),
         page.charts(_mechanics(history)),
         _outcomes(history),
@@ -84,6 +93,23 @@ def _learning(history: History) -> list[Chart]:
         ),
         Chart("Reward", reward, "mean of a step's trajectories"),
         Chart("Response length", lengths, "generated tokens of a step's trajectories", ".0f"),
+    ]
+
+
+def _by_task(history: History) -> list[Chart]:
+    """Rewards and accuracies by task, where a run mixes several; the first eight by name."""
+    rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
+    prefix = "accuracy_sampled/"
+    names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
+    accuracies = [(name.removeprefix(prefix), history.evaluated(name)) for name in names]
+
+    def lines(found: list[tuple[str, list[tuple[float, float]]]]) -> tuple[Series, ...]:
+        shown = enumerate(found[:TASKS_MAX], start=1)
+        return tuple(Series(task, points, colour) for colour, (task, points) in shown)
+
+    return [
+        Chart("Reward by task", lines(rewards), "mean of a step's trajectories"),
+        Chart("Held-out accuracy by task", lines(accuracies), "sampled (T = 1)", high=1.0),
     ]
 
 

@@ -1,0 +1,38 @@
+"""A run for those who only look: its history, whether it is finished, stopped or running now."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollstream.config import load
+from rollstream.folder import RunFolder, bus_url
+from rollstream.report.history import History
+from rollstream.report.reading import read_history
+from streams.connect import open_bus
+from streams.errors import ConfigurationError
+from streams.topics import catalogue
+
+
+def run_folder(path: str | Path) -> RunFolder:
+    """The run at `path` (its folder, or its `config.json`), which must hold one."""
+    given = Path(path).absolute()
+    folder = RunFolder(given.parent if given.name == "config.json" else given)
+    if not folder.configuration.exists():
+        raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
+    return folder
+
+
+def open_history(folder: RunFolder) -> History:
+    """Everything that its log and its metrics files say now."""
+    configuration = load(folder.configuration)
+    bus = open_bus(bus_url(configuration, folder.path), sync=configuration.sync)
+    try:
+        bus.create(catalogue())  # a run that was only prepared has no topics yet
+        return read_history(bus, folder)
+    finally:
+        bus.close()
+
+
+def names_of(folders: Sequence[RunFolder]) -> list[str]:
+    """What tells the runs apart: their folders' names, or whole paths where two are alike."""
+    names = [folder.path.name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]

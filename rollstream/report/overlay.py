@@ -1,0 +1,114 @@
+"""One page for several runs: each figure is one chart in which every run is a line.
+
+Pages of single runs show shares, timelines and reasons; here only what can be laid over each other
+is drawn, and how the runs' settings differ.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.report import page
+from rollstream.report.charts import Chart, Points, Series
+from rollstream.report.comparison import CURVES, EVALUATED, IDENTITY, tasks_of
+from rollstream.report.history import History
+from rollstream.report.summary import Summary
+from rollstream.report.write import write_page
+
+RUNS_MAX = 8  # lines that can still be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the page; `name` tells it from the others."""
+
+    name: str
+    history: History
+    summary: Summary
+
+
+def write_overlay(runs: Sequence[Run], path: Path) -> None:
+    """The page appears whole."""
+    write_page(overlay(runs), path)
+
+
+def overlay(runs: Sequence[Run]) -> str:
+    """The page as text; figures that no run has are left out."""
+    names = " · ".join(run.name for run in runs)
+    body = [
+        page.heading(f"{len(runs)} runs", names),
+        page.wide("What they came to", "", _summaries(runs)),
+        page.charts(_evaluated(runs)),
+        page.charts(_measured(runs)),
+        page.charts(_against_time(runs)),
+        page.wide("Settings that differ", "", _settings(runs)),
+    ]
+    return page.page(f"{names} · Rollstream", body)
+
+
+def _summaries(runs: Sequence[Run]) -> str:
+    rows = [dict(run.summary.rows()) for run in runs]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[key, *(row.get(key, "–") for row in rows)] for key in keys]
+    return page.table(["", *(run.name for run in runs)], cells)
+
+
+def _lines(
+    runs: Sequence[Run], points: Callable[[History], list[tuple[float, float]]]
+) -> tuple[Series, ...]:
+    return tuple(
+        Series(run.name, points(run.history), colour) for colour, run in enumerate(runs, start=1)
+    )
+
+
+def _evaluated(runs: Sequence[Run]) -> list[Chart]:
+    return [
+        Chart(
+            name[0].upper() + name[1:],
+            _lines(runs, lambda h, m=metric: h.evaluated(m)),
+            "by step",
+            high=1,
+        )
+        for metric, name in EVALUATED.items()
+    ]
+
+
+def _measured(runs: Sequence[Run]) -> list[Chart]:
+    named = list(CURVES.items())
+    named += [(m, f"reward, {task}") for m, task in tasks_of(*(run.history for run in runs))]
+    return [
+        Chart(
+            name[0].upper() + name[1:],
+            _lines(runs, lambda h, m=metric: h.metric(m)),
+            "by step",
+            ".4g",
+            low=None,
+        )
+        for metric, name in named
+    ]
+
+
+def _against_time(runs: Sequence[Run]) -> list[Chart]:
+    """What a step buys is one question, what a second buys another."""
+    rewards = _lines(runs, _reward_by_second)
+    return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
+
+
+def _reward_by_second(history: History) -> list[tuple[float, float]]:
+    points: Points = history.metric("reward_mean")
+    if not points:
+        return []
+    started = min(done.time_s - done.metrics.get("seconds", 0) for done in history.steps.values())
+    return [(history.steps[int(step)].time_s - started, value) for step, value in points]
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    flats = [run.history.configuration for run in runs]
+    keys = sorted({key for flat in flats for key in flat if key not in IDENTITY})
+    rows = [
+        [key, *(json.dumps(flat.get(key)) for flat in flats)]
+        for key in keys
+        if any(flat.get(key) != flats[0].get(key) for flat in flats)
+    ]
+    return page.table(["setting", *(run.name for run in runs)], rows) if rows else "none"
