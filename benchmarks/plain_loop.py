@@ -20,8 +20,8 @@ from consumers.trainer.prepare import prepare, rule_of
 from producers.engines.base import Emission, Engine, Request
 from producers.engines.connect import open_engine
 from producers.tasks.base import Task
-from producers.tasks.registry import load_task
 from rollstream.config import Configuration, load
+from rollstream.run_task import task_of
 from storage.model import load_model
 from streams.records import GENERATED, PROMPT, Sampling, Span, Trajectory, Version
 
@@ -47,7 +47,7 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
     engine = open_engine(
         "torch", config, tensors, Version(0, 1), slots=slots, context_max=c.rollouts.context_max
     )
-    task = load_task(c.task.name, c.task.options)
+    task = task_of(c, Path(c.folder or "."))
     rule = rule_of(settings, None, keep_version=False)
     tokens, generate_s, began = 0, 0.0, time.perf_counter()
     for step in range(settings.steps):

@@ -1,4 +1,4 @@
-"""Settings of what reads the log: trainer and dispatch. One docstring line per field."""
+"""Settings of what reads the log: trainer, dispatch and archive. One docstring line per field."""
 
 from typing import Literal
 
@@ -22,6 +22,8 @@ class DispatchSettings(Settings):
     """Seconds from admission until a group is closed with the survivors that it has."""
     lease_s: float = Field(default=10.0, gt=0)
     """Duration of the lease."""
+    keep_s: float = Field(default=5.0, gt=0)
+    """Seconds between two notes of its state: a successor reads the log from the last one on."""
 
 
 class TrainerSettings(Settings):
@@ -74,7 +76,30 @@ class TrainerSettings(Settings):
     """Importance ratio per token, or per sequence (geometric mean, GSPO)."""
     aggregate: Literal["token", "sequence"] = "token"
     """Mean over all tokens of an update, or mean over sequences of their token means."""
+    annotations: tuple[str, ...] = Field(default=(), max_length=16)
+    """Annotations that a sample must have besides those in `reward_terms` before it is trained."""
+    reward_terms: dict[str, float] = Field(
+        default_factory=lambda: {"reward": 1.0}, min_length=1, max_length=16
+    )
+    """The reward is the sum of these annotations, each times its weight; `reward` is the sample's
+    own where its rollout judged it.
+    """
     filter_equal_rewards: bool = False
     """Close groups whose rewards are all equal as filtered instead of training zeros."""
     lease_s: float = Field(default=10.0, gt=0)
     """Duration of the lease."""
+
+
+class ArchiveSettings(Settings):
+    """The log as Parquet files in the store, for analysis and replay."""
+
+    enabled: bool = True
+    """Run the archive beside the run."""
+    roll_bytes: int = Field(default=256 << 20, ge=1)
+    """Most record bytes of a topic held before a file is written, the fullest partition first."""
+    roll_s: float = Field(default=300.0, gt=0)
+    """Seconds after which a partition's records are written, however few they are."""
+    topics: tuple[
+        Literal["trajectories", "annotations", "ledger", "admissions", "applied"], ...
+    ] = ("trajectories", "annotations", "ledger", "admissions", "applied")
+    """What is archived."""

@@ -6,7 +6,7 @@ and is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,16 +16,19 @@ from producers.tasks.base import STYLE_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer to a held-out prompt: its verdict and its number of generated tokens."""
+    """One answer to a held-out prompt: its verdict, its number of generated tokens, and the part of
+    a mixture that asked.
+    """
 
     verdict: Verdict
     length: int
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """A version on held-out prompts. Lengths (tokens) and shares of styles are those of the sampled
-    answers.
+    answers; `accuracy_by_task` is sampled too, and empty where there is one task.
     """
 
     accuracy_sampled: float
@@ -34,10 +37,15 @@ class Evaluation:
     length_p99: float
     shares: dict[str, float]
     dead: int
+    accuracy_by_task: dict[str, float] = field(default_factory=dict[str, float])
 
     def line(self, step: int, seconds: float) -> dict[str, object]:
         """The line of `metrics/eval.jsonl`; `seconds` since the run's start."""
-        return {
+        accuracies: dict[str, object] = {
+            f"accuracy_sampled/{task}": round(accuracy, 6)
+            for task, accuracy in self.accuracy_by_task.items()
+        }
+        return accuracies | {
             "step": step,
             "seconds": round(seconds, 3),
             "accuracy_sampled": round(self.accuracy_sampled, 6),
@@ -61,7 +69,15 @@ def measure(sampled: Sequence[Judged], greedy: Sequence[Judged]) -> Evaluation:
         length_p99=float(np.percentile(lengths, 99)),
         shares=_shares(sampled),
         dead=sum(one.verdict.dead for one in (*sampled, *greedy)),
+        accuracy_by_task=_by_task(sampled),
     )
+
+
+def _by_task(answers: Sequence[Judged]) -> dict[str, float]:
+    tasks = sorted({one.task for one in answers})
+    if len(tasks) < 2:
+        return {}
+    return {task: _accuracy([one for one in answers if one.task == task]) for task in tasks}
 
 
 def _accuracy(answers: Sequence[Judged]) -> float:

@@ -64,7 +64,7 @@ class Answer:
 def answers(task: Task, plan: Plan) -> dict[str, Answer]:
     """Every answer to be given, by the name of its trajectory; several turns hold their slots."""
     hold = isinstance(task, Environment)
-    drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=task.stop)
+    drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": drawn for index in range(plan.samples)}
     kinds["greedy"] = replace(drawn, temperature=0.0)
     made: dict[str, Answer] = {}
@@ -74,7 +74,8 @@ def answers(task: Task, plan: Plan) -> dict[str, Answer]:
         for kind, sampling in kinds.items():
             name = f"held-out-{group}/{kind}"
             empty = np.zeros(0, np.float32)
-            request = Request(name, group, tokens, sources, sampling, plan.seed, empty, hold=hold)
+            own = sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
+            request = Request(name, group, tokens, sources, own, plan.seed, empty, hold=hold)
             made[name] = Answer(prompt, request)
     return made
 
@@ -151,4 +152,4 @@ class _Round:
             answer.over = True
             self.to_ask.append(answer)
         else:
-            self.judged[name] = Judged(outcome, answer.generated())
+            self.judged[name] = Judged(outcome, answer.generated(), answer.prompt.task)

@@ -9,12 +9,14 @@ skipped, whoever died when.
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from producers.tasks.base import TaskPrompt
 from streams.bus import Bus
+from streams.errors import ConfigurationError
+from streams.figures import Figures
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, Prompt, Sampling
 from streams.writer import FencedWriter
@@ -33,20 +35,37 @@ class PromptOrder:
     sampling: Sampling
     samples: int
     seed: int
+    tokens_max: int | None = None
 
     def at(self, group: int) -> Prompt:
-        """The prompt of a group: a pure function of the seed and the group's number."""
+        """The prompt of a group: a pure function of the seed and the group's number.
+
+        One that is empty or longer than `tokens_max` is a ConfigurationError: an engine would
+        refuse every sample of it, whoever restarts.
+        """
         asked = self.prompt(self.seed, group)
+        self._check(group, asked)
+        stop = self.sampling.stop if asked.stop is None else asked.stop
         return Prompt(
             group=group,
-            task=self.task,
+            task=asked.task or self.task,
             tokens=np.array(asked.tokens, np.uint32),
             samples=self.samples,
-            sampling=self.sampling,
+            sampling=replace(self.sampling, stop=stop),
             seed=self.seed,
             reference=asked.reference,
             epoch=asked.epoch,
         )
+
+    def _check(self, group: int, asked: TaskPrompt) -> None:
+        where = f"task {asked.task or self.task}, prompt {group} of seed {self.seed}"
+        if not asked.tokens:
+            raise ConfigurationError(f"{where}: it has no tokens, and nothing follows from nothing")
+        if self.tokens_max is not None and len(asked.tokens) > self.tokens_max:
+            raise ConfigurationError(
+                f"{where}: {len(asked.tokens)} tokens are more than the {self.tokens_max} that "
+                "rollouts.context_max − sampling.tokens_max leaves for a prompt"
+            )
 
 
 @dataclass(slots=True)
@@ -57,25 +76,38 @@ class PromptSource:
     order: PromptOrder
     term: int
     ahead: int
+    following: int = 0
+    admitted: int = -1
+    admissions: TopicReader | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Publish until `stop`."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
-        following = self._published(upto) + 1
-        admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
-        admitted = -1
-        log.info("prompt source term %d goes on at prompt %d", self.term, following)
+        self.following = self._published(upto) + 1
+        self.admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
+        log.info("prompt source term %d goes on at prompt %d", self.term, self.following)
         while not stop.is_set():
-            for received in admissions.poll(0.0):
+            for received in self.admissions.poll(0.0):
                 if isinstance(received.record, Admitted):
-                    admitted = max(admitted, received.record.group)
-            target = admitted + 1 + self.ahead
-            if following < target:
-                prompts = [self.order.at(group) for group in range(following, target)]
+                    self.admitted = max(self.admitted, received.record.group)
+            target = self.admitted + 1 + self.ahead
+            if self.following < target:
+                prompts = [self.order.at(group) for group in range(self.following, target)]
                 writer.append([(str(prompt.group), prompt) for prompt in prompts])
-                following = target
+                self.following = target
             stop.wait(ROUND_S)
+
+    def figures(self) -> Figures:
+        """Prompts of the whole run, and how far they are ahead."""
+        return {
+            "prompts_published_total": self.following,
+            "prompts_ahead": max(0, self.following - self.admitted - 1),
+            "prompts_ahead_max": self.ahead,
+        }
+
+    def readers(self) -> list[TopicReader]:
+        return [] if self.admissions is None else [self.admissions]
 
     def _published(self, upto: dict[int, int]) -> int:
         """Number of the last prompt of all earlier terms, −1 if there is none."""

@@ -2,7 +2,6 @@
 progress.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -25,7 +24,7 @@ class RewardWorker(Generic[Held]):
     line.
     """
 
-    def __init__(self, task: TaskSettings, now: float) -> None:
+    def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
         self.held: deque[Held] = deque()
         self.greeting = b""
         self._limit_s = task.reward_timeout_s
@@ -33,7 +32,7 @@ class RewardWorker(Generic[Held]):
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self._was_full = False
-        self._process = _spawn(task)
+        self._process = _spawn(task, function)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -100,10 +99,10 @@ class RewardWorker(Generic[Held]):
                 pipe.close()
 
 
-def _spawn(task: TaskSettings) -> subprocess.Popen[bytes]:
+def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C in the terminal is the parent's affair alone."""
     command = [sys.executable, "-m", "producers.reward_process"]
-    arguments = [task.name, json.dumps(task.options), str(task.reward_timeout_s)]
+    arguments = [task.model_dump_json(), function]
     return subprocess.Popen(
         command + arguments,
         stdin=subprocess.PIPE,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from producers.reward_process import Answer, Question
+from producers.reward_answers import Answer, Question
 from producers.reward_worker import RewardWorker
+from producers.scoring.finished import Facts
 from producers.settings import TaskSettings
 from producers.tasks.base import Reply, Turns
 from streams.errors import ConfigurationError
@@ -58,8 +59,10 @@ class RewardPool:
         task: TaskSettings,
         capacity: int = 8192,
         clock: Callable[[], float] = time.monotonic,
+        function: str = "",
     ) -> None:
         self._task = task
+        self._function = function
         self._capacity = capacity
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
@@ -74,11 +77,15 @@ class RewardPool:
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
         """Have a complete answer judged."""
-        self._ask(key, "judge", reference, "", turns)
+        self._ask(key, Question("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
         """Have the task's environment reply to the last of `turns`."""
-        self._ask(key, "reply", reference, state, turns)
+        self._ask(key, Question("reply", reference, state, _lists(turns)))
+
+    def submit_finished(self, key: str, reference: str, turns: Turns, facts: Facts) -> None:
+        """Have the scorer's function called; its numbers come as `scores`, a lone one named ""."""
+        self._ask(key, Question("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, Outcome]]:
         """What was decided since the last poll. Raises ConfigurationError if the task cannot be
@@ -104,9 +111,8 @@ class RewardPool:
         held = sum(len(worker.held) for worker in self._workers if worker is not None)
         return len(self._waiting) + held
 
-    def _ask(self, key: str, kind: str, reference: str, state: str, turns: Turns) -> None:
+    def _ask(self, key: str, question: Question) -> None:
         assert self.can_submit(), "ask can_submit() first"
-        question = Question(kind, reference, state, turns)  # pyright: ignore[reportArgumentType]
         self._waiting.append(_Asked(key, self._encoder.encode(question) + b"\n"))
 
     def _attend(self, place: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
@@ -115,7 +121,7 @@ class RewardPool:
         if worker is None:
             if not self._waiting:
                 return
-            worker = self._workers[place] = RewardWorker[_Asked](self._task, now)
+            worker = self._workers[place] = RewardWorker[_Asked](self._task, now, self._function)
         ended = (
             worker.has_ended()
         )  # asked before reading, so that no answer of a dying process is lost
@@ -142,7 +148,10 @@ class RewardPool:
             self._starts_failed = 0
 
     def _outcome(self, line: bytes) -> Outcome:
-        answer = self._decoder.decode(line)
+        try:
+            answer = self._decoder.decode(line)
+        except msgspec.MsgspecError as error:  # only if code of others found the pipe
+            return Verdict(reason=f"its answer cannot be read: {error}")
         if answer.kind == "reply":
             return Reply(answer.tokens, answer.state)
         return Verdict(answer.reward, answer.scores, answer.reason)
@@ -171,3 +180,7 @@ class RewardPool:
         elif held:
             decided.append((held.pop(0).key, Verdict(reason=reason)))
         self._waiting.extendleft(reversed(held))
+
+
+def _lists(turns: Turns) -> list[list[int]]:
+    return [list(turn) for turn in turns]

@@ -6,21 +6,66 @@ from typing import Literal
 
 from pydantic import Field
 
+from producers.tasks.described import Option
 from storage.settings import Settings
+
+
+class PartSettings(Settings):
+    """One task of a mixture."""
+
+    name: str
+    """Registered task, or `module:attribute` of one's own."""
+    label: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,40}$")
+    """What its prompts, trajectories and figures are called; default: its data set or its name."""
+    weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Its share of the prompts, relative to the other parts."""
+    options: dict[str, Option] = Field(default_factory=dict)
+    """The task's own parameters."""
 
 
 class TaskSettings(Settings):
     """What is asked and how an answer is judged."""
 
     name: str = "remainder"
-    """Registered task, or `module:attribute` of one's own."""
-    options: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    """Registered task (`remainder`, `scripted`, `reasoning_gym`, `dataset`, `mixture`), or
+    `module:attribute` of one's own.
+    """
+    options: dict[str, Option] = Field(default_factory=dict)
     """The task's own parameters."""
+    parts: tuple[PartSettings, ...] = Field(default=(), max_length=64)
+    """The tasks of a `mixture`, each a `[[task.parts]]`."""
+    template: Literal["chat", "plain"] = "chat"
+    """How a task of text asks: by the tokenizer's chat template, or the text as it stands."""
+    system: str = ""
+    """System message before chat messages that have none."""
+    tokenizer: str | None = None
+    """Folder with the tokenizer of a task of text; default: the model's."""
     reward_timeout_s: float = Field(default=10.0, gt=0)
     """A reward that takes longer kills its process; the trajectory ends as dead with this reason.
     """
     reward_processes: int = Field(default=1, ge=1)
     """Processes that compute rewards, per rollout."""
+    reward: Literal["inline", "late"] = "inline"
+    """`inline`: rollouts judge what they generate. `late`: they publish it without a reward, which
+    a scorer brings as an annotation (docs/late-rewards.md).
+    """
+
+
+class ScoringSettings(Settings):
+    """Scorers, which write annotations about finished trajectories."""
+
+    count: int = Field(default=0, ge=0)
+    """Scorers that the supervisor starts; more may run elsewhere (`rollstream score`)."""
+    names: tuple[str, ...] = Field(default=("reward",), min_length=1, max_length=16)
+    """Annotations that a scorer writes about each trajectory."""
+    function: str = ""
+    """`module:function` that is called with each finished trajectory; empty is the task's own
+    judge.
+    """
+    timeout_s: float = Field(default=60.0, gt=0)
+    """A call that takes longer kills its process; the annotations say so instead of a value."""
+    processes: int = Field(default=1, ge=1)
+    """Processes per scorer, so calls side by side."""
 
 
 class SamplingSettings(Settings):

@@ -26,7 +26,8 @@ class Seat:
 
     `ends`: what its exit with code 0 means: the whole run is complete, only this role's work is,
     or (never) that it died. A `single_holder` is given the nonce of the lease that its predecessor
-    held.
+    held. One that `stops_last` is asked to when all others have ended, because it reads what they
+    write.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Seat:
     ends: Literal["run", "itself", "never"] = "never"
     single_holder: bool = False
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    stops_last: bool = False
 
 
 class Child:

@@ -2,10 +2,13 @@
 problems out.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from streams.kafka.address import parse as parse_kafka
 
 if TYPE_CHECKING:  # config.py calls us
     from rollstream.config import Configuration
@@ -23,7 +26,7 @@ class Problem:
 
 def impossible(configuration: "Configuration") -> list[Problem]:
     """Everything that cannot work, in the order of the settings."""
-    checks = (_places, _model, _sampling, _rollouts, _pace, _training)
+    checks = (_places, _model, _task, _sampling, _rollouts, _pace, _training)
     return [problem for check in checks for problem in check(configuration)]
 
 
@@ -34,6 +37,8 @@ def _places(c: "Configuration") -> Iterator[Problem]:
         if "@" in url.partition("//")[2].partition("/")[0]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield Problem(key, must)
+        elif url.startswith("kafka://"):
+            parse_kafka(url)  # what it raises repeats no secret of the options
 
 
 def _model(c: "Configuration") -> Iterator[Problem]:
@@ -41,6 +46,18 @@ def _model(c: "Configuration") -> Iterator[Problem]:
         yield Problem("model.path", "must be given when warmup.enabled is false")
     if c.model.path is not None and not (Path(c.model.path) / "config.json").is_file():
         yield Problem("model.path", "must be a folder with a Hugging Face checkpoint (config.json)")
+
+
+def _task(c: "Configuration") -> Iterator[Problem]:
+    t, mixture = c.task, 'with task.name = "mixture"'
+    if t.parts and t.name != "mixture":
+        yield Problem("task.parts", f"must be given {mixture} only")
+    if t.name == "mixture" and not t.parts:
+        yield Problem("task.parts", f"must have a table for each task {mixture} ([[task.parts]])")
+    if t.name == "mixture" and t.options:
+        yield Problem("task.options", f"must be empty {mixture}: each part has its own")
+    if t.system and t.template == "plain":
+        yield Problem("task.system", 'must be empty with task.template = "plain": it is a message')
 
 
 def _sampling(c: "Configuration") -> Iterator[Problem]:
@@ -59,14 +76,26 @@ def _sampling(c: "Configuration") -> Iterator[Problem]:
 def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
-    longest = c.model.config.get("max_position_embeddings")
+    longest = _positions(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
-        must = f"must be ≤ model.config.max_position_embeddings ({longest})"
+        where = "model.config.max_position_embeddings"
+        must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
         yield Problem("rollouts.context_max", must)
     if c.dispatch.heartbeat_timeout_s < 2 * c.rollouts.status_s:
         twice = f"2 × rollouts.status_s ({c.rollouts.status_s:g})"
         must = f"must be ≥ {twice}, or living rollouts look dead"
         yield Problem("dispatch.heartbeat_timeout_s", must)
+
+
+def _positions(c: "Configuration") -> object:
+    """The longest sequence of the model, as far as its configuration says."""
+    if c.model.path is None:
+        return c.model.config.get("max_position_embeddings")
+    try:
+        fields = json.loads((Path(c.model.path) / "config.json").read_text(encoding="utf-8"))
+        return fields.get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):  # `_model` and the loader tell what is wrong
+        return None
 
 
 def _pace(c: "Configuration") -> Iterator[Problem]:

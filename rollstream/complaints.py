@@ -7,7 +7,7 @@ out.
 
 import re
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -54,7 +54,7 @@ def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> s
 def origin(key: str, layers: Layers) -> str:
     """Where a setting was given; for a table, where anything in it was."""
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
-    return layers.origins.get(key) or next(inside, "the defaults")
+    return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
 
 def shown(key: str, value: Any) -> str:
@@ -92,19 +92,24 @@ def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel
     if kind == "string_pattern_mismatch":
         must = f"must match {context['pattern']}"
         return complain(key, must, details["input"], layers)
-    if kind == "missing":  # only lists of a fixed length have anything that is required
+    if kind == "missing" and "[" in key:
+        return f"{key} is missing (in {origin(key, layers)})"
+    if kind == "missing":  # only lists of a fixed length have anything else that is required
         return complain(key, "must have more entries", details["input"], layers)
     wanted = _KINDS.get(kind.split("_")[0])
     if kind.endswith(("_type", "_parsing")) and wanted:
         if key not in leaves(model) and len(details["loc"]) > len(key.split(".")):
             wanted = "a number, true or false, or text"
+            wanted += (
+                ", or a list of these" if "list" in str(leaves(model).get(_table(key))) else ""
+            )
         return complain(key, f"must be {wanted}", details["input"], layers)
     return complain(key, f"is refused: {details['msg']}", details["input"], layers)
 
 
 def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     """What to write instead of an unknown key."""
-    known = list(leaves(model))
+    known = _known(key, model)
     tables = sorted({name.split(".")[0] for name in known if "." in name})
     wanted = nearest(key, tables if isinstance(details["input"], dict) else known)
     if wanted:
@@ -112,6 +117,20 @@ def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     table = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in known if name.startswith(f"{table}.")]
     return f"known there: {', '.join(inside if table else tables)}"
+
+
+def _table(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _known(key: str, model: type[BaseModel]) -> list[str]:
+    """Keys that are known where this one was written: in a list of tables those of its item."""
+    found = leaves(model)
+    name, bracket, _ = key.partition("[")
+    if not bracket:
+        return list(found)
+    item = next(one for one in get_args(found[name]) if one is not Ellipsis)
+    return [f"{_table(key)}.{field}" for field in leaves(item)]
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
@@ -122,6 +141,9 @@ def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
     for depth in range(1, len(location) + 1):
         key = ".".join(map(str, location[:depth]))
         if key in known:
+            inside = location[depth : depth + 2]
+            if len(inside) == 2 and isinstance(inside[0], int):  # a list of tables
+                return f"{key}[{inside[0]}].{inside[1]}"
             option = location[depth] if len(location) > depth else None
             is_table = "dict" in str(known[key])
             return f"{key}.{option}" if is_table and isinstance(option, str) else key

@@ -17,8 +17,14 @@ from typing import Any, Literal
 import xxhash
 from pydantic import Field, ValidationError
 
-from consumers.settings import DispatchSettings, TrainerSettings
-from producers.settings import EvaluationSettings, RolloutSettings, SamplingSettings, TaskSettings
+from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from producers.settings import (
+    EvaluationSettings,
+    RolloutSettings,
+    SamplingSettings,
+    ScoringSettings,
+    TaskSettings,
+)
 from rollstream.combinations import impossible
 from rollstream.complaints import complain, explain
 from rollstream.layers import Layers, environment_layer, file_layer, lay, overrides_layer
@@ -41,6 +47,21 @@ class WarmupSettings(Settings):
     """Batches trained."""
 
 
+class MetricsSettings(Settings):
+    """What each process serves to Prometheus and to health checks (docs/metrics.md)."""
+
+    enabled: bool = True
+    """Serve `/metrics` and `/healthz`."""
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` where others scrape."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: a free one, written to `metrics/endpoints/<name>.json`; else `run` listens here and its
+    roles on the ports after it, and a role that is started alone listens here.
+    """
+    stalled_s: float = Field(default=300.0, gt=0)
+    """`/healthz` says 503 when a role's loop has not turned for this many seconds."""
+
+
 class Configuration(Settings):
     """One run, all of it."""
 
@@ -56,12 +77,16 @@ class Configuration(Settings):
     """URL of the object store; a relative path is inside the run's folder."""
     sync: Literal["normal", "full"] = "normal"
     """`full` survives power loss, at the cost of a disk flush per write."""
+    truncate: bool = True
+    """Forget records that are archived (if an archive runs) and that nothing needs to go on."""
     model: ModelSettings = ModelSettings()
     """The policy."""
     task: TaskSettings = TaskSettings()
     """What is asked and how it is judged."""
     sampling: SamplingSettings = SamplingSettings()
     """How training trajectories are drawn."""
+    scoring: ScoringSettings = ScoringSettings()
+    """Scorers of this machine."""
     rollouts: RolloutSettings = RolloutSettings()
     """Rollouts of this machine."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -76,16 +101,24 @@ class Configuration(Settings):
     """The trainer's state."""
     warmup: WarmupSettings = WarmupSettings()
     """What happens before the first step."""
+    archive: ArchiveSettings = ArchiveSettings()
+    """The log as Parquet files."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Figures of every process while it runs."""
 
 
 INCIDENTAL = (
     "folder",
     "sync",
+    "truncate",
     "rollouts",
     "evaluation",
     "checkpoints",
+    "archive",
+    "metrics",
     "warmup.threads",
     "dispatch.lease_s",
+    "dispatch.keep_s",
     "dispatch.heartbeat_timeout_s",
     "dispatch.queue_per_slot",
     "trainer.workers",
@@ -95,6 +128,9 @@ INCIDENTAL = (
     "weights.keep_every",
     "task.reward_processes",
     "task.reward_timeout_s",
+    "scoring.count",
+    "scoring.timeout_s",
+    "scoring.processes",
 )
 """What may change between two starts of a run: it moves work about, not what is learnt from a
 trajectory.

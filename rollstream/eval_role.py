@@ -14,15 +14,16 @@ from producers.engines.connect import open_engine
 from producers.evaluator import Plan, evaluate
 from producers.rewards import RewardPool
 from producers.tasks.base import Task
-from producers.tasks.registry import load_task
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder
 from rollstream.roles import Place, set_threads
+from rollstream.run_task import task_of, task_settings
 from storage.fetch import fetch
 from storage.metrics import MetricsFile, read_metrics
 from storage.model import config_from_version
 from storage.retention import stored_versions
 from streams.errors import ObjectMissing
+from streams.figures import Figures
 from streams.reader import TopicReader, from_begin
 from streams.records import Version, WeightsAnnounced
 
@@ -38,9 +39,10 @@ def follow(place: Place) -> bool:
     c = place.configuration
     set_threads(c.evaluation.threads)
     path = RunFolder(place.folder).metrics / "eval.jsonl"
-    evaluator = Evaluator(place, load_task(c.task.name, c.task.options), RewardPool(c.task))
+    evaluator = _evaluator(place)
     evaluator.done = {int(line["step"]) for line in read_metrics(path)}
     reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
+    place.watch.offer(evaluator.figures, lambda: [reader])
     announced: dict[int, Version] = {}
     with MetricsFile(path) as metrics:
         while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
@@ -50,6 +52,7 @@ def follow(place: Place) -> bool:
                     announced[version.number] = version
             newest = max(announced, default=-1)
             due = [n for n in due_numbers(c, newest) if n not in evaluator.done]
+            evaluator.due = len(due)
             if not due:
                 place.stop.wait(WAIT_S)
                 continue
@@ -58,6 +61,7 @@ def follow(place: Place) -> bool:
             evaluator.done.add(due[0])
             if line is not None:
                 metrics.append(line)
+                evaluator.evaluated(line)
     return c.trainer.steps in evaluator.done
 
 
@@ -65,7 +69,7 @@ def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, 
     """Lines of these stored versions, evaluated now."""
     c = place.configuration
     set_threads(c.evaluation.threads)
-    evaluator = Evaluator(place, load_task(c.task.name, c.task.options), RewardPool(c.task))
+    evaluator = _evaluator(place)
     for number in numbers:
         version = stored_version(place, number)
         if version is None:
@@ -74,6 +78,13 @@ def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, 
         line = evaluator.line(version)
         if line is not None:
             yield line
+
+
+def _evaluator(place: Place) -> "Evaluator":
+    c, folder = place.configuration, place.folder
+    task = task_of(c, folder)
+    task.held_out(c.evaluation.prompts)  # too many are told at once, not at the first version
+    return Evaluator(place, task, RewardPool(task_settings(c, folder)))
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
@@ -96,6 +107,25 @@ class Evaluator:
     task: Task
     rewards: RewardPool
     done: set[int] = field(default_factory=set[int])
+    due: int = 0
+    count: int = 0
+    last: dict[str, float] = field(default_factory=dict[str, float])
+    """Numbers of the newest evaluation of this process."""
+
+    def evaluated(self, line: dict[str, object]) -> None:
+        """Its line was written."""
+        self.count += 1
+        self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
+
+    def figures(self) -> Figures:
+        last = dict(self.last)
+        version = {"eval_version": last.pop("step")} if last else {}
+        return {
+            "eval_versions_total": self.count,
+            "eval_versions_due": self.due,
+            "eval_last": last,
+            **version,
+        }
 
     def line(self, version: Version) -> dict[str, object] | None:
         """The line of `eval.jsonl`; None when retention was faster."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rollstream.config import CODE_REVISION, Configuration, essentials, load
 from rollstream.revision import code_revision
+from storage.log import open_log
+from streams.bus import Bus
 from streams.errors import ConfigurationError
 
 
@@ -55,6 +57,12 @@ def bus_url(configuration: Configuration, folder: Path) -> str:
 def store_url(configuration: Configuration, folder: Path) -> str:
     """The object store, a relative path of it taken from the run's folder."""
     return _inside(configuration.store, folder)
+
+
+def run_log(configuration: Configuration, folder: Path) -> Bus:
+    """The run's log, opened, its large records whole."""
+    urls = bus_url(configuration, folder), store_url(configuration, folder)
+    return open_log(*urls, configuration.sync)
 
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:

@@ -19,8 +19,9 @@ from pydantic import BaseModel
 from streams.errors import ConfigurationError
 
 PREFIX = "ROLLSTREAM_"
-RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT"})
-"""Variables with this prefix that are no settings: the supervisor's words to a role."""
+METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
+RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT"})
+"""Variables with this prefix that are no settings: words to one process, not to the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Layers:
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Set one leaf; tables on the way are made."""
+        _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
         at = self.values
         for depth, name in enumerate(tables, start=1):
@@ -124,12 +126,21 @@ def _lay_table(layers: Layers, prefix: str, table: Mapping[str, Any], origin: st
         dotted = f"{prefix}{key}"
         if isinstance(value, dict):
             _lay_table(layers, f"{dotted}.", cast(dict[str, Any], value), origin)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigurationError(f"{key} must be finite, got {value} ({dotted} in {origin})")
-        elif isinstance(value, str | int | float | list | None):
+        else:
             layers.put(dotted, value, origin)
-        else:  # TOML's dates and times
-            raise ConfigurationError(f"{key} cannot be a date, got {value} ({dotted} in {origin})")
+
+
+def _refuse_unwritable(key: str, value: Any, where: str) -> None:
+    """What has no place in `config.json`, also inside lists and their tables."""
+    if isinstance(value, list | dict):
+        inside = cast(list[Any] | dict[str, Any], value)
+        pairs = inside.items() if isinstance(inside, dict) else [(key, one) for one in inside]
+        for name, one in pairs:
+            _refuse_unwritable(name, one, where)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{key} must be finite, got {value} ({where})")
+    elif not isinstance(value, str | int | float | None):  # TOML's dates and times
+        raise ConfigurationError(f"{key} cannot be a date, got {value} ({where})")
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:

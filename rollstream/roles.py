@@ -16,20 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollstream.config import Configuration
-from rollstream.folder import RunFolder, bus_url, store_url
+from rollstream.folder import RunFolder, run_log, store_url
+from rollstream.metrics.endpoint import served
+from rollstream.metrics.watch import Watch
 from storage.connect import open_store
 from storage.leases import Candidate, Lease, acquire
 from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
 from storage.renewal import Renewal
 from streams.bus import Bus
-from streams.connect import open_bus
 from streams.errors import Fenced
 from streams.topics import catalogue
 
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 3600.0  # a standby waits; the supervisor ends it when the run ends
+NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Place:
     stop: threading.Event
     nonce: str
     handed_nonce: str | None
+    watch: Watch
 
 
 def run_role(
@@ -59,7 +62,11 @@ def run_role(
     """Run one role until it is done (True) or stopped (False). `Fenced` when a higher term took it
     over.
     """
-    with placed(configuration, folder, name, stop, nonce, handed_nonce) as place:
+    watch = Watch(stop)
+    with (
+        served(configuration, folder, role, name, watch),
+        placed(configuration, folder, name, watch, nonce, handed_nonce) as place,
+    ):
         try:
             return _ROLES[role](place)
         finally:
@@ -72,7 +79,8 @@ def evaluate_versions(
     """Evaluate stored versions of a run now; one line of `eval.jsonl` each."""
     from rollstream.eval_role import evaluate_stored
 
-    with placed(configuration, folder, "evaluation", threading.Event(), "", None) as place:
+    watch = Watch(threading.Event())
+    with placed(configuration, folder, "evaluation", watch, "", None) as place:
         yield from evaluate_stored(place, numbers)
 
 
@@ -94,16 +102,16 @@ def placed(
     configuration: Configuration,
     folder: Path,
     name: str,
-    stop: threading.Event,
+    watch: Watch,
     nonce: str,
     handed_nonce: str | None,
 ) -> Generator[Place]:
     """Log and store of the run, opened; all topics exist."""
-    bus = open_bus(bus_url(configuration, folder), sync=configuration.sync)
+    bus = run_log(configuration, folder)
     try:
         store = open_store(store_url(configuration, folder), configuration.sync)
         bus.create(catalogue())
-        yield Place(configuration, folder, name, bus, store, stop, nonce, handed_nonce)
+        yield Place(configuration, folder, name, bus, store, watch.stop, nonce, handed_nonce, watch)
     finally:
         bus.close()
 
@@ -115,6 +123,7 @@ def held(place: Place, role: str, duration_s: float) -> Generator[Lease]:
     """
     candidate = Candidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
     lease = _acquire(place, candidate)
+    place.watch.offer(lease.figures)
     with Renewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
         yield lease
     if renewal.lost.is_set():
@@ -134,11 +143,11 @@ def _acquire(place: Place, candidate: Candidate) -> Lease:
 
 def _prompts(place: Place) -> bool:
     from producers.prompt_source import PromptOrder, PromptSource
-    from producers.tasks.registry import load_task
+    from rollstream.run_task import prompt_tokens_max, task_of
     from streams.records import Sampling
 
     c = place.configuration
-    task = load_task(c.task.name, c.task.options)
+    task = task_of(c, place.folder)
     sampling = Sampling(
         c.sampling.temperature,
         c.sampling.top_k,
@@ -146,9 +155,12 @@ def _prompts(place: Place) -> bool:
         c.sampling.tokens_max,
         tuple(task.stop),
     )
-    order = PromptOrder(c.task.name, task.prompt, sampling, c.trainer.samples_per_group, c.seed)
+    samples, limit = c.trainer.samples_per_group, prompt_tokens_max(c)
+    order = PromptOrder(c.task.name, task.prompt, sampling, samples, c.seed, limit)
     with held(place, "prompts", c.dispatch.lease_s) as lease:
-        PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step).run(place.stop)
+        source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
+        place.watch.offer(source.figures, source.readers)
+        source.run(place.stop)
     return False
 
 
@@ -165,7 +177,11 @@ def _dispatch(place: Place) -> bool:
     )
     keep_version = c.rollouts.on_update == "keep_version"
     with held(place, "dispatch", c.dispatch.lease_s) as lease:
-        Dispatch(place.bus, c.dispatch, pace, keep_version, lease.term).run(place.stop)
+        dispatch = Dispatch(
+            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, c.truncate
+        )
+        place.watch.offer(dispatch.figures, dispatch.readers)
+        dispatch.run(place.stop)
     return False
 
 
@@ -174,6 +190,7 @@ def _rollout(place: Place) -> bool:
 
     rollout = build_rollout(place)
     if rollout is not None:
+        place.watch.offer(rollout.figures, rollout.readers)
         rollout.run(place.stop)
     return False
 
@@ -191,12 +208,36 @@ def _eval(place: Place) -> bool:
     return follow(place)
 
 
+def _archive(place: Place) -> bool:
+    from consumers.archive.service import Archive
+
+    c = place.configuration
+    os.nice(NICENESS)
+    lines = MetricsFile(RunFolder(place.folder).metrics / f"{place.name}.jsonl")
+    with lines, held(place, "archive", c.dispatch.lease_s):
+        archive = Archive(place.bus, place.store, c.run, c.archive, note=lines.append)
+        place.watch.offer(archive.figures)
+        archive.run(place.stop)
+    return False
+
+
+def _score(place: Place) -> bool:
+    from rollstream.score_role import build_scorer
+
+    scorer = build_scorer(place)
+    place.watch.offer(scorer.figures)
+    scorer.run(place.stop)
+    return False
+
+
 _ROLES: Mapping[str, Callable[[Place], bool]] = {
     "prompts": _prompts,
     "dispatch": _dispatch,
     "rollout": _rollout,
     "train": _train,
     "eval": _eval,
+    "score": _score,
+    "archive": _archive,
 }
 
 

@@ -14,8 +14,8 @@ from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
-from producers.tasks.registry import load_task
 from rollstream.roles import Place, set_threads
+from rollstream.run_task import task_of, task_settings
 from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
@@ -28,7 +28,7 @@ def build_rollout(place: Place) -> Rollout | None:
     c = place.configuration
     set_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
-    task = load_task(c.task.name, c.task.options)
+    task = task_of(c, place.folder)
     term = next_term(place.store, "rollouts", place.name)
     orders = Orders(place.bus, place.name, term)
     follower = WeightsFollower(place.bus, place.store)
@@ -51,10 +51,11 @@ def build_rollout(place: Place) -> Rollout | None:
     voice = Voice(place.bus, place.name, term, c.rollouts, pulse)
     voice.applied(fetched, time.perf_counter() - started)
     judging = Judging(
-        RewardPool(c.task),
+        RewardPool(task_settings(c, place.folder)),
         isinstance(task, Environment),
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
+        late=c.task.reward == "late",
     )
     return Rollout(c.rollouts, engine, follower, orders, judging, voice)
 

@@ -1,14 +1,19 @@
 """Which processes a configuration needs on this machine, and the command line of each."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rollstream.children import Seat
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder
+from rollstream.layers import METRICS_PORT
 
 
 def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
-    """Prompt source, dispatch, trainer, rollouts and evaluation, in the order of their start."""
+    """Prompt source, dispatch, trainer, rollouts, scorers, evaluation and archive, in the order
+    of their start.
+    """
     c = configuration
     seats = [
         _seat(folder, "prompts", "prompts", 1, single=True),
@@ -17,14 +22,29 @@ def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
     ]
     for number in range(c.rollouts.count):
         seats.append(_seat(folder, "rollout", f"rollout-{number}", c.rollouts.threads))
+    for number in range(c.scoring.count):
+        seats.append(_seat(folder, "score", f"scorer-{number}", 1))
     if c.evaluation.enabled:
         seats.append(_seat(folder, "eval", "eval", c.evaluation.threads))
+    if c.archive.enabled:
+        archive = _seat(folder, "archive", "archive", 1, single=True)
+        seats.append(replace(archive, stops_last=True))
     return seats
 
 
 def warmup_seat(configuration: Configuration, folder: RunFolder) -> Seat:
     """The warm-up, which runs before all others."""
     return _seat(folder, "warmup", "warmup", configuration.warmup.threads)
+
+
+def with_ports(seats: Sequence[Seat], base: int) -> list[Seat]:
+    """The seats, each with a port of its own for its metrics: those after `base`, or free ones (0)
+    when `base` is 0.
+    """
+    return [
+        replace(seat, environment={**seat.environment, METRICS_PORT: str(base and base + number)})
+        for number, seat in enumerate(seats, start=1)
+    ]
 
 
 def _seat(folder: RunFolder, command: str, name: str, threads: int, single: bool = False) -> Seat:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rollstream.children import Child, Seat, ending, last_lines
 from rollstream.lock import RunLock
 from rollstream.restarts import EXIT_REFUSED, RestartPolicy
+from streams.figures import Figures
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
 
@@ -98,6 +99,13 @@ class Supervisor:
         """Each role as it is now."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
+    def figures(self) -> Figures:
+        """Deaths and life of each role; any thread may ask."""
+        return {
+            "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
+            "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
+        }
+
     def _state(self, post: _Post, now: float) -> RoleState:
         deaths, is_alive = len(post.deaths_s), post.child is not None and post.child.reap() is None
         if self._is_stopping and is_alive:
@@ -179,7 +187,7 @@ class Supervisor:
         """What has no work of its own left stops now and leaves its cores to what has."""
         self._complete_s = now
         for post in self._posts:
-            if post.seat.ends == "never" and not post.done:
+            if post.seat.ends == "never" and not post.seat.stops_last and not post.done:
                 post.done = True
                 if post.child:
                     post.child.ask_to_stop()
@@ -187,12 +195,17 @@ class Supervisor:
     def _has_finished(self, now: float) -> bool:
         assert self._complete_s is not None
         late = now - self._complete_s > self._limits.finish_s
-        return late or all(post.done for post in self._posts)
+        return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
     def _stop_all(self, hurry: threading.Event, show: Show) -> None:
-        """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
+        """All, and then those that stop last."""
         self._is_stopping = True
-        children = [post.child for post in self._posts if post.child]
+        for last in (False, True):
+            posts = [post for post in self._posts if post.seat.stops_last == last]
+            self._stop([post.child for post in posts if post.child], hurry, show)
+
+    def _stop(self, children: Sequence[Child], hurry: threading.Event, show: Show) -> None:
+        """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
         for child in children:
             child.ask_to_stop()
         deadline = time.monotonic() + self._limits.stop_s

@@ -4,11 +4,12 @@ from pathlib import Path
 
 from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.step_lines import missing_lines
 from rollstream.config import fingerprint
 from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
 from rollstream.roles import Place, set_threads
-from storage.metrics import MetricsFile
+from storage.metrics import MetricsFile, read_metrics
 from storage.model import load_model
 
 WEIGHT_SUFFIXES = (".safetensors", ".index.json")
@@ -19,16 +20,21 @@ def train(place: Place, term: int) -> bool:
     c = place.configuration
     set_threads(c.trainer.threads)
     start = model_folder(c, place.folder)
+    archived = c.archive.topics if c.archive.enabled else ()
     rule = rule_of(c.trainer, c.dispatch.max_lag, c.rollouts.on_update == "keep_version")
-    with MetricsFile(RunFolder(place.folder).metrics / "trainer.jsonl") as metrics:
+    lines = RunFolder(place.folder).metrics / "trainer.jsonl"
+    with MetricsFile(lines) as metrics:
         trainer = build_trainer(
             place.bus,
             place.store,
-            Plan(c.trainer, rule, c.weights, c.checkpoints),
+            Plan(c.trainer, rule, c.weights, c.checkpoints, c.truncate, archived),
             Begin(load_model(str(start)), small_files(start)),
             Provenance(c.run, term, fingerprint(c), code_revision()),
             metrics,
         )
+        for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
+            metrics.append(line)
+        place.watch.offer(trainer.figures, trainer.readers)
         return trainer.run(place.stop)
 
 

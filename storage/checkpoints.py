@@ -105,13 +105,15 @@ def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
 
     `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged.
     """
-    key = _manifest_key(wanted)
-    manifest = unseal(store.get(key), CheckpointManifest, key)
-    text = store.get(f"{wanted.folder}/{STATE}")
-    if content_hash(text) != manifest.state.hash:
-        raise CorruptObject(f"object {wanted.folder}/{STATE} differs from its manifest's hash")
+    manifest = _read_manifest(store, wanted)
+    state = _read_state(store, wanted, manifest)
     tensors = read_shards(store, wanted.folder, manifest.tensors, manifest.tensors.names)
-    return Checkpoint(wanted, tensors, json.loads(text))
+    return Checkpoint(wanted, tensors, state)
+
+
+def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
+    """The JSON part alone, verified; raises like `read_checkpoint`."""
+    return _read_state(store, wanted, _read_manifest(store, wanted))
 
 
 def newest_checkpoint(store: ObjectStore) -> Restored:
@@ -154,6 +156,20 @@ def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> 
         store.delete(_manifest_key(old))
         for entry in store.list(f"{old.folder}/"):
             store.delete(entry.key)
+
+
+def _read_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
+    key = _manifest_key(wanted)
+    return unseal(store.get(key), CheckpointManifest, key)
+
+
+def _read_state(
+    store: ObjectStore, wanted: CheckpointId, manifest: CheckpointManifest
+) -> dict[str, Any]:
+    text = store.get(f"{wanted.folder}/{STATE}")
+    if content_hash(text) != manifest.state.hash:
+        raise CorruptObject(f"object {wanted.folder}/{STATE} differs from its manifest's hash")
+    return json.loads(text)
 
 
 def _manifest_key(wanted: CheckpointId) -> str:

@@ -5,6 +5,7 @@ from typing import Literal
 from storage.file_store import FileStore
 from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
+from storage.s3.place import parse_place
 from streams.errors import ConfigurationError
 
 
@@ -18,6 +19,20 @@ def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectSt
         return FileStore(rest.removeprefix("//"), sync)
     if url == "memory:":
         return MemoryStore()
-    known = "file:PATH, memory:"
+    if url.startswith("s3://"):
+        return _open_s3(url)
+    known = "file:PATH, memory:, s3://BUCKET/PREFIX"
     what = f"unknown scheme {scheme!r}" if separator else "no scheme"
     raise ConfigurationError(f"store URL {url!r}: {what}; known are {known}")
+
+
+def _open_s3(url: str) -> ObjectStore:
+    # boto3 takes half a second to import and is an extra: only who has a bucket pays for it.
+    place = parse_place(url)
+    try:
+        from storage.s3_store import S3Store
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"store s3://…: {error.name} is not installed; pip install 'rollstream[cloud]'"
+        ) from None
+    return S3Store(place)

@@ -42,13 +42,13 @@ class FileStore:
             _remove_leftovers(self._temporary, time.time() - LEFTOVER_AGE_S)
 
     def put(self, key: str, data: Data) -> str:
-        target = self._path(key)
+        target = self.path(key)
         with store_errors("write", target), self._written(data) as source, self._locks.hold(key):
             self._place(os.replace, source, target)
         return content_hash(data)
 
     def create(self, key: str, data: Data) -> str:
-        target = self._path(key)
+        target = self.path(key)
         with store_errors("create", target), self._written(data) as source:
             try:
                 self._place(os.link, source, target)
@@ -57,7 +57,7 @@ class FileStore:
         return content_hash(data)
 
     def swap(self, key: str, data: Data, etag: str) -> str:
-        target = self._path(key)
+        target = self.path(key)
         with store_errors("swap", target), self._written(data) as source, self._locks.hold(key):
             try:
                 present = self.stat(key).etag
@@ -70,7 +70,7 @@ class FileStore:
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         assert 0 <= start <= (start if end is None else end), (key, start, end)
-        path = self._path(key)
+        path = self.path(key)
         with store_errors("read", path), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start)
@@ -92,13 +92,14 @@ class FileStore:
         return iter(sorted(entries, key=lambda entry: entry.key))
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self.path(key)
         with store_errors("delete", path), self._locks.hold(key):
             with suppress(NotADirectoryError, IsADirectoryError):
                 path.unlink(missing_ok=True)
             self._remove_empty(path.parent)
 
-    def _path(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
+        """Where the object lies, for readers that want a file; never write to it."""
         return self._root / check_key(key)
 
     @contextmanager

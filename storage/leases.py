@@ -16,6 +16,7 @@ from storage.documents import encode
 from storage.objects import ObjectStore
 from storage.roles import RoleRecord, read_role, role_key
 from streams.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
+from streams.figures import Figures
 
 POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
 POLL_S_MAX = 1.0
@@ -64,6 +65,11 @@ class Lease:
         with self._lock:
             if not self._record.released:
                 self._swap(replace(self._record, released=True))
+
+    def figures(self) -> Figures:
+        """What a holder tells of its lease."""
+        record = self._record
+        return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
     def _swap(self, wanted: RoleRecord) -> None:
         try:

@@ -1,15 +1,19 @@
 """Renewing a lease in the background, every third of its duration.
 
 A store that fails for a while is borne until the duration has passed without a success: by then
-somebody else may hold the role, so the holder has to stop as if it had met the higher term.
+somebody else may hold the role, so the holder has to stop as if it had met the higher term; so it
+has after an error that nobody expected.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 from storage.leases import Lease
 from streams.errors import Fenced, StoreError
+
+log = logging.getLogger(__name__)
 
 
 def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
@@ -64,9 +68,17 @@ class Renewal:
             while not self._stop.wait(self._lease.duration_s / 3):
                 held_s = renewed(self._lease, held_s, self._clock)
         except Fenced as error:
-            self.lost.set()
-            if self._on_lost is not None:
-                self._on_lost(error)
-        finally:
-            if not self._stop.is_set():
-                self.lost.set()  # also when the thread died of a bug: a role is never held silently
+            self._lose(error)
+        except Exception as error:  # the thread ends here: a role is never held silently
+            log.exception("the lease of role %s could not be renewed", self._lease.role)
+            self._lose(
+                Fenced(
+                    f"role {self._lease.role} of term {self._lease.term} is not renewed any more "
+                    f"({type(error).__name__}: {error}); another process may hold it"
+                )
+            )
+
+    def _lose(self, why: Fenced) -> None:
+        self.lost.set()
+        if self._on_lost is not None:
+            self._on_lost(why)

@@ -53,7 +53,8 @@ class GroupReader(Protocol):
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
         """Records of the partitions held now, from the group's commits on; [] when
-        `wait_s` passed.
+        `wait_s` passed. `records_max` 0 reads nothing: it says that the member lives while it works
+        on what it has.
         """
         ...
 

@@ -36,9 +36,18 @@ from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 from streams.errors import DecodeError, UnknownSchema
 from streams.records import SCHEMAS, Record
 
-__all__ = ["Decoded", "Envelope", "content_hash", "decode", "encode", "envelope_of"]
+__all__ = [
+    "Decoded",
+    "Envelope",
+    "content_hash",
+    "decode",
+    "encode",
+    "envelope_of",
+    "is_canonical",
+]
 
 MAGIC = b"RSR1"
+CLAIM_START = b'{"record":{"schema":"claim/1"'  # at byte 16 of a `Claim`: the schema comes first
 LARGE_BYTES = 1 << 15  # above it one copy less is worth hashing in pieces (measured: 5.1 to 3.8 µs)
 _PREFIX = struct.Struct("<4sIQ")
 _PREFIX_BYTES = _PREFIX.size
@@ -145,6 +154,22 @@ def decode(data: bytes) -> Decoded:
     if at != len(data) and at + _unknown_bytes(head, type(record), at) != len(data):
         raise DecodeError(f"{record.schema()}: {len(data)} bytes, but its header describes others")
     return decoded
+
+
+def is_canonical(data: bytes, decoded: Decoded) -> bool:
+    """Whether `encode` gives these very bytes for what was decoded from them: the same header, no
+    array that is unknown here, zero padding.
+    """
+    head = _encoder.encode(decoded)
+    end = _PREFIX_BYTES + len(head)
+    if data[_PREFIX_BYTES:end] != head:
+        return False
+    padding: list[bytes] = []
+    for name, _, item_bytes in _ARRAYS[type(decoded.record)]:
+        start = (end + 7) & -8
+        padding.append(data[end:start])
+        end = start + len(getattr(decoded.record, name)) * item_bytes
+    return end == len(data) and not any(b"".join(padding))
 
 
 def envelope_of(data: bytes) -> Envelope | None:

@@ -1,7 +1,8 @@
-"""From a URL to a bus: `sqlite:FOLDER` or `memory:`; a run on a cluster differs in this URL and the
-store's only.
+"""From a URL to a bus: `sqlite:FOLDER`, `kafka://HOST:PORT/PREFIX` or `memory:`; a run on a cluster
+differs in this URL and the store's only.
 """
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,32 @@ def open_bus(
     sync: Literal["normal", "full"] = "normal",
 ) -> Bus:
     """The bus at `url`; `clock` stamps records and measures leases, `sync="full"` survives power
-    loss.
+    loss (on Kafka the brokers' copies do).
     """
     scheme, _, path = url.partition(":")
     if scheme == "sqlite" and path:
         return SqliteBus(Path(path), clock, sync=sync)
     if url == "memory:":
         return MemoryBus(clock)
+    if url.startswith("kafka://"):
+        return _kafka(url, clock)
     raise ConfigurationError(
-        f"{url!r} is no bus that is known; known are sqlite:FOLDER and memory:"
+        f"{url!r} is no bus that is known; known are sqlite:FOLDER, kafka://HOST:PORT/PREFIX and "
+        "memory:"
     )
+
+
+def _kafka(url: str, clock: Callable[[], float]) -> Bus:
+    """Imported here: an embedded run has no Kafka client."""
+    from streams.kafka.address import parse, secrets_of
+
+    address = parse(url)
+    secrets = secrets_of(address, os.environ)
+    try:
+        from streams.kafka_bus import KafkaBus
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{address} needs a Kafka client, and {error.name or error} is not installed; "
+            "pip install 'rollstream[cloud]'"
+        ) from error
+    return KafkaBus(address, secrets, clock)

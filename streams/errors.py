@@ -45,6 +45,10 @@ class StoreError(RollstreamError, OSError):
     """The object store could not do what was asked."""
 
 
+class StoreTimeout(StoreError, TimeoutError):
+    """The object store did not answer before the deadline; what was sent is in doubt."""
+
+
 class ObjectMissing(StoreError, FileNotFoundError):
     """No object has this key."""
 

@@ -10,9 +10,9 @@ it) and shows it every record in the partition's order. What this stops:
 * a lost record: `t2 #5`, `t2 #7` → `SequenceGap`, nobody reads on past a hole;
 * a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
 
-A reader that starts at a truncated begin without the fence stored there knows nothing yet
-(`Fence()`): the first record sets it. Compaction makes holes, so in compacted topics gaps are
-normal and only terms and repeats count.
+A reader that starts at a truncated begin takes the fence that truncation left there
+(`truncation.py`); one that has none (`Fence()`) lets the first record set it. Compaction makes
+holes, so in compacted topics gaps are normal and only terms and repeats count.
 """
 
 from enum import Enum

@@ -49,6 +49,8 @@ class LeasedGroupReader:
         deadline = Deadline(wait_s)
         while True:
             self._follow_claim()
+            if not records_max:
+                return []
             slice_s = min(deadline.remaining_s(), CLAIM_EVERY_S)
             if self._positions:
                 messages = self._bus.read(

@@ -15,7 +15,8 @@ from streams.codec import Decoded, Envelope, content_hash, decode, envelope_of
 from streams.deadline import Deadline
 from streams.errors import BusError, DecodeError, PositionLost
 from streams.fence import Verdict, advance
-from streams.records import Address, Dead, Opened, Position, Record
+from streams.records import Address, Claim, Dead, Opened, Position, Record
+from streams.truncation import truncated_begin
 from streams.writer import publish
 
 REASON_MAX = 1000  # characters of an error's text kept in a `Dead`
@@ -44,10 +45,8 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Positions of the first kept records; in a truncated topic the first record read sets the
-    fence.
-    """
-    return {partition: Position(offset) for partition, offset in bus.begin(topic).items()}
+    """Positions of the first kept records, with the fence that truncation left there."""
+    return truncated_begin(bus, topic)
 
 
 def from_end(bus: Bus, topic: str) -> dict[int, Position]:
@@ -124,6 +123,15 @@ class TopicReader:
                 if message.offset >= ends[message.partition] > at.offset:
                     self.positions[message.partition] = Position(ends[message.partition], at.fence)
 
+    @property
+    def topic(self) -> str:
+        return self._topic
+
+    def behind(self) -> int:
+        """Records between these positions and the present end; any thread may ask."""
+        ends = self._bus.end(self._topic)
+        return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
+
     def _offsets(self) -> dict[int, int]:
         partitions = list(self.positions)
         if partitions:
@@ -181,6 +189,9 @@ def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | N
             return None, envelope_of(value), reason
         except DecodeError:
             return None, None, reason
+    if isinstance(decoded.record, Claim):
+        gone = f"the object {decoded.record.blob} that holds this record is gone or damaged"
+        return None, decoded.envelope, gone
     if fenced and decoded.envelope is None:
         return None, None, "a record without an envelope in a topic that one role writes"
     return decoded, decoded.envelope, ""

@@ -257,7 +257,8 @@ class Trajectory(_Record, tag="trajectory/1"):
 
     `tokens` and `sources` are as long as the trajectory, `logprobs` as its generated tokens.
     `reward` is None when it comes later as an annotation. `trainer_version` is the newest version
-    known when it finished (lag at finish).
+    known when it finished (lag at finish). `reference` is the task's own JSON for the reward, so
+    that whoever reads the record can judge it.
     """
 
     trajectory: str
@@ -282,11 +283,12 @@ class Trajectory(_Record, tag="trajectory/1"):
     environment: str = ""
     moves: int = 0
     wave: int = 0
+    reference: str = ""
 
 
 class Annotation(_Record, tag="annotation/1"):
     """A late fact about a trajectory; the first of a (trajectory, name) in partition
-    order counts.
+    order counts. One with a `reason` has no values and says that there will never be any.
     """
 
     trajectory: str
@@ -294,6 +296,7 @@ class Annotation(_Record, tag="annotation/1"):
     name: str
     values: Floats = field(name="values:f4")
     scorer: str
+    reason: str = ""
 
 
 class WeightsAnnounced(_Record, tag="weights/1"):
@@ -382,6 +385,16 @@ class Dead(_Record, tag="dead/1"):
     original: Bytes = field(name="original:u1")
 
 
+class Claim(_Record, tag="claim/1"):
+    """Stands for a record too large for the log, whose bytes are the object `blob`; `hash` is their
+    xxh3-128. Its envelope is the record's own.
+    """
+
+    blob: str
+    bytes: int
+    hash: str
+
+
 Record = (
     Opened
     | Prompt
@@ -399,6 +412,7 @@ Record = (
     | StepDone
     | GroupClosed
     | Dead
+    | Claim
 )
 
 SCHEMAS: dict[str, type[Record]] = {cls.schema(): cls for cls in get_args(Record)}

@@ -22,7 +22,7 @@ def check_same_settings(existing: Topic, wanted: Topic) -> None:
     if differences:
         raise BusError(
             f"topic {wanted.name!r} exists with other settings: {'; '.join(differences)}; "
-            "use another folder for the new run, or the settings it was created with"
+            "use another folder or prefix for the new run, or the settings it was created with"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from consumers.dispatch.state import DispatchState, Released
 from streams.bus import Bus
-from streams.reader import Received, TopicReader
+from streams.reader import Received, TopicReader, from_begin
 from streams.records import (
     Address,
     Admitted,
@@ -22,7 +22,10 @@ from streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
+from streams.truncation import before_record
 
+FOLDED = ("trajectories", "ledger", "partials")
+"""Topics of others that dispatch's state is a fold of; compacted ones are read from their begin."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted; more stay in the topic
 
 
@@ -37,21 +40,25 @@ class Inbox:
         self._prompts: dict[int, tuple[Prompt, Address]] = {}
         self._released: list[Released] = []
 
-    def rebuild(self, own: Mapping[str, Mapping[int, int]]) -> None:
-        """Fold the log up to now; `own` holds the offsets of this term's `Opened` in dispatch's own
-        topics.
+    def rebuild(
+        self,
+        own: Mapping[str, Mapping[int, int]],
+        kept: Mapping[str, Mapping[int, Position]],
+    ) -> None:
+        """Fold the log up to now, from where the state was `kept`; `own` holds the offsets of this
+        term's `Opened` in dispatch's own topics.
         """
         for topic in ("admissions", "assignments"):
             upto = {partition: offset + 1 for partition, offset in own[topic].items()}
-            reader = self._open(topic)
+            reader = self._open(topic, kept)
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
             del self._readers[topic]  # from here on only this holder writes them
-        for topic in ("trajectories", "ledger", "weights", "partials", "status"):
-            reader = self._open(topic)
+        for topic in (*FOLDED, "weights", "status"):
+            reader = self._open(topic, kept)
             for received in reader.read_to(self._bus.end(topic)):
                 self._apply(received, fresh=False)
-        self._open("prompts")
+        self._open("prompts", kept)
         self._released.clear()  # rollouts of the ended groups were told, or hold an older term
 
     def read(self) -> tuple[int, list[Released]]:
@@ -72,9 +79,32 @@ class Inbox:
         """The next prompt in the seeded order, once it is there."""
         return self._prompts.pop(self._state.next_group, None)
 
-    def _open(self, topic: str) -> TopicReader:
-        begin = {p: Position(offset) for p, offset in self._bus.begin(topic).items()}
-        reader = TopicReader(self._bus, topic, begin)
+    @property
+    def prompts_waiting(self) -> int:
+        """Prompts that were read and not admitted yet."""
+        return len(self._prompts)
+
+    def readers(self) -> list[TopicReader]:
+        return list(self._readers.values())
+
+    def positions(self) -> dict[str, dict[int, Position]]:
+        """From where a later holder folds on, beside dispatch's own topics; of `prompts` those of
+        open groups are read again.
+        """
+        folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED}
+        return {**folded, "prompts": self._prompts_position()}
+
+    def _prompts_position(self) -> dict[int, Position]:
+        needed = [group.admitted.prompt for group in self._state.groups.values()]
+        needed += [at for _, at in self._prompts.values()]
+        at = dict(self._readers["prompts"].positions)
+        if needed:
+            oldest = min(needed)  # `prompts` has one partition
+            at[oldest.partition] = before_record(self._bus, "prompts", oldest)
+        return at
+
+    def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
+        reader = TopicReader(self._bus, topic, kept.get(topic) or from_begin(self._bus, topic))
         self._readers[topic] = reader
         return reader
 
@@ -101,7 +131,7 @@ class Inbox:
             case Admitted():
                 state.apply_admitted(record)
             case Assignment():
-                state.apply_assignment(record)
+                state.apply_assignment(record, received.address)
             case _:
                 pass  # records of other roles in the ledger and relays' status
 

@@ -10,11 +10,14 @@ admission and its orders leaves nothing behind.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.inbox import Inbox
+from consumers.dispatch.kept import restored
+from consumers.dispatch.memory import Memory
 from consumers.dispatch.orders import (
     Free,
     admission,
@@ -28,8 +31,11 @@ from consumers.dispatch.place import Room, place
 from consumers.dispatch.recover import orphans
 from consumers.dispatch.state import DispatchState, Released
 from consumers.settings import DispatchSettings
+from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.records import Admitted, Assignment
+from streams.figures import Figures
+from streams.reader import TopicReader
+from streams.records import Address, Admitted, Assignment
 from streams.topics import partition_of
 from streams.writer import FencedWriter
 
@@ -43,20 +49,31 @@ class Dispatch:
     """Everything one term of dispatch works with."""
 
     bus: Bus
+    store: ObjectStore
     settings: DispatchSettings
     pace: Pace
     keep_version: bool
     term: int
+    truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
+    state: DispatchState = field(default_factory=DispatchState)
+    inbox: Inbox | None = None
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """Orders of this term by kind, `again` those that throw work away, `lost` silent rollouts."""
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`."""
+        memory = Memory(
+            self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
+        )
+        kept = memory.recall()  # before `Opened`: see kept.py
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         own = {"admissions": admissions.open(), "assignments": assignments.open()}
-        state = DispatchState()
+        state = restored(kept)
         inbox = Inbox(self.bus, state, self.monotonic)
-        inbox.rebuild(own)
+        inbox.rebuild(own, kept.where() if kept else {})
+        self.state, self.inbox = state, inbox
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
@@ -65,11 +82,14 @@ class Dispatch:
             self._release(assignments, released)
             silent = self.monotonic() - self.settings.heartbeat_timeout_s
             gone = state.forget_rollouts(silent)
+            self.counts["lost"] += len(gone)
             for rollout in gone:
                 log.warning("rollout %s is silent: its trajectories go on elsewhere", rollout)
             if news or gone:  # plans follow from the state alone: no news, no other plan
                 self._admit(state, inbox, admissions)
                 self._order(state, assignments)
+            if news:
+                memory.keep(state, inbox, admissions, assignments)
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
@@ -98,20 +118,24 @@ class Dispatch:
             if not any(free.resumes.values()):
                 break
             records += self._order_group(state, lost, free)
-        self._append_orders(writer, records)
+        addresses = self._append_orders(writer, records)
+        for record, at in zip(records, addresses, strict=True):
+            state.apply_assignment(record, at)
 
-    def _append_orders(self, writer: FencedWriter, records: list[Assignment]) -> None:
+    def _append_orders(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
         """Each rollout reads one partition, chosen by its name; others' orders there are not its
         own.
         """
+        if not records:
+            return []
+        self.counts.update(record.kind for record in records)
         partitions = self.bus.partitions("assignments")
-        if records:
-            writer.append(
-                [
-                    (record.trajectory, record, partition_of(record.rollout.encode(), partitions))
-                    for record in records
-                ]
-            )
+        return writer.append(
+            [
+                (record.trajectory, record, partition_of(record.rollout.encode(), partitions))
+                for record in records
+            ]
+        )
 
     def _order_group(self, state: DispatchState, lost: list[str], free: Free) -> list[Assignment]:
         group = state.groups[int(lost[0].rsplit(".", 1)[0])]
@@ -128,10 +152,39 @@ class Dispatch:
                 free.take(rollout)
                 record = assignment(state, self.pace, group, trajectory, how[trajectory], rollout)
                 if how[trajectory].again:
+                    self.counts["again"] += 1
                     log.warning("%s starts again (attempt %d)", trajectory, record.attempt)
                 state.apply_assignment(record)
                 records.append(record)
         return records
+
+    def figures(self) -> Figures:
+        """Counts of groups are of the whole run, those of orders of this term."""
+        state, kinds = self.state, ("start", "resume", "release")
+        admitted, closed, trained = state.admitted, state.closed, state.trained
+        groups = list(state.groups.values())
+        return {
+            "dispatch_groups_admitted_total": admitted,
+            "dispatch_groups_trained_total": trained,
+            "dispatch_groups_closed_total": closed,
+            "dispatch_groups_open": len(groups),
+            "dispatch_groups_admissible": admissible(
+                self.pace, state.version.number, admitted, closed, trained
+            ),
+            "dispatch_trajectories_open": sum(len(group.open) for group in groups),
+            "dispatch_trajectories_completed_total": state.completed,
+            "dispatch_trajectories_late_total": state.late,
+            "dispatch_trajectories_again_total": self.counts["again"],
+            "dispatch_orders_in_force": len(state.orders),
+            "dispatch_orders_total": {kind: self.counts[kind] for kind in kinds},
+            "dispatch_rollouts": len(state.rollouts),
+            "dispatch_rollouts_lost_total": self.counts["lost"],
+            "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
+            "dispatch_version_newest": state.version.number,
+        }
+
+    def readers(self) -> list[TopicReader]:
+        return [] if self.inbox is None else self.inbox.readers()
 
     def _release(self, writer: FencedWriter, released: list[Released]) -> None:
         self._append_orders(

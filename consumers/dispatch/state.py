@@ -20,15 +20,20 @@ class Order:
     rollout_term: int
     moves: int
     version: Version
+    at: Address | None = None
+    """Where it lies in `assignments`; None until it is appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Newest partial of a trajectory's newest attempt, and the version of its last token."""
+    """Newest partial of a trajectory's newest attempt, and the version of its last token; `first`
+    is the oldest partial of the trajectory, whatever its attempt.
+    """
 
     attempt: int
     at: Address
     version: Version | None
+    first: Address
 
 
 @dataclass(slots=True)
@@ -83,7 +88,7 @@ class DispatchState:
         self.next_group = max(self.next_group, record.group + 1)
         self.groups[record.group] = OpenGroup(record, set(record.trajectories))
 
-    def apply_assignment(self, record: Assignment) -> None:
+    def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
         """The highest attempt is the order in force; a release ends it only for that attempt."""
         known = self.orders.get(record.trajectory)
         group = self.groups.get(record.group)
@@ -95,7 +100,7 @@ class DispatchState:
             self.orders.pop(record.trajectory, None)
             return
         self.orders[record.trajectory] = Order(
-            record.attempt, record.rollout, record.rollout_term, record.moves, record.version
+            record.attempt, record.rollout, record.rollout_term, record.moves, record.version, at
         )
 
     def apply_partial(
@@ -109,7 +114,7 @@ class DispatchState:
         if opened is None or trajectory not in opened.open:
             return
         if known is None or attempt >= known.attempt:
-            self.chains[trajectory] = Chain(attempt, at, version)
+            self.chains[trajectory] = Chain(attempt, at, version, known.first if known else at)
 
     def apply_completion(self, group: int, trajectory: str) -> None:
         """The first completion ends a trajectory; a second one, or one of a group that is not open,

@@ -3,26 +3,36 @@ it did not.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.trainer.lag import lags_of
+from consumers.trainer.lag import lag_counts, lags_of
 from consumers.trainer.sample import Sample
-from streams.records import Trajectory
+from streams.records import GroupClosed, Trajectory
 
 
 @dataclass(slots=True)
 class StepFigures:
-    """Gathered over one step; `metrics` and `counts` go into its `StepDone`."""
+    """Gathered over one step; `metrics` and `counts` go into its `StepDone`.
+
+    `<figure>/<task>` is that of one task, under the label that its trajectories carry.
+    `equal_rewards` counts groups that teach nothing because all their rewards are the same, trained
+    or filtered.
+    """
 
     rewards: list[float] = field(default_factory=list[float])
+    rewards_by_task: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     lengths: list[int] = field(default_factory=list[int])
     lag_finish: list[int] = field(default_factory=list[int])
     lag_consumed: list[int] = field(default_factory=list[int])
     tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """Groups by how they ended."""
+    lags: Counter[int] = field(default_factory=Counter[int])
+    """Trained tokens by their lag at consumption."""
 
     def taken(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
@@ -31,7 +41,12 @@ class StepFigures:
         trainer's version.
         """
         self.counts.update(counts)
-        self.counts["groups"] += 1
+        self._count("groups", records)
+        rewards = [sample.reward for sample in samples]
+        if np.ptp(rewards) == 0:
+            self._count("equal_rewards", records)
+        self.rewards_by_task.setdefault(records[0].task, []).extend(rewards)
+        self.outcomes["trained"] += 1
         self.counts["trained"] += len(samples)
         for sample in samples:
             self.rewards.append(sample.reward)
@@ -45,17 +60,33 @@ class StepFigures:
     def consumed(self, samples: Sequence[Sample], version: int) -> None:
         """Samples handed to the learner: lag at consumption, token by token, of what is trained."""
         for sample in samples:
+            self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
             self.lag_consumed += [int(lags.min()), int(lags.max())]
 
-    def closed(self, ending: str, counts: Mapping[str, int]) -> None:
-        """A group that ended untrained."""
+    def closed(
+        self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
+    ) -> None:
+        """A group that ended untrained, with what had arrived of it."""
         self.counts.update(counts)
-        self.counts[ending] += 1
+        self._count(ending, records)
+        if ending == "filtered":
+            self._count("equal_rewards", records)
+        self.outcomes[ending] += 1
+
+    def recall(self, closed: Iterable[GroupClosed], step: int) -> None:
+        """Groups that a trainer which died in the middle of this step had closed."""
+        for group in closed:
+            if group.step == step:
+                self.closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
         """Figures of a step that trained at least one sample."""
-        return {
+        by_task = {
+            f"reward_mean/{task}": float(np.mean(rewards))
+            for task, rewards in sorted(self.rewards_by_task.items())
+        }
+        return by_task | {
             "reward_mean": float(np.mean(self.rewards)),
             "accuracy": float(np.mean(np.array(self.rewards) >= 1)),
             "length_median": float(np.median(self.lengths)),
@@ -66,3 +97,9 @@ class StepFigures:
             "lag_consumed_max": float(np.max(self.lag_consumed)),
             "tokens_trained": float(self.tokens),
         }
+
+    def _count(self, name: str, records: Sequence[Trajectory]) -> None:
+        """Of a group, in all and by its task, which is unknown where nothing had arrived."""
+        self.counts[name] += 1
+        if records:
+            self.counts[f"{name}/{records[0].task}"] += 1

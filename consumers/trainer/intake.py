@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from consumers.trainer.annotated import REWARD, is_noted
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, read_at
 from streams.records import (
@@ -52,21 +53,22 @@ class OpenGroup:
     admitted: Admitted
     at: Address
     since_s: float
+    names: tuple[str, ...] = (REWARD,)
+    """Annotations that each living trajectory must have."""
     arrived: dict[str, Arrived] = field(default_factory=dict[str, Arrived])
     noted: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
 
-    def is_complete(self, names: Iterable[str] = ()) -> bool:
-        """All trajectories are here, each living one with a reward and all annotations named."""
-        return len(self.arrived) == len(self.admitted.trajectories) and all(
-            self.is_scored(a, names) for a in self.arrived.values()
-        )
+    def is_finished(self) -> bool:
+        """All trajectories are here."""
+        return len(self.arrived) == len(self.admitted.trajectories)
 
-    def is_scored(self, arrived: Arrived, names: Iterable[str] = ()) -> bool:
-        record = arrived.record
-        if record.finish == "dead":
-            return True
-        needed = (*names, "reward") if record.reward is None else tuple(names)
-        return all((record.trajectory, name) in self.noted for name in needed)
+    def is_complete(self) -> bool:
+        """All trajectories are here, and of each living one all that is needed is known, or known
+        never to come.
+        """
+        return self.is_finished() and all(
+            is_noted(a.record, self.names, self.noted.keys()) for a in self.arrived.values()
+        )
 
     def is_overdue(self, now_s: float) -> bool:
         """Its deadline passed, counted from the later of its admission and this trainer's start
@@ -85,12 +87,15 @@ class Intake:
         bus: Bus,
         positions: Mapping[str, Mapping[int, Position]],
         monotonic: Callable[[], float],
+        names: Iterable[str] = (REWARD,),
     ) -> None:
-        self._bus, self._monotonic = bus, monotonic
+        self._bus, self._monotonic, self._names = bus, monotonic, tuple(names)
         self._readers = {t: TopicReader(bus, t, positions[t]) for t in self.TOPICS}
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, OpenGroup] = {}
         self.counts: Counter[str] = Counter()
+        self.noted_s = 0.0
+        """When the last annotation of an open group was read."""
 
     def read(self, wait_s: float = 0.0) -> int:
         """Take in what is new, in the order that invariant 2 needs; returns how many records that
@@ -112,6 +117,9 @@ class Intake:
         if ended is None:
             self._ended.add(group)
         return ended
+
+    def readers(self) -> list[TopicReader]:
+        return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
         """Where each reader would go on."""
@@ -135,28 +143,34 @@ class Intake:
         if record.group in self._ended:
             self._ended.discard(record.group)
             return
-        self.open.setdefault(record.group, OpenGroup(record, at, now_s))
+        self.open.setdefault(record.group, OpenGroup(record, at, now_s, self._names))
 
     def _arrive(self, received: Received) -> None:
         record = received.record
         if not isinstance(record, Trajectory | Annotation):
             return
         group = self.open.get(record.group)
-        if group is None:
+        if group is None or record.trajectory not in group.admitted.trajectories:
             self.counts["late"] += 1
-        elif isinstance(record, Annotation) and not _is_finite(record):
-            self.counts["malformed"] += 1
         elif isinstance(record, Annotation):
-            key = (record.trajectory, record.name)
-            used = AnnotationUsed(*key, received.address, received.hash)
-            group.noted.setdefault(key, Noted(used, record))
+            self._note(group, record, received)
         elif record.trajectory in group.arrived:
             self.counts["duplicate"] += 1
-        elif record.trajectory in group.admitted.trajectories:
+        else:
             member = Member(record.trajectory, received.address, received.hash)
             group.arrived[record.trajectory] = Arrived(member, record)
-        else:
-            self.counts["late"] += 1
+
+    def _note(self, group: OpenGroup, record: Annotation, received: Received) -> None:
+        """The first of a (trajectory, name) counts; what the run did not name is others' affair."""
+        if record.name not in self._names:
+            return
+        if not record.reason and not _is_finite(record):
+            self.counts["malformed"] += 1
+            return
+        key = (record.trajectory, record.name)
+        used = AnnotationUsed(*key, received.address, received.hash)
+        group.noted.setdefault(key, Noted(used, record))
+        self.noted_s = self._monotonic()
 
 
 def _is_finite(record: Annotation) -> bool:
@@ -180,13 +194,17 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
     return arrived
 
 
-def fetch_annotations(bus: Bus, used: Iterable[AnnotationUsed]) -> dict[tuple[str, str], float]:
-    """The recorded annotations that a take names: (trajectory, name) → first value."""
-    values: dict[tuple[str, str], float] = {}
+def fetch_annotations(
+    bus: Bus, used: Iterable[AnnotationUsed]
+) -> dict[tuple[str, str], Annotation]:
+    """The recorded annotations that a take names, by (trajectory, name); other bytes at an address
+    are an error.
+    """
+    noted: dict[tuple[str, str], Annotation] = {}
     for note in used:
         received = read_at(bus, "annotations", note.at)
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
             raise ValueError(f"annotations {note.at} is not what the ledger recorded")
-        values[(note.trajectory, note.name)] = float(record.values[0])
-    return values
+        noted[(note.trajectory, note.name)] = record
+    return noted

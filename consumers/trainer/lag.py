@@ -40,6 +40,16 @@ def is_dropped(sample: Sample, version: int, max_lag: int | None) -> bool:
     return max_lag is not None and bool((lags_of(sample, version) > max_lag).any())
 
 
+def lag_counts(sample: Sample, version: int) -> dict[int, int]:
+    """Trained tokens of one sample by their lag, span by span."""
+    counts: dict[int, int] = {}
+    for span in sample.spans:
+        lag = version - span.version.number
+        trained = int(np.count_nonzero(sample.mask[span.start : span.end]))
+        counts[lag] = counts.get(lag, 0) + trained
+    return counts
+
+
 def lag_histogram(samples: Iterable[Sample], version: int) -> dict[int, int]:
     """Trained tokens by their lag, smallest lag first. With the version known at finish it is the
     lag at finish.

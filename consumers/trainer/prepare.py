@@ -1,7 +1,8 @@
 """From a group's completions to what may be trained of it. Pure: live training and replay call the
 same function.
 
-Dead members are left out; the advantage is relative to all living members. What is above `max_lag`
+Dead members are left out, and living ones that lack what the configuration names; the advantage is
+relative to all others. What is above `max_lag`
 at this version is masked token by token under in-flight policies, and the whole trajectory dropped
 under `keep_version` (invariant 5); both are counted.
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.advantages import advantages
+from consumers.trainer.annotated import Notes, Scored, names_needed, scored
 from consumers.trainer.lag import is_dropped, mask_by_lag
 from consumers.trainer.sample import Sample, sample_of
 from streams.errors import DecodeError
@@ -29,6 +31,10 @@ class Rule:
     filter_equal_rewards: bool
     max_lag: int | None
     keep_version: bool
+    names: tuple[str, ...]
+    """What a sample must have …"""
+    terms: Mapping[str, float]
+    """… and what of it, times which weight, is its reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +57,31 @@ def rule_of(settings: TrainerSettings, max_lag: int | None, keep_version: bool) 
         settings.filter_equal_rewards,
         max_lag,
         keep_version,
+        names_needed(settings),
+        settings.reward_terms,
     )
 
 
 def prepare(
     group: int,
     records: Sequence[Trajectory],
-    rewards: Mapping[str, float],
+    noted: Notes,
     rule: Rule,
     version: int,
 ) -> Prepared:
-    """What of the group is trained from `version`; `rewards` has one for each living member."""
-    whole, reasons = _living(records, rewards)
-    dead = len(records) - len(whole)
+    """What of the group is trained from `version`, by the annotations that are `noted`."""
+    found = scored(records, noted, rule.names, rule.terms)
+    whole, reasons = _living(records, found)
+    unscored = len(found.lacking)
+    left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
     if len(whole) < rule.survivors_min:
         detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
-        return Prepared(group, (), "dead", detail, {"dead": dead})
+        return Prepared(group, (), "dead", detail, left_out)
     values = np.array([sample.reward for sample in whole], np.float64)
     if rule.filter_equal_rewards and np.ptp(values) == 0:
-        return Prepared(group, (), "filtered", f"all rewards are {values[0]:g}", {"dead": dead})
+        return Prepared(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     samples: list[Sample] = []
-    counts = {"dead": dead, "masked_tokens": 0, "dropped": 0}
+    counts = {**left_out, "masked_tokens": 0, "dropped": 0}
     for one, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
         sample = _within_lag(replace(one, advantage=float(advantage)), rule, version)
         if sample is None:
@@ -84,11 +94,9 @@ def prepare(
     return Prepared(group, tuple(samples), "", "", counts)
 
 
-def _living(
-    records: Sequence[Trajectory], rewards: Mapping[str, float]
-) -> tuple[list[Sample], list[str]]:
-    """Samples of what lived, and why the others did not; a record whose parts do not fit is dead
-    too.
+def _living(records: Sequence[Trajectory], found: Scored) -> tuple[list[Sample], list[str]]:
+    """Samples of what lived and is scored, and why the others are not among them; a record whose
+    parts do not fit is dead too.
     """
     living: list[Sample] = []
     reasons: list[str] = []
@@ -96,8 +104,11 @@ def _living(
         if record.finish == "dead":
             reasons.append(record.reason)
             continue
+        if record.trajectory in found.lacking:
+            reasons.append(found.lacking[record.trajectory])
+            continue
         try:
-            living.append(sample_of(record, 0.0, rewards[record.trajectory]))
+            living.append(sample_of(record, 0.0, found.rewards[record.trajectory]))
         except DecodeError as error:
             reasons.append(str(error))
     return living, reasons

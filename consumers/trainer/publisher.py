@@ -5,7 +5,8 @@ The trainer hands over a snapshot and goes on; a slow store delays versions, not
 `QUEUE_MAX` snapshots wait. Order for each step (DESIGN.md, Trainer 5–7):
 1. the version's objects, manifest last; 2. `latest.json` swapped: it is believed; 3. announced; 4.
   `StepDone`;
-5. the checkpoint if one is due; 6. what retention no longer needs goes. A crash between any two
+5. the checkpoint if one is due; 6. what nothing needs any more goes: old checkpoints, records,
+  versions. A crash between any two
   leaves a prefix of this order, and a restarted trainer repeats the step up to the same bytes.
 """
 
@@ -20,7 +21,10 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.ledger import Ledger
+from consumers.trainer.step_lines import step_line
+from consumers.trainer.totals import Totals
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import (
     delete_checkpoints,
@@ -48,6 +52,10 @@ class Snapshot:
     checkpoint: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] | None
     recorded: bool
     """An equal `StepDone` is in the ledger already (a repeated step)."""
+    lags: Mapping[int, int]
+    """Trained tokens by their lag at consumption."""
+    outcomes: Mapping[str, int]
+    """Groups by how they ended."""
 
 
 class Publisher:
@@ -62,14 +70,27 @@ class Publisher:
         ledger: Ledger,
         metrics: MetricsFile,
         checkpoints_kept: int,
+        forgetting: Forgetting | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._versions, self._ledger = store, versions, ledger
         self._metrics, self._kept, self._clock = metrics, checkpoints_kept, clock
+        self._forgetting = forgetting
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
+        self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """Number of the believed version, 0 before the first."""
+        highest = self._versions.highest
+        return 0 if highest is None else highest.number
+
+    def waiting(self) -> int:
+        """Steps that were handed over and not begun."""
+        return self._queue.qsize()
 
     def submit(self, snapshot: Snapshot) -> None:
         """Hand over a step; waits only while `QUEUE_MAX` earlier ones are not published."""
@@ -110,11 +131,19 @@ class Publisher:
         if not snapshot.recorded:
             self._ledger.append([done])  # 4
             seconds = time.perf_counter() - started
-            values = {**done.metrics, **done.counts, "publish_s": seconds}
-            self._metrics.append({"step": done.step, "time_s": done.time_s, **values})
+            self._metrics.append(step_line(done, seconds))
+            self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
+        else:
+            self.totals.repeated += 1
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
-            unwanted = plan_checkpoints(stored_checkpoints(self._store), self._kept)
-            delete_checkpoints(self._store, unwanted)
+            self._clear()
         self._versions.retain()  # 6
+
+    def _clear(self) -> None:
+        stored = stored_checkpoints(self._store)
+        unwanted = plan_checkpoints(stored, self._kept)
+        delete_checkpoints(self._store, unwanted)  # 6
+        if self._forgetting is not None:
+            self._forgetting.run(s.id for s in stored if s.whole and s.id not in unwanted)

@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 from consumers.settings import TrainerSettings
 from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
 from consumers.trainer.choice import load_choice
+from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.intake import Intake
 from consumers.trainer.learner import Learner
 from consumers.trainer.ledger import Ledger, Recorded
+from consumers.trainer.patience import Patience
 from consumers.trainer.pins import HeldVersions
 from consumers.trainer.prepare import Rule
 from consumers.trainer.publisher import Publisher
@@ -67,6 +69,10 @@ class Plan:
     rule: Rule
     weights: WeightsSettings
     checkpoints: CheckpointSettings
+    truncate: bool = False
+    """Forget records that nothing needs any more …"""
+    archived: tuple[str, ...] = ()
+    """… once they are archived, in these topics."""
 
 
 def build_trainer(
@@ -94,7 +100,7 @@ def build_trainer(
     ledger = Ledger(bus, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 3
     positions = _begin_positions(bus) if state is None else state.intake_positions()
-    intake = Intake(bus, positions, monotonic)
+    intake = Intake(bus, positions, monotonic, plan.rule.names)
     if state is None:
         state = _start(store, versions, learner, intake, provenance, plan)
     restore_intake(intake, state)  # 4
@@ -107,8 +113,10 @@ def build_trainer(
         max(0, recorded.steps() - state.step),
     )
     choose = load_choice(plan.trainer.choose)
-    takes = Takes(bus, plan.trainer, plan.rule, choose, intake, ledger, learner)
-    publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep)
+    patience = Patience(plan.rule.names)
+    takes = Takes(bus, plan.trainer, plan.rule, choose, intake, ledger, learner, patience)
+    forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
+    publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep, forgetting)
     return Trainer(
         takes,
         publisher,

@@ -18,6 +18,8 @@ from consumers.trainer.ledger import Recorded
 from consumers.trainer.progress import Progress, groups_of_update
 from consumers.trainer.publisher import Publisher, Snapshot
 from consumers.trainer.takes import Takes
+from streams.figures import Figures
+from streams.reader import TopicReader
 from streams.records import StepDone, Version
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Trainer:
     def _step(self, step: int, stop: threading.Event) -> bool:
         """One step; False when it was stopped before its end (its takes are repeated then)."""
         started, figures = self.monotonic(), StepFigures()
+        figures.recall(self.recorded.closed, step)
         metrics: dict[str, float] = {}
         settings, learner = self.takes.settings, self.takes.learner
         waited, busy_s = 0.0, learner.busy_s
@@ -114,8 +117,38 @@ class Trainer:
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
             checkpoint = (learner.state(), self._state(step))
-        snapshot = Snapshot(done, learner.snapshot(self.dtype), checkpoint, is_known)
+        snapshot = Snapshot(
+            done,
+            learner.snapshot(self.dtype),
+            checkpoint,
+            is_known,
+            dict(figures.lags),
+            dict(figures.outcomes),
+        )
         self.publisher.submit(snapshot)
+
+    def figures(self) -> Figures:
+        """Of this term; steps and what they trained count once their `StepDone` is in the ledger,
+        repeated ones do not.
+        """
+        intake, now = self.takes.intake, self.monotonic()
+        groups = list(intake.open.values())
+        return {
+            "trainer_step": self.step,
+            "trainer_steps_wanted": self.takes.settings.steps,
+            "trainer_groups_open": len(groups),
+            "trainer_groups_complete": sum(group.is_finished() for group in groups),
+            "trainer_oldest_group_age_seconds": max((now - g.since_s for g in groups), default=0.0),
+            "trainer_completions_total": {
+                kind: intake.counts[kind] for kind in ("late", "duplicate", "malformed")
+            },
+            "trainer_version_published": self.publisher.version,
+            "trainer_publish_waiting": self.publisher.waiting(),
+            **self.publisher.totals.figures(),
+        }
+
+    def readers(self) -> list[TopicReader]:
+        return self.takes.intake.readers()
 
     def _state(self, step: int) -> dict[str, object]:
         takes = self.takes

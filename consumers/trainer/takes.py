@@ -5,7 +5,8 @@ Both ways go through `prepare` and `Progress`, so a step that was begun by a dea
 finished by its successor on the same samples, and a sample can be used once only (invariant 2).
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from consumers.settings import TrainerSettings
@@ -15,11 +16,14 @@ from consumers.trainer.intake import Arrived, Intake, OpenGroup, fetch_annotatio
 from consumers.trainer.learner import Learner
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.packing import pack
+from consumers.trainer.patience import Patience
 from consumers.trainer.prepare import Prepared, Rule, prepare
 from consumers.trainer.progress import Progress, worth_taking
 from consumers.trainer.sample import Sample
 from streams.bus import Bus
 from streams.records import AnnotationUsed, GroupClosed, GroupMembers, Member, Take
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Takes:
     intake: Intake
     ledger: Ledger
     learner: Learner
+    patience: Patience
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
     _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
@@ -59,9 +64,8 @@ class Takes:
         noted = fetch_annotations(self.bus, take.annotations)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
-            rewards = rewards_of(arrived, noted)
             records = [a.record for a in arrived]
-            prepared = prepare(group.group, records, rewards, self.rule, progress.version)
+            prepared = prepare(group.group, records, noted, self.rule, progress.version)
             self._take_group(Ready(tuple(arrived), take.annotations, prepared), progress, figures)
         self._train([member.trajectory for member in take.members], progress)
 
@@ -85,21 +89,21 @@ class Takes:
         """Groups that may be taken; those that end untrained are closed in the ledger here."""
         ready: dict[int, Ready] = {}
         closed: list[GroupClosed] = []
+        waiting = 0
         for number, group in list(self.intake.open.items()):
-            overdue = group.is_overdue(now_s)
-            if not overdue and not group.is_complete():
+            if not group.is_complete() and not group.is_overdue(now_s):
+                waiting += group.is_finished()
                 continue
             found = self._prepare_once(number, group, progress.version)
             if not found.prepared.ending:
                 ready[number] = found
                 continue
-            ending = found.prepared.ending
-            if overdue and len(found.arrived) < len(group.admitted.trajectories):
-                ending = "expired"
-            closed.append(GroupClosed(number, ending, found.prepared.detail, progress.step))
-            figures.closed(ending, found.prepared.counts)
+            closed.append(_closed(number, group, found.prepared, progress.step))
+            records = [a.record for a in found.arrived]
+            figures.closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
+        self.patience.look(waiting, self.intake.noted_s, now_s)
         return ready
 
     def _prepare_once(self, number: int, group: OpenGroup, version: int) -> Ready:
@@ -111,14 +115,12 @@ class Takes:
         return self._prepared[number]
 
     def _prepare_open(self, group: OpenGroup, version: int) -> Ready:
-        arrived = [a for a in group.arrived.values() if group.is_scored(a)]
-        noted = {key: note.record for key, note in group.noted.items()}
-        values = {key: float(record.values[0]) for key, record in noted.items()}
-        rewards = rewards_of(arrived, values)
+        arrived = tuple(group.arrived.values())
+        noted = {key: note for key, note in group.noted.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
-        prepared = prepare(group.admitted.group, records, rewards, self.rule, version)
-        used = tuple(note.used for note in group.noted.values())
-        return Ready(tuple(arrived), used, prepared)
+        notes = {key: note.record for key, note in noted.items()}
+        prepared = prepare(group.admitted.group, records, notes, self.rule, version)
+        return Ready(arrived, tuple(note.used for note in noted.values()), prepared)
 
     def _take_group(self, ready: Ready, progress: Progress, figures: StepFigures) -> None:
         samples = ready.prepared.samples
@@ -159,17 +161,16 @@ class Takes:
             self._members.pop(trajectory)
 
 
-def rewards_of(
-    arrived: Sequence[Arrived], noted: Mapping[tuple[str, str], float]
-) -> dict[str, float]:
-    """Reward of each living completion, from its record or from the annotation that brought it."""
-    rewards: dict[str, float] = {}
-    for record in (a.record for a in arrived if a.record.finish != "dead"):
-        late = noted.get((record.trajectory, "reward"))
-        reward = record.reward if late is None else late
-        assert reward is not None, f"{record.trajectory} is not scored yet"
-        rewards[record.trajectory] = reward
-    return rewards
+def _closed(number: int, group: OpenGroup, prepared: Prepared, step: int) -> GroupClosed:
+    """How the ledger says that a group ends untrained."""
+    assert prepared.ending, f"group {number} is to be trained"
+    if group.is_complete():
+        return GroupClosed(number, prepared.ending, prepared.detail, step)
+    admitted = group.admitted
+    finished = f"{len(group.arrived)} of {len(admitted.trajectories)} finished"
+    detail = f"deadline of {admitted.deadline_s:g} s passed, {finished}; {prepared.detail}"
+    log.warning("group %d expired: %s", number, detail)
+    return GroupClosed(number, "expired", detail, step)
 
 
 def _candidate(ready: Ready) -> Candidate:

@@ -161,6 +161,7 @@ class Growing:
             environment=self.environment,
             moves=order.moves,
             wave=order.wave,
+            reference=order.reference,
         )
 
 

@@ -1,7 +1,9 @@
 """What happens to a turn that ended: the environment answers it, or the whole answer is judged.
 
 Both are the task's own code and run in the reward pool; whatever it does there ends as a reply, a
-reward or a death with a reason, one per trajectory (invariant 1).
+reward or a death with a reason, one per attempt at a trajectory (invariant 1). An outcome is that
+of the attempt that asked: one of an earlier attempt, given up meanwhile, finds nobody. With late
+rewards nothing is judged here; the answer is published as it is, and a scorer brings its reward.
 """
 
 import time
@@ -18,6 +20,8 @@ from streams.records import Tokens, Trajectory, Version
 
 Finish = Literal["stop", "length"]
 
+_ATTEMPT = "#"
+
 
 @dataclass(frozen=True, slots=True)
 class Continued:
@@ -32,7 +36,7 @@ class Continued:
 @dataclass(slots=True)
 class Judging:
     """Trajectories between a turn's end and what follows from it. With `dialogue` the task has an
-    environment.
+    environment; with `late` rewards come from a scorer.
     """
 
     rewards: RewardPool
@@ -40,43 +44,51 @@ class Judging:
     term: int
     newest: Callable[[], Version]
     clock: Callable[[], float] = time.time
+    late: bool = False
     _judged: dict[str, tuple[Growing, Finish]] = field(
         default_factory=dict[str, tuple[Growing, Finish]]
     )
     _asked: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    _unjudged: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
     def __len__(self) -> int:
-        return len(self._judged) + len(self._asked)
+        return len(self._judged) + len(self._asked) + len(self._unjudged)
 
     def has(self, trajectory: str) -> bool:
         """Its turn is over and nothing is decided yet: a partial now would be resumed
         past its end.
         """
-        return trajectory in self._asked or trajectory in self._judged
+        return any(trajectory in by for by in (self._asked, self._judged, self._unjudged))
 
     def ended(self, growing: Growing, finish: Finish) -> None:
         """A turn ended. Only a `stop` is a turn that an environment answers."""
+        self.forget(growing.order.trajectory)  # an earlier attempt, if there was one
         if self.dialogue and finish == "stop":
             self._asked[growing.order.trajectory] = growing
             reference, turns = growing.order.reference, turns_of(*growing.content())
-            state = growing.environment
-            self.rewards.submit_turn(growing.order.trajectory, reference, state, turns)
+            self.rewards.submit_turn(_key(growing), reference, growing.environment, turns)
         else:
             self._judge(growing, finish)
 
     def forget(self, trajectory: str) -> None:
-        """It was released; its verdict will find nobody."""
-        self._judged.pop(trajectory, None)
-        self._asked.pop(trajectory, None)
+        """It was released, or is ordered anew; a verdict on what was will find nobody."""
+        for by in (self._judged, self._asked, self._unjudged):
+            by.pop(trajectory, None)
 
     def poll(self) -> list[Trajectory | Continued]:
         """What was decided since the last call: finished trajectories, and those that go on."""
         decided: list[Trajectory | Continued] = []
-        for trajectory, outcome in self.rewards.poll():
-            if trajectory in self._asked:
-                decided += self._answered(self._asked.pop(trajectory), outcome)
-            elif trajectory in self._judged:
-                decided.append(self._finished(*self._judged.pop(trajectory), outcome))
+        for key, outcome in self.rewards.poll():
+            trajectory = key.rpartition(_ATTEMPT)[0]
+            asked, judged = self._asked.get(trajectory), self._judged.get(trajectory)
+            if asked is not None and key == _key(asked):
+                del self._asked[trajectory]
+                decided += self._answered(asked, outcome)
+            elif judged is not None and key == _key(judged[0]):
+                del self._judged[trajectory]
+                decided.append(self._finished(*judged, outcome))
+        decided += self._unjudged.values()
+        self._unjudged.clear()
         return decided
 
     def died(self, growing: Growing, reason: str) -> Trajectory:
@@ -84,9 +96,14 @@ class Judging:
         return growing.finished(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def _judge(self, growing: Growing, finish: Finish) -> None:
-        self._judged[growing.order.trajectory] = (growing, finish)
+        trajectory = growing.order.trajectory
+        if self.late:
+            record = growing.finished(self.term, finish, self.clock(), self.newest())
+            self._unjudged[trajectory] = record
+            return
+        self._judged[trajectory] = (growing, finish)
         turns = turns_of(*growing.content())
-        self.rewards.submit(growing.order.trajectory, growing.order.reference, turns)
+        self.rewards.submit(_key(growing), growing.order.reference, turns)
 
     def _answered(self, growing: Growing, outcome: Verdict | Reply) -> list[Trajectory | Continued]:
         if isinstance(outcome, Verdict):
@@ -107,3 +124,8 @@ class Judging:
         return growing.finished(
             self.term, finish, self.clock(), self.newest(), outcome.reward, scores
         )
+
+
+def _key(growing: Growing) -> str:
+    """What the pool knows an attempt by."""
+    return f"{growing.order.trajectory}{_ATTEMPT}{growing.order.attempt}"

@@ -5,12 +5,16 @@ A rollout obeys only orders of its own name and term: after a restart it takes n
 without a new attempt from dispatch, because its new term is in no old order.
 """
 
+import logging
 from collections import deque
 
 from streams.bus import Bus
-from streams.reader import TopicReader
-from streams.records import Assignment, Position
+from streams.errors import PositionLost
+from streams.reader import Received, TopicReader, from_begin
+from streams.records import Assignment
 from streams.topics import partition_of
+
+log = logging.getLogger(__name__)
 
 
 class Orders:
@@ -23,14 +27,17 @@ class Orders:
         """
         self._rollout, self._term = rollout, term
         partition = partition_of(rollout.encode(), bus.partitions("assignments"))
-        begin = bus.begin("assignments")[partition]
-        self._reader = TopicReader(bus, "assignments", {partition: Position(begin)})
+        self._bus, self._partition = bus, partition
+        self._reader = self._from_begin()
         self.waiting: deque[Assignment] = deque()
+
+    def readers(self) -> list[TopicReader]:
+        return [self._reader]
 
     def read(self) -> list[Assignment]:
         """Queue what came; returns the releases."""
         released: list[Assignment] = []
-        for received in self._reader.poll(0.0):
+        for received in self._poll():
             record = received.record
             if not isinstance(record, Assignment):
                 continue
@@ -42,6 +49,21 @@ class Orders:
             else:
                 self.waiting.append(record)
         return released
+
+    def _poll(self) -> list[Received]:
+        """Orders truncated before they were read are of trajectories that have ended: dispatch
+        keeps those of open ones (invariant 11).
+        """
+        try:
+            return self._reader.poll(0.0)
+        except PositionLost as lost:
+            log.info("orders of ended trajectories were truncated unread: %s", lost)
+            self._reader = self._from_begin()
+            return self._reader.poll(0.0)
+
+    def _from_begin(self) -> TopicReader:
+        begin = from_begin(self._bus, "assignments")[self._partition]
+        return TopicReader(self._bus, "assignments", {self._partition: begin})
 
     def _drop(self, trajectory: str) -> None:
         if any(order.trajectory == trajectory for order in self.waiting):

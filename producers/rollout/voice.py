@@ -5,8 +5,9 @@ know whether a dying predecessor managed to publish.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from producers.engines.base import EngineStats
 from producers.rollout.growing import Growing
@@ -14,6 +15,7 @@ from producers.rollout.pulse import Health, Pulse
 from producers.rollout.weights import Fetched
 from producers.settings import RolloutSettings
 from streams.bus import Bus
+from streams.figures import SECONDS, Tally
 from streams.records import Applied, Partial, RolloutStatus, Trajectory, Version
 from streams.writer import publish, publish_all
 
@@ -38,10 +40,14 @@ class Voice:
     settings: RolloutSettings
     pulse: Pulse
     clock: Callable[[], float] = time.time
+    said: RolloutStatus | None = None
+    finishes: Counter[str] = field(default_factory=Counter[str])
+    apply_s: Tally = field(default_factory=lambda: Tally(SECONDS))
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
             publish_all(self.bus, "trajectories", [(str(t.group), t) for t in done])
+            self.finishes.update(t.finish for t in done)
 
     def partials(self, growing: Sequence[Growing], everything: bool = False) -> None:
         """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""
@@ -67,6 +73,7 @@ class Voice:
             time_s=self.clock(),
         )
         publish(self.bus, "applied", self.name, record)
+        self.apply_s.add(seconds)
 
     def status(self, condition: Condition, stats: EngineStats) -> None:
         """Heartbeat and load."""
@@ -90,6 +97,7 @@ class Voice:
             busy_s=stats.busy_s,
         )
         publish(self.bus, "status", f"{self.name}/{self.term}", record)
+        self.said = record
 
     def _is_due(self, growing: Growing, now_s: float) -> bool:
         gained = growing.length - growing.flushed

@@ -16,6 +16,7 @@ from storage.fetch import fetch
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import CorruptObject, ObjectMissing
+from streams.figures import SECONDS, Tally
 from streams.reader import TopicReader, from_begin
 from streams.records import Version, WeightsAnnounced
 
@@ -42,10 +43,15 @@ class WeightsFollower:
         self._thread: threading.Thread | None = None
         self._fetched: Fetched | None = None
         self._failed: BaseException | None = None
+        self.fetched_bytes = 0
+        self.fetch_s = Tally(SECONDS)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
         return self._newest
+
+    def readers(self) -> list[TopicReader]:
+        return [self._reader]
 
     def read(self) -> None:
         """Note what was announced since the last call."""
@@ -81,8 +87,11 @@ class WeightsFollower:
         replaces it.
         """
         for attempt in range(FETCH_TRIES):
+            started = time.monotonic()
             try:
                 _, tensors = fetch(self._store, announced.version, announced.manifest_hash)
+                self.fetch_s.add(time.monotonic() - started)
+                self.fetched_bytes += announced.bytes
                 self._fetched = Fetched(announced, tensors)
                 return
             except (ObjectMissing, CorruptObject) as error:

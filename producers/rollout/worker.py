@@ -15,11 +15,14 @@ from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.rollout.orders import Orders
 from producers.rollout.pulse import Health
+from producers.rollout.tell import tell
 from producers.rollout.update import Load, is_draining, may_draw, quota_left, wants_update
 from producers.rollout.voice import Condition, Voice
 from producers.rollout.weights import WeightsFollower
 from producers.settings import RolloutSettings
 from streams.errors import DecodeError, EngineRefused, PositionLost
+from streams.figures import Figures
+from streams.reader import TopicReader
 from streams.records import Assignment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -100,8 +103,9 @@ class Rollout:
             self.drawn += is_new
 
     def _start(self, order: Assignment) -> None:
+        self.judging.forget(order.trajectory)  # an earlier attempt that dispatch gave up on
         if self.growing.pop(order.trajectory, None) is not None:
-            self.engine.abort(order.trajectory)  # an earlier attempt that dispatch gave up on
+            self.engine.abort(order.trajectory)
         growing = Growing.begin(order, None, self.clock())
         exact = self.settings.on_update == "keep_version" and order.kind == "resume"
         fits = not exact or order.version == self.engine.version
@@ -186,6 +190,14 @@ class Rollout:
             busy=len(self.growing),
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
+
+    def figures(self) -> Figures:
+        started = [growing.started_s for growing in list(self.growing.values())]
+        oldest_s = self.clock() - min(started) if started else 0.0
+        return tell(self.voice, self.follower, len(self.judging), oldest_s)
+
+    def readers(self) -> list[TopicReader]:
+        return [*self.orders.readers(), *self.follower.readers()]
 
     def health(self) -> Health:
         load = self.load()

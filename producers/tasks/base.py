@@ -26,11 +26,17 @@ Turns = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One question; `reference` is the task's own JSON, which `judge` gets back as it is."""
+    """One question; `reference` is the task's own JSON, which `judge` gets back as it is.
+
+    `task` is the label of the part of a mixture that asks, "" where there is one task; `stop` are
+    the tokens that end a turn of its answer, None for those of the task.
+    """
 
     tokens: tuple[int, ...]
     reference: str
     epoch: int = 0
+    task: str = ""
+    stop: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

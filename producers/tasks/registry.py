@@ -1,66 +1,104 @@
-"""Finds a task by its registered name, or by `module:attribute` for one's own.
+"""Builds the task of a run: by its registered name, or by `module:attribute` for one's own.
 
-A mistake is a ConfigurationError that names what was found instead; nothing is guessed.
+A builder takes the task's options as keyword arguments; one that has a parameter `text` is given
+the run's tokenizer and chat template (`text.py`) there. A mistake is a ConfigurationError that
+names what was found instead; nothing is guessed.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from producers.tasks.base import Task
+from producers.tasks.described import Described, Option, PartDescribed
+from producers.tasks.importing import find_callable, nearest
+from producers.tasks.mixture import Part, mix
+from producers.tasks.text import Text
+from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
 TASKS = {
+    "dataset": "producers.tasks.dataset:Dataset",
+    "reasoning_gym": "producers.tasks.gym:Gym",
     "remainder": "producers.tasks.remainder:Remainder",
     "scripted": "producers.tasks.scripted:Scripted",
 }
 """Registered name → where the task is built; imported when asked for."""
+MIXTURE = "mixture"
 
 _PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
-Option = int | float | bool | str
+
+def load_task(settings: Described, prompt_tokens_max: int | None = None) -> Task:
+    """The task that the settings describe.
+
+    `settings.tokenizer` is where the words of a task of text come from; None is the built-in
+    byte-level tokenizer. A prompt longer than `prompt_tokens_max` is refused or passed over by the
+    task, never given.
+    """
+    folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
+    tokenizer = TextTokenizer(folder)
+    text = Text(tokenizer, settings.template, settings.system, prompt_tokens_max)
+    if settings.name != MIXTURE:
+        return _build(settings.name, settings.options, text, "task")
+    return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])
 
 
-def load_task(name: str, options: Mapping[str, Option]) -> Task:
-    """The task called `name`, built with its options as keyword arguments."""
-    build = _builder(name)
+def _part(settings: PartDescribed, text: Text, place: int) -> Part:
+    where = f"task.parts[{place}]"
+    if settings.name == MIXTURE:
+        raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")
+    task = _build(settings.name, settings.options, text, where)
+    label = settings.label or settings.options.get("dataset") or settings.name.rpartition(":")[2]
+    return Part(str(label), settings.weight, task)
+
+
+def _build(name: str, options: Mapping[str, Option], text: Text, where: str) -> Task:
+    build = _builder(name, where)
+    known = inspect.signature(build).parameters
+    given: dict[str, object] = dict(options)
+    _check_options(f"{where}.options of {name}", given, known)
+    if "text" in known:
+        given["text"] = text
     try:
-        task = build(**options)
+        task = build(**given)
     except TypeError as error:
-        raise ConfigurationError(
-            f"task.options of {name}: {error}; given: {sorted(options)}"
-        ) from error
+        raise ConfigurationError(f"{where}.options of {name}: {error}") from error
     missing = [part for part in _PARTS if not hasattr(task, part)]
     if missing:
         raise ConfigurationError(
-            f"task.name = {name!r} gave a {type(task).__name__} without {', '.join(missing)}; "
+            f"{where}.name = {name!r} gave a {type(task).__name__} without {', '.join(missing)}; "
             "a task has all of producers.tasks.base.Task"
         )
     return cast(Task, task)
 
 
-def _builder(name: str) -> Callable[..., object]:
-    module_name, colon, attribute = TASKS.get(name, name).partition(":")
-    if not colon:
-        near = get_close_matches(name, TASKS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"registered: {', '.join(sorted(TASKS))}."
-        raise ConfigurationError(
-            f"task.name = {name!r} is not registered: {hint} "
-            "One's own is given as `module:attribute`."
-        )
-    try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"task.name = {name!r}: module {module_name!r} cannot be imported ({error}); "
-            "is its folder on PYTHONPATH?"
-        ) from error
-    build = getattr(module, attribute, None)
-    if not callable(build):
-        near = get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigurationError(
-            f"task.name = {name!r}: {module_name} has no callable {attribute!r}{hint}"
-        )
-    return build
+def _check_options(
+    where: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter]
+) -> None:
+    """What the builder's signature says before it is called."""
+    named = {n: p for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named.pop("text", None)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for option in given:
+        if option not in named and not takes_any:
+            has = f"; known: {', '.join(sorted(named)) or 'none'}"
+            raise ConfigurationError(
+                f"{where}: no option {option!r}{nearest(option, named) or has}"
+            )
+    lacking = [n for n, p in named.items() if p.default is p.empty and n not in given]
+    if lacking:
+        raise ConfigurationError(f"{where}: give {', '.join(lacking)}")
+
+
+def _builder(name: str, where: str) -> Callable[..., object]:
+    if ":" in name or name in TASKS:
+        return find_callable(TASKS.get(name, name), f"{where}.name")
+    registered = (*TASKS, MIXTURE)
+    hint = (
+        nearest(name, registered, cutoff=0.4) or f"; registered: {', '.join(sorted(registered))}."
+    )
+    raise ConfigurationError(
+        f"{where}.name = {name!r} is not registered{hint} One's own is given as `module:attribute`."
+    )

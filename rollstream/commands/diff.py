@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollstream.live.table import spark
+from rollstream.live.words import spark
 from rollstream.report.comparison import Comparison, Curve, compare
 from rollstream.report.opening import names_of, open_history, run_folder
 

@@ -6,28 +6,31 @@
 
 import argparse
 import json
+import os
 import sys
+import time
 
 from rich.console import Console
 
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import StopSignals, listen
 from rollstream.config import Configuration
-from rollstream.folder import RunFolder, bus_url
-from rollstream.live.feed import Feed
-from rollstream.live.snapshot import Title
+from rollstream.folder import RunFolder, run_log
+from rollstream.live.look import Onlooker
+from rollstream.live.plan import plan_of
 from rollstream.live.view import LiveView
 from rollstream.lock import RunLock
 from rollstream.main import INTERRUPTED
-from rollstream.report.reading import read_history
+from rollstream.metrics.endpoint import port_of, served
+from rollstream.metrics.watch import Watch
+from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from rollstream.roster import seats_of, warmup_seat
+from rollstream.roster import seats_of, warmup_seat, with_ports
 from rollstream.supervisor import Outcome, Supervisor
 from rollstream.warming import Warming
 from storage.metrics import MetricsFile
 from streams.bus import Bus
-from streams.connect import open_bus
 from streams.topics import catalogue
 
 
@@ -37,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     signals = listen()
     console = Console(stderr=arguments.json)
     lock = RunLock(folder.path)  # 2
-    bus = open_bus(bus_url(configuration, folder.path), sync=configuration.sync)
+    bus = run_log(configuration, folder.path)
     bus.create(catalogue())  # 3
     try:
         seat = warmup_seat(configuration, folder)
@@ -45,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
         if not warming.run(signals):  # 4
             return INTERRUPTED
         outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments.json)
-        _end(folder, bus, outcome, console, arguments.json)  # 6
+        _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()
         lock.close()
@@ -61,19 +64,23 @@ def _supervise(
     lock: RunLock,
     as_json: bool,
 ) -> Outcome:
-    title = Title(configuration.run, configuration.seed, configuration.trainer.steps)
-    seats = seats_of(configuration, folder)
+    now = time.time
+    onlooker = Onlooker(plan_of(configuration), folder.metrics, lambda: bus, now, now())
+    seats = with_ports(seats_of(configuration, folder), port_of(configuration, os.environ))
+    watch = Watch(signals.stop)
     with (
+        served(configuration, folder.path, "supervisor", "supervisor", watch),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
-        LiveView(Feed(bus, folder.metrics), title, console, as_json) as view,
+        LiveView(onlooker, console, as_json) as view,
     ):
         supervisor = Supervisor(seats, folder.logs, lock, events.append)
-        return supervisor.run(signals.stop, signals.hurry, view.show)  # 5
+        watch.offer(supervisor.figures)
+        return supervisor.run(watch.stop, signals.hurry, view.show)  # 5
 
 
-def _end(folder: RunFolder, bus: Bus, outcome: Outcome, console: Console, as_json: bool) -> None:
+def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -> None:
     """The summary and the report; a failure is said last, where it is seen."""
-    history = read_history(bus, folder)
+    history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
     if as_json:

@@ -13,11 +13,14 @@ def main(arguments: argparse.Namespace) -> int:
     end_with_parent()
     configuration, folder = configured(arguments)
     from producers.tasks.registry import load_task
-    from rollstream.warmup import Course, warm_up
+    from rollstream.run_task import prompt_tokens_max
+
+    task = load_task(configuration.task, prompt_tokens_max(configuration))
+    from rollstream.warmup import Course, warm_up  # torch, seconds: after a mistake was told
 
     settings = configuration.warmup
     warm_up(
-        load_task(configuration.task.name, configuration.task.options),
+        task,
         configuration.model,
         configuration.seed,
         RunFolder(folder.path).model,

@@ -14,6 +14,8 @@ ROLES = {
     "dispatch": "admit groups and give their trajectories to rollouts",
     "rollout": "generate trajectories under weights that change underneath",
     "train": "consume trajectories and publish versions",
+    "archive": "write the log as Parquet files into the store, exactly once",
+    "score": "write annotations (late rewards) about finished trajectories",
 }
 """The commands that run one role, and what it does."""
 

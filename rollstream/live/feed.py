@@ -1,59 +1,166 @@
-"""Reading what the live view shows: topics and metrics files, from the beginning and then on.
+"""Bringing a state up to what is in the log and in the metrics files now. It only reads.
 
-It only reads. Finished trajectories are counted by their keys without decoding them.
+The order of reading is what makes counts right: completions are fetched before the admissions and
+the ledger that explain them, and applied after, so none meets a state that is older than itself.
+Of an old run only a tail is read: the ledger's last records, admissions since then, trajectories
+since the oldest open group was admitted.
 """
 
 from pathlib import Path
-from typing import Any
 
-from rollstream.live.state import RunState
-from storage.metrics import read_metrics
+from rollstream.live.groups import oldest
+from rollstream.live.lines import LineTail
+from rollstream.live.state import DeadLetters, RunState, Unarchived
+from rollstream.live.watching import Seen, Watcher, since, tail_of, time_at
 from streams.bus import Bus
-from streams.errors import PositionLost
-from streams.reader import TopicReader, from_begin
+from streams.codec import decode
+from streams.errors import DecodeError, PositionLost
+from streams.records import Dead
 
-TOPICS = ("admissions", "ledger", "status", "weights")
+EXPLAINING = ("prompts", "admissions", "ledger", "weights", "status", "applied")
+EXPLAINED = ("trajectories", "annotations")
+OPENING = ("prompts", "admissions", "ledger")  # their first records are the run's first
+GLANCED = ("assignments", "partials")  # only the age of their newest record is shown
+ARCHIVED = ("trajectories", "annotations", "ledger", "admissions", "applied")
+ARCHIVE_GROUP = "archive"
 RECORDS_MAX = 4096  # of a topic, per look
+TAIL = 20_000  # records of a topic, from which on a state begins: takes of a thousand steps
+TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; most that open groups may need
+SLOW_S = 5.0  # between two looks at what changes slowly
 
 
 class Feed:
-    """`follow` brings a state up to what is in the log and in `metrics/eval.jsonl` now."""
+    """`follow` it often; one look reads at most `RECORDS_MAX` records of a topic, so a view of a
+    large run stays alive while it catches up.
+    """
 
-    def __init__(self, bus: Bus, metrics: Path) -> None:
-        self._bus, self._evaluations = bus, metrics / "eval.jsonl"
-        self._readers = {topic: TopicReader(bus, topic, from_begin(bus, topic)) for topic in TOPICS}
-        self._finished = dict(bus.begin("trajectories"))
-        self._size = -1
+    def __init__(self, bus: Bus, metrics: Path, tail: int = TAIL) -> None:
+        self._bus, self._tail = bus, tail
+        self._evaluations = LineTail(metrics / "eval.jsonl")
+        self._events = LineTail(metrics / "supervisor.jsonl")
+        self._watchers: dict[str, Watcher] = {}
+        self._ends: dict[str, dict[int, int]] = {}
+        self._slow_s = float("-inf")
 
-    def follow(self, state: RunState) -> None:
-        """One look; at most `RECORDS_MAX` records of a topic, so that a view of an old run stays
-        alive while it catches up.
+    def follow(self, state: RunState, now_s: float) -> bool:
+        """One look; True while there is more that was in the log before, so the next look should
+        follow at once.
         """
-        for topic, reader in self._readers.items():
-            try:
-                received = reader.poll(0.0, RECORDS_MAX)
-            except PositionLost:  # truncated or compacted meanwhile: the rest is all that there is
-                self._readers[topic] = TopicReader(self._bus, topic, from_begin(self._bus, topic))
-                continue
-            for one in received:
-                state.apply(one.record)
-        self._count_finished(state)
-        self._read_evaluations(state)
+        if not self._watchers:
+            self._open_explaining(state)
+        elif EXPLAINED[0] not in self._watchers and not self._is_behind():
+            self._open_explained(state)
+        explained = [one for topic in EXPLAINED for one in self._poll(topic)]
+        for topic in EXPLAINING:
+            self._apply(state, self._poll(topic))
+        self._apply(state, explained)
+        for line in self._evaluations.read():
+            state.apply_evaluation(line)
+        for line in self._events.read():
+            state.apply_event(line)
+        self._note_ages(state)
+        if now_s - self._slow_s >= SLOW_S:
+            self._slow_s = now_s
+            self._look_slowly(state)
+        return EXPLAINED[0] not in self._watchers or self._is_behind()
 
-    def _count_finished(self, state: RunState) -> None:
-        try:
-            messages = self._bus.read("trajectories", self._finished, records_max=RECORDS_MAX)
-        except PositionLost:
-            self._finished = dict(self._bus.begin("trajectories"))
-            return
-        for message in messages:
-            self._finished[message.partition] = message.offset + 1
-            if message.key.isdigit():
-                state.apply_finished(int(message.key))
+    def _open_explaining(self, state: RunState) -> None:
+        """The ledger's tail, and of the others what belongs to it."""
+        bus = self._bus
+        positions = {topic: tail_of(bus, topic, self._tail) for topic in EXPLAINING}
+        begin = bus.begin("ledger")
+        state.is_tail = positions["ledger"] != begin or bus.begin("ledger").get(0, 0) > 0
+        if positions["ledger"] != begin:
+            # Later by an eighth: a group that ended before the tail would seem open for ever, and
+            # writers' clocks differ. One that is still open was not admitted so long ago.
+            later = ((p, at + self._tail // 8) for p, at in positions["ledger"].items())
+            start_s = oldest(time_at(bus, "ledger", p, at) for p, at in later)
+            if start_s is not None:
+                positions["admissions"] = since(bus, "admissions", start_s)
+        for topic, at in positions.items():
+            self._watch(topic, at)
 
-    def _read_evaluations(self, state: RunState) -> None:
-        size = self._evaluations.stat().st_size if self._evaluations.exists() else -1
-        if size != self._size:
-            self._size = size
-            lines: list[dict[str, Any]] = read_metrics(self._evaluations)
-            state.apply_evaluations(lines)
+    def _open_explained(self, state: RunState) -> None:
+        """From the admission of the oldest open group on, within bounds."""
+        opened_s = oldest(group.admitted_s for group in state.groups.open.values())
+        for topic in EXPLAINED:
+            fewest = tail_of(self._bus, topic, TRAJECTORIES_MIN)
+            most = tail_of(self._bus, topic, TRAJECTORIES_MAX)
+            wanted = fewest if opened_s is None else since(self._bus, topic, opened_s)
+            self._watch(topic, {p: max(most[p], min(fewest[p], wanted[p])) for p in fewest})
+
+    def _watch(self, topic: str, positions: dict[int, int]) -> None:
+        self._ends[topic] = self._bus.end(topic)
+        self._watchers[topic] = Watcher(self._bus, topic, positions)
+
+    def _poll(self, topic: str) -> list[Seen]:
+        watcher = self._watchers.get(topic)
+        return watcher.poll(RECORDS_MAX) if watcher else []
+
+    def _is_behind(self) -> bool:
+        return any(one.is_behind(self._ends[topic]) for topic, one in self._watchers.items())
+
+    def _apply(self, state: RunState, seen: list[Seen]) -> None:
+        for one in seen:
+            state.apply(one.record, one.time_s)
+
+    def _note_ages(self, state: RunState) -> None:
+        if state.began_s is None:
+            first = ((t, *at) for t in OPENING for at in self._bus.begin(t).items())
+            state.began_s = oldest(time_at(self._bus, *at) for at in first)
+        for topic, watcher in self._watchers.items():
+            if watcher.newest_s is not None:
+                state.newest_s[topic] = watcher.newest_s
+        state.unreadable = sum(watcher.unreadable for watcher in self._watchers.values())
+
+    def _look_slowly(self, state: RunState) -> None:
+        for topic in GLANCED:
+            last = {p: end - 1 for p, end in self._bus.end(topic).items() if end}
+            times = [time_at(self._bus, topic, p, offset) for p, offset in last.items()]
+            known = [time_s for time_s in times if time_s is not None]
+            if known:
+                state.newest_s[topic] = max(known)
+        topics = (*EXPLAINING, *EXPLAINED, *GLANCED)
+        letters = {topic: dead_letters(self._bus, topic) for topic in topics}
+        state.dead_letters = {topic: one for topic, one in letters.items() if one.count}
+        left = {topic: unarchived(self._bus, topic) for topic in ARCHIVED}
+        state.unarchived = {topic: one for topic, one in left.items() if one is not None}
+
+
+def dead_letters(bus: Bus, topic: str) -> DeadLetters:
+    """How many of a topic's records nobody could read, and why not the newest."""
+    name = f"{topic}.dead"
+    begin, end = bus.begin(name), bus.end(name)
+    count = sum(end[p] - begin[p] for p in end)
+    reason = ""
+    for p, last in end.items():
+        if last > begin[p]:
+            reason = _reason(bus, name, p, last - 1) or reason
+    return DeadLetters(count, reason)
+
+
+def unarchived(bus: Bus, topic: str) -> Unarchived | None:
+    """What the archive has not committed; None where it has committed nothing ever (no archive),
+    or everything.
+    """
+    committed = bus.committed(ARCHIVE_GROUP, topic)
+    if not committed:
+        return None
+    begin, end = bus.begin(topic), bus.end(topic)
+    at = {p: committed[p].offset if p in committed else begin[p] for p in end}
+    behind = {p: offset for p, offset in at.items() if offset < end[p]}
+    if not behind:
+        return None
+    times = (time_at(bus, topic, p, max(begin[p], offset)) for p, offset in behind.items())
+    since_s = oldest(times)
+    records = sum(end[p] - offset for p, offset in behind.items())
+    return None if since_s is None else Unarchived(records, since_s)
+
+
+def _reason(bus: Bus, topic: str, partition: int, offset: int) -> str:
+    try:
+        messages = bus.read(topic, {partition: offset}, records_max=1)
+        record = decode(messages[0].value).record if messages and messages[0].value else None
+    except (PositionLost, DecodeError):
+        return ""
+    return record.reason if isinstance(record, Dead) else ""

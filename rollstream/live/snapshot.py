@@ -1,139 +1,209 @@
-"""The figures of one moment, ready to draw: a pure function of state, roles and time."""
+"""The figures of one moment, ready to draw or to be warned of: pure, of state and time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from statistics import fmean
 
-from rollstream.live.state import RunState
+from rollstream.live.groups import oldest
+from rollstream.live.pace import Lag, Pace, lag_of, pace_of, recent_steps
+from rollstream.live.phase import is_over, is_quiet, is_starting, phase_of
+from rollstream.live.plan import Plan
+from rollstream.live.rollouts import RolloutLine, rollout_lines
+from rollstream.live.samples import TaskFigures
+from rollstream.live.state import DeadLetters, RunState, Unarchived
 from rollstream.supervisor import RoleState
-from streams.records import RolloutStatus, StepDone
+from rollstream.warnings.concern import Concern
+from streams.records import StepDone
 
-SILENT_S = 5.0  # ten heartbeats
-RATE_STEPS = 10  # speed and remaining time follow the last steps
+REASONS_MAX = 4
+BY_TASK = "reward_mean/"  # metrics of a step by task
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLine:
-    """One rollout."""
+class Queue:
+    """What waits, and for how many seconds the oldest does; None where nothing waits."""
 
-    name: str
-    running: int
-    slots: int
-    waiting: int
-    version: int
-    tokens_per_s: float
-    idle_share: float
-    state: str
+    open_groups: int
+    ready_groups: int
+    unread_prompts: int
+    open_group_s: float | None
+    ready_group_s: float | None
+    unscored_group_s: float | None
+    """Complete, but for an annotation."""
+    unread_prompt_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Groups by how they ended, trajectories by their finish (the last ones; `late` and
+    `duplicate` since the view began), reasons of deaths, the commonest first.
+    """
+
+    groups: Mapping[str, int]
+    is_tail: bool
+    """The run's first groups are not counted."""
+    trajectories: Mapping[str, int]
+    dead_reasons: tuple[tuple[str, int], ...]
+    annotations: int
+    annotations_late: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A process that ended as nobody asked it to; `code` −9 is signal 9."""
+
+    role: str
+    code: int
+    ago_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that the live view shows; what is not known yet is None or absent."""
+    """Everything that is shown; what is not known yet is None or absent. `record_ages` are
+    seconds since each topic's newest record.
+    """
 
     title: str
+    plan: Plan
     seconds: float
     phase: str
+    is_over: bool
+    is_quiet: bool
+    """Nothing is written, although something should be."""
+    is_starting: bool
+    """A process started just now and may have nothing to say yet."""
     step: int
     steps: int
-    left_s: float | None
+    pace: Pace
+    lag: Lag
     metrics: Mapping[str, float]
     rewards: tuple[float, ...]
+    task_rewards: Mapping[str, float]
+    tasks: Mapping[str, TaskFigures]
     evaluation: Mapping[str, float] | None
-    trained_per_s: float | None
-    generated_per_s: float
     version: int | None
     version_bytes: int
-    open_groups: int
-    ready_groups: int
-    counts: Mapping[str, int]
+    queue: Queue
+    record_ages: Mapping[str, float]
+    outcomes: Outcomes
     rollouts: tuple[RolloutLine, ...]
+    dead_letters: Mapping[str, DeadLetters]
+    unarchived_s: Mapping[str, tuple[int, float]]
     restarts: int
+    deaths: tuple[Death, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Title:
-    """What stays the same while a run is watched."""
-
-    run: str
-    seed: int
-    steps: int
+    trouble: str = ""
+    """Why the figures are not of now."""
+    concerns: tuple[Concern, ...] = ()
 
 
 def snapshot(
-    state: RunState, roles: Sequence[RoleState], title: Title, started_s: float, now_s: float
+    state: RunState,
+    plan: Plan,
+    now_s: float,
+    roles: Sequence[RoleState] = (),
+    started_s: float | None = None,
 ) -> Snapshot:
-    """The state at `now_s`, a wall clock that records share (seconds since the epoch)."""
+    """The state at `now_s`, a wall clock that records share (seconds since the epoch).
+
+    A run that is over stands still: ages and rates are those at its end.
+    """
     last = state.steps[-1] if state.steps else None
-    recent = _recent(state.steps)
-    rollouts = tuple(_line(state.rollouts[name], now_s) for name in sorted(state.rollouts))
+    recent = recent_steps(state.steps)
     step = last.step if last else 0
-    evaluation = state.evaluations[-1] if state.evaluations else None
+    newest_s = max(state.newest_s.values(), default=now_s)
+    phase, over = phase_of(state, step, plan.steps, now_s), is_over(state, step, plan.steps, now_s)
+    quiet = not over and is_quiet(state, now_s)
+    remaining = 0 if over or quiet else plan.steps - step
+    at_s = min(now_s, newest_s) if over else now_s
+    lines = rollout_lines(state, at_s)
+    tasks = state.samples.tasks(plan.samples_per_group)
+    began_s = state.began_s if started_s is None else started_s
     return Snapshot(
-        title=f"{title.run} · seed {title.seed}",
-        seconds=now_s - started_s,
-        phase=_phase(state, step, title.steps),
+        title=f"{plan.run} · seed {plan.seed}",
+        plan=plan,
+        seconds=max(0.0, at_s - began_s) if began_s is not None else 0.0,
+        phase=phase,
+        is_over=over,
+        is_quiet=quiet,
+        is_starting=is_starting(state, now_s),
         step=step,
-        steps=title.steps,
-        left_s=_left(recent, title.steps - step, now_s),
+        steps=plan.steps,
+        pace=pace_of(state, recent, lines, remaining, at_s, over),
+        lag=lag_of(state, recent, plan.max_lag),
         metrics=last.metrics if last else {},
         rewards=tuple(done.metrics.get("reward_mean", 0.0) for done in state.steps),
-        evaluation=evaluation,
-        trained_per_s=_trained_per_s(recent),
-        generated_per_s=sum(line.tokens_per_s for line in rollouts if line.state != "silent"),
+        task_rewards=_by_task(recent) or _means(tasks),
+        tasks=tasks,
+        evaluation=state.evaluations[-1] if state.evaluations else None,
         version=state.weights.version.number if state.weights else None,
         version_bytes=state.weights.bytes if state.weights else 0,
-        open_groups=len(state.admitted),
-        ready_groups=state.ready(),
-        counts=state.counts(),
-        rollouts=rollouts,
-        restarts=sum(role.restarts for role in roles),
+        queue=_queue(state, at_s),
+        record_ages={t: max(0.0, now_s - one) for t, one in sorted(state.newest_s.items())},
+        outcomes=_outcomes(state),
+        rollouts=lines,
+        dead_letters=state.dead_letters,
+        unarchived_s={t: _waiting(one, at_s) for t, one in state.unarchived.items()},
+        restarts=state.deaths,
+        deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
 
 
-def _phase(state: RunState, step: int, steps: int) -> str:
-    if step >= steps:
-        return "last evaluation"
-    if state.weights is None:
-        return "starting"
-    return "training" if step else "first step"
+def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
+    """Mean over the last steps that trained the task at all."""
+    found: dict[str, list[float]] = {}
+    for done in recent:
+        for name, value in done.metrics.items():
+            if name.startswith(BY_TASK):
+                found.setdefault(name.removeprefix(BY_TASK), []).append(value)
+    return {task: fmean(values) for task, values in sorted(found.items())}
 
 
-def _line(beats: Sequence[RolloutStatus], now_s: float) -> RolloutLine:
-    first, status = beats[0], beats[-1]
-    is_silent = now_s - status.time_s > SILENT_S and status.health != "leaving"
-    seconds = max(1e-9, status.time_s - first.time_s)
-    tokens = status.tokens_total - first.tokens_total
-    return RolloutLine(
-        name=status.rollout,
-        running=status.running,
-        slots=status.slots,
-        waiting=status.waiting,
-        version=status.version.number,
-        tokens_per_s=tokens / seconds if len(beats) > 1 else status.tokens_per_s,
-        idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
-        state="silent" if is_silent else status.health,
+def _means(tasks: Mapping[str, TaskFigures]) -> dict[str, float]:
+    """Of the last trajectories, where the trainer says nothing by task and there are several."""
+    return {task: one.reward_mean for task, one in tasks.items()} if len(tasks) > 1 else {}
+
+
+def _queue(state: RunState, at_s: float) -> Queue:
+    groups = state.groups.open.values()
+    unscored = (group.finished_s for group in groups if group.ready_s is None)
+    return Queue(
+        open_groups=len(groups),
+        ready_groups=state.groups.ready(),
+        unread_prompts=len(state.prompts),
+        open_group_s=_age(oldest(group.admitted_s for group in groups), at_s),
+        ready_group_s=_age(oldest(group.ready_s for group in groups), at_s),
+        unscored_group_s=_age(oldest(unscored), at_s),
+        unread_prompt_s=_age(oldest(state.prompts.values()), at_s),
     )
 
 
-def _recent(steps: Sequence[StepDone]) -> list[StepDone]:
-    """The last steps of one term: time between two terms is no training time."""
-    last = list(steps)[-RATE_STEPS - 1 :]
-    return [done for done in last if done.version.term == last[-1].version.term]
+def _outcomes(state: RunState) -> Outcomes:
+    groups = state.groups
+    seen = {"late": groups.late, "duplicate": groups.duplicate}
+    return Outcomes(
+        groups=dict(groups.endings),
+        is_tail=state.is_tail,
+        trajectories={**state.samples.finishes(), **seen},
+        dead_reasons=tuple(state.samples.reasons()[:REASONS_MAX]),
+        annotations=groups.notes,
+        annotations_late=groups.late_notes,
+    )
 
 
-def _left(recent: Sequence[StepDone], remaining: int, now_s: float) -> float | None:
-    """Seconds until the last step at the speed of the last steps."""
-    if len(recent) < 2 or remaining <= 0:
-        return None
-    step_s = median(after.time_s - before.time_s for before, after in pairwise(recent))
-    return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
+def _age(time_s: float | None, at_s: float) -> float | None:
+    return None if time_s is None else max(0.0, at_s - time_s)
 
 
-def _trained_per_s(recent: Sequence[StepDone]) -> float | None:
-    if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
-        return None
-    tokens = sum(done.metrics.get("tokens_trained", 0.0) for done in recent[1:])
-    return tokens / (recent[-1].time_s - recent[0].time_s)
+def _waiting(left: Unarchived, at_s: float) -> tuple[int, float]:
+    return left.records, max(0.0, at_s - left.oldest_s)
+
+
+def _deaths(state: RunState, now_s: float) -> tuple[Death, ...]:
+    """Newest first."""
+    return tuple(
+        Death(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
+        for one in reversed(state.events)
+        if one.get("event") == "death"
+    )

@@ -1,16 +1,31 @@
-"""Drawing a snapshot for a terminal: one column of blocks, or two where there is room."""
+"""Blocks of the view as lines of text: figures, lag, rollouts, warnings. Widths are reckoned here,
+so that nothing which matters is cut by a terminal.
+"""
 
-from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from rich.text import Text
 
-from rollstream.live.snapshot import RolloutLine, Snapshot
+from rollstream.live.figures import Row, evaluation, lag_of
+from rollstream.live.rollouts import RolloutLine, worst_first
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.words import (
+    SPARKS,
+    age,
+    brief,
+    clock,
+    count,
+    flow,
+    meter,
+    plain_text,
+    share,
+    shortened,
+)
+from rollstream.warnings.concern import Concern
 
-WIDE = 140  # columns from which figures and rollouts stand side by side
-SPARKS = "▁▂▃▄▅▆▇█"
-SPARK_COLUMNS = 24
+NAME_COLUMNS = 11  # of the names before figures
+LAG_COLUMNS = 7  # of one lag
 STATES = {
     "generating": "green",
     "draining": "yellow",
@@ -20,160 +35,165 @@ STATES = {
     "silent": "bold red",
 }
 NOTES_MAX = 4
-ROLLOUTS_MAX = 16
 
 
-def render(snapshot: Snapshot, width: int) -> RenderableType:
-    """The whole view, for a terminal of `width` columns."""
-    figures, rollouts = _figures(snapshot), _rollouts(snapshot.rollouts)
-    body: RenderableType
-    if width >= WIDE:
-        grid = Table.grid(padding=(0, 4), expand=True)
-        grid.add_column(ratio=1)
-        grid.add_column(ratio=1)
-        grid.add_row(figures, rollouts)
-        body = grid
-    else:
-        body = Group(figures, Text(), rollouts)
-    parts: list[RenderableType] = [_progress(snapshot, width), Text(), body]
-    parts += [Text(f"! {note}", style="yellow") for note in snapshot.notes[-NOTES_MAX:]]
-    right = f"{snapshot.phase} · {clock(snapshot.seconds)}"
-    return Panel(
-        Group(*parts),
-        title=f"[bold]rollstream[/] · {snapshot.title}",
-        title_align="left",
-        subtitle=_subtitle(snapshot, right),
-        subtitle_align="right",
-        border_style="dim",
-        padding=(1, 2),
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the rollouts' table; one without a `style` of its own takes none."""
+
+    head: str
+    cells: Sequence[str]
+    right: bool = True
+    styles: Sequence[str] = ()
+
+
+def figure_lines(rows: Sequence[Row], columns: int) -> list[Text]:
+    """Each row with its parts, on as many lines as they need."""
+    lines: list[Text] = []
+    for row in rows:
+        for index, words in enumerate(flow(row.parts, columns - NAME_COLUMNS)):
+            line = Text.assemble((f"{'' if index else row.name:<{NAME_COLUMNS}}", "dim"), words)
+            if not index and row.line:
+                line.append(f"  {row.line}", "green")
+            lines.append(line)
+    return lines
+
+
+def lag_lines(at: Snapshot, columns: int) -> list[Text]:
+    """Shares of generated tokens by lag, at finish and when trained."""
+    room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
+    both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
+    highest = min(max(both), room - 1)
+    heads = [str(lag) for lag in range(highest + 1)]
+    heads[-1] += "+" if max(both) > highest else ""
+    head = "".join(f"{one:>{LAG_COLUMNS}}" for one in heads)
+    lines = [Text(f"{'lag':<{NAME_COLUMNS}}{head}  mean   max", "dim")]
+    for name, histogram, when in (
+        ("at finish", at.lag.finish, "finish"),
+        ("trained", at.lag.trained, "consumed"),
+    ):
+        line = Text.assemble((f"{name:<{NAME_COLUMNS}}", "dim"))
+        for bar, said in _shares(histogram, highest):
+            line.append(f" {bar} ", "green").append(f"{said:>{LAG_COLUMNS - 3}}")
+        for figure, form in (("mean", ".1f"), ("max", ".0f")):
+            value = at.metrics.get(f"lag_{when}_{figure}")
+            line.append(f"{'–' if value is None else format(value, form):>6}")
+        lines.append(line)
+    return lines
+
+
+def rollout_lines(lines: Sequence[RolloutLine], columns: int, rows: int) -> list[Text]:
+    """The rollouts, the worst first where not all fit in `rows` lines."""
+    if not lines:
+        return [Text("rollouts   none yet", "dim")]
+    shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
+    table = next(
+        (table for table in _tables(shown) if _width(table) <= columns), _tables(shown)[-1]
     )
+    drawn = [_table_line([c.head for c in table], table, ["dim"] * len(table))]
+    for index in range(len(shown)):
+        styles = [column.styles[index] if column.styles else "" for column in table]
+        drawn.append(_table_line([column.cells[index] for column in table], table, styles))
+    if len(shown) < len(lines):
+        drawn.append(Text(f"… and {len(lines) - len(shown)} more (the worst are shown)", "dim"))
+    return drawn
 
 
-def plain(snapshot: Snapshot) -> str:
+def concern_lines(concerns: Sequence[Concern], columns: int, most: int, advice: bool) -> list[Text]:
+    """What is the matter and, with `advice`, what to do, wrapped below each other."""
+    lines: list[Text] = []
+    for concern in concerns[:most]:
+        for index, words in enumerate(_wrapped(concern.what, columns - 2)):
+            lines.append(Text(("  " if index else "! ") + words, "yellow"))
+        do = _wrapped(f"→ {concern.do}", columns - 2) if advice else []
+        lines += [Text(f"  {words}", "dim") for words in do]
+    if len(concerns) > most:
+        lines.append(Text(f"! {len(concerns) - most} more warnings", "yellow"))
+    return lines
+
+
+def plain(at: Snapshot) -> str:
     """One line, for logs and terminals that cannot redraw."""
-    parts = [f"{clock(snapshot.seconds)} step {snapshot.step}/{snapshot.steps} {snapshot.phase}"]
-    if snapshot.metrics:
-        parts.append(f"reward {_metric(snapshot, 'reward_mean', '.3f')}")
-        parts.append(f"lag {_metric(snapshot, 'lag_consumed_mean', '.1f')}")
-    if snapshot.evaluation:
-        parts.append(_evaluation(snapshot))
-    if snapshot.trained_per_s is not None:
-        parts.append(f"trained {_count(snapshot.trained_per_s)} tok/s")
-    parts.append(f"{snapshot.open_groups} groups open, {snapshot.ready_groups} ready")
-    if snapshot.restarts:
-        parts.append(f"{snapshot.restarts} restarts")
-    return " · ".join([*parts, *snapshot.notes[-NOTES_MAX:]])
+    parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
+    if at.metrics:
+        reward = at.metrics.get("reward_mean")
+        parts.append(f"reward {'–' if reward is None else format(reward, '.3f')}")
+        parts.append(f"lag {lag_of(at, 'consumed')}")
+    if at.evaluation:
+        parts.append(evaluation(at))
+    if at.pace.trained_per_s is not None:
+        parts.append(f"trained {count(at.pace.trained_per_s)} tok/s")
+    parts.append(f"{at.queue.open_groups} groups open, {at.queue.ready_groups} ready")
+    if at.restarts:
+        parts.append(f"{at.restarts} restarts")
+    warnings = (f"! {concern.what}" for concern in at.concerns[:NOTES_MAX])
+    trouble = [f"! {plain_text(at.trouble)}"] if at.trouble else []
+    return " · ".join([*parts, *at.notes[-NOTES_MAX:], *trouble, *warnings])
 
 
-def clock(seconds: float) -> str:
-    """`2:05`, `1:02:05`."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:
+    """A bar and a share for each lag; the last one takes what is above it."""
+    counts = [histogram.get(lag, 0) for lag in range(highest)]
+    counts.append(sum(n for lag, n in histogram.items() if lag >= highest))
+    total = sum(counts)
+    if not total:
+        return [(" ", "–")] * len(counts)
+    most = max(counts)
+    return [
+        (SPARKS[round((len(SPARKS) - 1) * n / most)] if n else " ", share(n / total) if n else "·")
+        for n in counts
+    ]
 
 
-def spark(values: tuple[float, ...], columns: int = SPARK_COLUMNS) -> str:
-    """The last values as bars between their least and their greatest."""
-    shown = values[-columns:]
-    if len(shown) < 2:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(SPARKS) - 1) / max(1e-9, high - low)
-    return "".join(SPARKS[round((value - low) * scale)] for value in shown)
+def _tables(lines: Sequence[RolloutLine]) -> list[list[Column]]:
+    """The same table, ever narrower."""
+    name = Column("rollout", [shortened(one.name, 16) for one in lines], False)
+    filled = Column("slots", [meter(one.running, one.slots, 6) for one in lines], False)
+    slots = Column("", [f"{one.running}/{one.slots}" for one in lines])
+    waiting = Column("wait", [str(one.waiting) for one in lines])
+    kept = Column("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
+    kv = Column("", [f"{brief(one.kv_used)}/{brief(one.kv_capacity)}" for one in lines])
+    marks = [f"v{one.version}{'✓' if one.verified else '!'}" for one in lines]
+    held = ["" if one.verified else "bold red" for one in lines]
+    version = Column("held", marks, True, held)
+    speed = Column("tok/s", [brief(one.tokens_per_s) for one in lines])
+    idle = Column("idle", [share(one.idle_share) for one in lines])
+    states = [f"silent {age(o.silent_s)}" if o.state == "silent" else o.state for o in lines]
+    state = Column("state", states, False, [STATES.get(one.state, "") for one in lines])
+    slots_only, kv_only = Column("slots", slots.cells), Column("KV", kv.cells)
+    return [
+        [name, filled, slots, waiting, kept, kv, version, speed, idle, state],
+        [name, filled, slots, waiting, kv_only, version, speed, idle, state],
+        [name, slots_only, waiting, kv_only, version, speed, idle, state],
+        [name, slots_only, version, speed, state],
+    ]
 
 
-def _progress(snapshot: Snapshot, width: int) -> Table:
-    left = "" if snapshot.left_s is None else f"{clock(snapshot.left_s)} left"
-    line = Table.grid(padding=(0, 2), expand=True)
-    line.add_column(no_wrap=True)
-    line.add_column(ratio=1)
-    line.add_column(no_wrap=True, justify="right", min_width=10)
-    bar = ProgressBar(
-        total=max(1, snapshot.steps),
-        completed=snapshot.step,
-        width=max(10, width - 44),
-        complete_style="green",
-        finished_style="green",
-    )
-    label = Text.assemble("step ", (f"{snapshot.step}", "bold"), f" of {snapshot.steps}")
-    line.add_row(label, bar, Text(left, style="dim"))
+def _width(table: Sequence[Column]) -> int:
+    return sum(_column_width(column) for column in table) + 2 * (len(table) - 1)
+
+
+def _column_width(column: Column) -> int:
+    return max(len(column.head), *(len(cell) for cell in column.cells))
+
+
+def _table_line(cells: Sequence[str], table: Sequence[Column], styles: Sequence[str]) -> Text:
+    line = Text()
+    for index, (cell, column, style) in enumerate(zip(cells, table, styles, strict=True)):
+        width = _column_width(column)
+        line.append("  " if index else "")
+        line.append(f"{cell:>{width}}" if column.right else f"{cell:<{width}}", style)
+    line.rstrip()
     return line
 
 
-def _figures(snapshot: Snapshot) -> Table:
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    reward = Text.assemble((_metric(snapshot, "reward_mean", ".3f"), "bold"), "  ")
-    reward.append(spark(snapshot.rewards), style="green")
-    table.add_row("reward", reward)
-    table.add_row("accuracy", _evaluation(snapshot) or "–")
-    trained = "–" if snapshot.trained_per_s is None else _count(snapshot.trained_per_s)
-    generated = _count(snapshot.generated_per_s)
-    table.add_row("tokens/s", f"{trained} trained · {generated} generated")
-    table.add_row(
-        "lag", f"{_lag(snapshot, 'finish')} at finish · {_lag(snapshot, 'consumed')} trained"
-    )
-    table.add_row("queue", f"{snapshot.open_groups} open · {snapshot.ready_groups} ready to train")
-    lengths = [_metric(snapshot, f"length_{name}", ".0f") for name in ("median", "p99")]
-    table.add_row("lengths", f"median {lengths[0]} · p99 {lengths[1]}")
-    table.add_row("groups", " · ".join(f"{n} {why}" for why, n in snapshot.counts.items()) or "–")
-    return table
-
-
-def _rollouts(lines: tuple[RolloutLine, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("rollout", no_wrap=True)
-    table.add_column("slots", no_wrap=True)
-    for name in ("version", "tokens/s", "idle"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for line in lines[:ROLLOUTS_MAX]:
-        used = Text.assemble((_meter(line.running, line.slots), "green"))
-        used.append(f" {line.running}/{line.slots}")
-        table.add_row(
-            line.name,
-            used,
-            f"v{line.version}",
-            _count(line.tokens_per_s),
-            f"{line.idle_share:.0%}",
-            Text(line.state, style=STATES.get(line.state, "")),
-        )
-    more = f"and {len(lines) - ROLLOUTS_MAX} more" if len(lines) > ROLLOUTS_MAX else ""
-    if more or not lines:
-        table.add_row(Text(more or "none yet", style="dim"))
-    return table
-
-
-def _meter(used: int, total: int, columns: int = 8) -> str:
-    full = round(columns * min(1.0, used / max(1, total)))
-    return "█" * full + "░" * (columns - full)
-
-
-def _subtitle(snapshot: Snapshot, right: str) -> str:
-    if not snapshot.restarts:
-        return right
-    word = "restart" if snapshot.restarts == 1 else "restarts"
-    return f"[yellow]{snapshot.restarts} {word}[/] · {right}"
-
-
-def _evaluation(snapshot: Snapshot) -> str:
-    line = snapshot.evaluation
-    if not line:
-        return ""
-    sampled, greedy = line["accuracy_sampled"], line["accuracy_greedy"]
-    return f"{sampled:.3f} sampled · {greedy:.3f} greedy, held out (v{line['step']:.0f})"
-
-
-def _lag(snapshot: Snapshot, when: str) -> str:
-    mean = _metric(snapshot, f"lag_{when}_mean", ".1f")
-    return f"{mean} (max {_metric(snapshot, f'lag_{when}_max', '.0f')})"
-
-
-def _metric(snapshot: Snapshot, name: str, form: str) -> str:
-    value = snapshot.metrics.get(name)
-    return "–" if value is None else format(value, form)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}".replace(",", " ")
+def _wrapped(words: str, columns: int) -> list[str]:
+    """Lines of at most `columns`; a longer word is broken."""
+    lines = [""]
+    for word in words.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > columns:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+        while len(lines[-1]) > columns:
+            lines[-1:] = [lines[-1][:columns], lines[-1][columns:]]
+    return lines

@@ -1,7 +1,4 @@
-"""The live view of `rollstream run`: a redrawn table on a terminal, lines otherwise.
-
-It must never harm the run that it shows: what it cannot read is said in the view, once per look.
-"""
+"""The live view of `rollstream run`: a redrawn table on a terminal, lines otherwise."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +7,12 @@ from types import TracebackType
 import msgspec
 from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
-from rollstream.live.feed import Feed
-from rollstream.live.snapshot import Snapshot, Title, snapshot
-from rollstream.live.state import RunState
-from rollstream.live.table import plain, render
+from rollstream.live.frame import Size, render
+from rollstream.live.look import Onlooker
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.table import plain
 from rollstream.supervisor import RoleState
-from streams.errors import RollstreamError
 
 LOOK_S = 1.0  # a look costs about 5 ms of a core that the run would rather have
 LINE_S = 10.0  # between two lines where nothing can be redrawn
@@ -26,11 +21,8 @@ LINE_S = 10.0  # between two lines where nothing can be redrawn
 class LiveView:
     """Call `show` often; it looks and draws when it is time. Runs in one thread."""
 
-    def __init__(self, feed: Feed, title: Title, console: Console, as_json: bool) -> None:
-        self._feed, self._title, self._console = feed, title, console
-        self._as_json = as_json
-        self._state = RunState()
-        self._started_s = time.time()
+    def __init__(self, onlooker: Onlooker, console: Console, as_json: bool) -> None:
+        self._onlooker, self._console, self._as_json = onlooker, console, as_json
         self._looked_s = 0.0
         self._said_s = 0.0
         self._said_step = -1
@@ -57,22 +49,14 @@ class LiveView:
         if now - self._looked_s < LOOK_S:
             return
         self._looked_s = now
-        trouble = self._follow()
-        shown = snapshot(self._state, roles, self._title, self._started_s, time.time())
+        shown = self._onlooker.look(roles)
         if self._live:
-            drawn = render(shown, self._console.width)
-            self._live.update(Text(trouble, style="red") if trouble else drawn, refresh=True)
+            size = Size(self._console.width, self._console.height)
+            self._live.update(render(shown, size, detailed=False), refresh=True)
         elif self._is_news(shown, now):
             self._said_s, self._said_step = now, shown.step
             line = msgspec.json.encode(shown).decode() if self._as_json else plain(shown)
-            print(trouble or line, flush=True)
-
-    def _follow(self) -> str:
-        try:
-            self._feed.follow(self._state)
-        except RollstreamError as error:
-            return f"the view cannot read the run: {error}"
-        return ""
+            print(line, flush=True)
 
     def _is_news(self, shown: Snapshot, now: float) -> bool:
         """For programs every step, for people a line now and then."""

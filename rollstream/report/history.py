@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollstream.report.busy import Busy
+from rollstream.warnings.concern import Concern
 from streams.records import (
     Admitted,
     Applied,
@@ -58,6 +59,7 @@ class History:
     warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
+    concerns: Sequence[Concern] = ()
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollstream.config import load
-from rollstream.folder import RunFolder, bus_url
+from rollstream.folder import RunFolder, run_log, store_url
 from rollstream.report.history import History
 from rollstream.report.reading import read_history
-from streams.connect import open_bus
+from storage.connect import open_store
 from streams.errors import ConfigurationError
 from streams.topics import catalogue
 
@@ -24,10 +24,11 @@ def run_folder(path: str | Path) -> RunFolder:
 def open_history(folder: RunFolder) -> History:
     """Everything that its log and its metrics files say now."""
     configuration = load(folder.configuration)
-    bus = open_bus(bus_url(configuration, folder.path), sync=configuration.sync)
+    bus = run_log(configuration, folder.path)
     try:
         bus.create(catalogue())  # a run that was only prepared has no topics yet
-        return read_history(bus, folder)
+        store = open_store(store_url(configuration, folder.path), configuration.sync)
+        return read_history(bus, store, folder)
     finally:
         bus.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rollstream.live.table import clock
+from rollstream.live.words import clock
 from rollstream.report.history import History
 
 GOAL = 0.75  # sampled held-out accuracy whose time is told

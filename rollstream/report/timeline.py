@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rollstream.live.table import clock
+from rollstream.live.words import clock
 from rollstream.report.busy import Busy
 from rollstream.report.charts import text, ticks
 from rollstream.report.history import History, RolloutHistory

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from rollstream.children import ending
-from rollstream.live.table import clock
+from rollstream.live.words import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
@@ -35,6 +35,7 @@ def report(history: History, summary: Summary) -> str:
     body = [
         page.heading(name, line + clock(summary.seconds)),
         page.tiles(_tiles(summary)),
+        _warnings(history),
         page.charts(_learning(history)),
         page.charts(_by_task(history)),
         _timeline(history),
@@ -175,6 +176,13 @@ def _shares(history: History) -> tuple[Series, ...]:
         ]
         series.append(Series("others", rest, 4))
     return tuple(series)
+
+
+def _warnings(history: History) -> str:
+    """What `rollstream top` warned of at the run's last record."""
+    rows = [(concern.what, concern.do) for concern in history.concerns]
+    content = page.table(["what", "what to do"], rows)
+    return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 
 
 def _timeline(history: History) -> str:

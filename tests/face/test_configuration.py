@@ -157,7 +157,7 @@ def test_no_message_shows_a_secret(toml):
     message = refusal(toml(""), "bus=kafka://anna:hush@broker/1")
     assert "bus must not hold credentials" in message
     assert "hush" not in message
-    assert "hush" not in refusal(toml("[task.options]\napi_key = ['hush']"))
+    assert "hush" not in refusal(toml("[task.options]\napi_key = [['hush']]"))
 
 
 def test_the_resolved_configuration_is_not_changed_by_the_environment(tmp_path):

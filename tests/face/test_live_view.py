@@ -1,64 +1,78 @@
-"""The live view: a fold over records, figures of a moment, and a table that fits its terminal."""
+"""What an onlooker knows and shows: a fold over records, figures of a moment, a frame that fits."""
 
 import io
 import random
+from dataclasses import replace
 
 import msgspec
+import planted
 import pytest
+from planted import drawn
 from rich.console import Console
-from synthetic import GROUPS, SAMPLES, STARTED_S, STEP_S, admitted, announced, done, status, take
+from synthetic import GROUPS, STARTED_S, STEP_S, admitted, announced, done, status, take
 
+from rollstream.config import load
 from rollstream.live.feed import Feed
-from rollstream.live.snapshot import Snapshot, Title, snapshot
+from rollstream.live.look import Onlooker
+from rollstream.live.plan import Plan, plan_of
+from rollstream.live.snapshot import Snapshot, snapshot
 from rollstream.live.state import RunState
-from rollstream.live.table import WIDE, clock, plain, render, spark
 from rollstream.live.view import LiveView
 from rollstream.supervisor import RoleState
 from streams.connect import open_bus
 from streams.records import GroupClosed
 
-TITLE = Title("synthetic", 0, 90)
 NOW_S = STARTED_S + 61 * STEP_S
+NBSP = "\N{NO-BREAK SPACE}"
 
 
 @pytest.fixture
-def state(run_folder) -> RunState:
-    followed = RunState()
-    bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    Feed(bus, run_folder.metrics).follow(followed)
+def plan(run_folder) -> Plan:
+    return replace(plan_of(load(run_folder.configuration)), steps=90, groups_per_step=GROUPS)
+
+
+@pytest.fixture
+def state(run_folder, plan) -> RunState:
+    followed, bus = plan.state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
+    feed = Feed(bus, run_folder.metrics)
+    while feed.follow(followed, NOW_S):
+        pass
     bus.close()
+    followed.newest_s = {"ledger": NOW_S - 1.5}  # the bus stamped all of it just now
+    followed.began_s = STARTED_S
     return followed
 
 
-def moment(state: RunState, *roles: RoleState, now_s: float = NOW_S) -> Snapshot:
-    return snapshot(state, roles, TITLE, STARTED_S, now_s)
+@pytest.fixture
+def shown(state, plan) -> Snapshot:
+    return snapshot(state, plan, NOW_S)
 
 
-def drawn(shown: Snapshot, width: int) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(render(shown, width))
-    return console.file.getvalue()  # pyright: ignore
+# ---- state ---------------------------------------------------------------------------------------
 
 
-def test_the_view_of_a_run_has_its_figures(state):
-    shown = moment(state)
+def test_the_view_of_a_run_has_its_figures(shown):
     assert (shown.step, shown.steps, shown.phase) == (60, 90, "training")
-    assert shown.counts == {"trained": 60 * GROUPS, "dead": 1}
-    assert (shown.open_groups, shown.ready_groups) == (1, 0)
+    assert shown.outcomes.groups == {"trained": 60 * GROUPS, "dead": 1}
+    assert (shown.queue.open_groups, shown.queue.ready_groups) == (1, 0)
     assert shown.evaluation is not None
     assert shown.evaluation["step"] == 60
     assert shown.version == 60
-    assert shown.left_s == pytest.approx(30 * STEP_S - STEP_S)
+    assert shown.pace.left_s == pytest.approx(30 * STEP_S - STEP_S)
     assert [line.name for line in shown.rollouts] == ["rollout-0", "rollout-1"]
+    assert shown.restarts == 1
+    assert shown.lag.finish == {0: sum(shown.lag.finish.values())}
 
 
 def test_a_group_is_ready_when_all_its_trajectories_finished():
-    state = RunState()
-    state.apply(admitted(7))
-    for finished in range(SAMPLES):
-        assert state.ready() == 0, finished
-        state.apply_finished(7)
-    assert state.ready() == 1
+    state = planted.plan().state()
+    state.apply(planted.admitted(7), 1.0)
+    for index in range(planted.SAMPLES):
+        assert state.groups.ready() == 0, index
+        for _ in range(2):  # delivery is at least once
+            state.apply(planted.finished(7, index, 0.0), 2.0 + index)
+    assert state.groups.ready() == 1
+    assert state.groups.open[7].ready_s == 1.0 + planted.SAMPLES
 
 
 def test_a_group_that_ended_is_not_open_in_whatever_order_topics_are_read():
@@ -72,11 +86,34 @@ def test_a_group_that_ended_is_not_open_in_whatever_order_topics_are_read():
     for seed in range(20):
         random.Random(seed).shuffle(records)
         state = RunState()
-        for record in [*records, *records]:  # delivery is at least once
+        for record in [*records, *records]:
             state.apply(record)
-        assert state.admitted == {}
-        assert state.counts() == {"trained": 4, "expired": 1}
+        assert state.groups.open == {}
+        assert state.groups.endings == {"trained": 4, "expired": 1}
         assert [step.step for step in state.steps] == [1]
+
+
+def test_invariant_2_late_and_second_completions_are_counted():
+    state = planted.plan().state()
+    for group in (0, 1):
+        state.apply(planted.admitted(group), 1.0)
+    state.apply(planted.finished(0, 0, 1.0), 2.0)
+    state.apply(planted.finished(0, 0, 1.0, attempt=2), 3.0)
+    state.apply(GroupClosed(1, "expired", "deadline", 1), 4.0)
+    state.apply(planted.finished(1, 0, 1.0), 5.0)
+    assert (state.groups.duplicate, state.groups.late) == (1, 1)
+
+
+def test_memory_is_bounded_by_what_is_open():
+    state = planted.plan().state()
+    for group in range(20_000):
+        state.apply(planted.admitted(group), 1.0)
+        state.apply(planted.finished(group, 0, 1.0), 2.0)
+        state.apply(planted.take(group + 1, [group]), 3.0)
+    assert state.groups.endings == {"trained": 20_000}
+    assert state.groups.open == {}
+    assert len(state.groups._ended.starts) == 1
+    assert len(state.samples.finished) == len(state.samples.taken) == 2048
 
 
 def test_a_repeated_step_replaces_what_it_was():
@@ -86,60 +123,88 @@ def test_a_repeated_step_replaces_what_it_was():
     assert [one.step for one in state.steps] == [1, 2]
 
 
-def test_the_newest_weights_count_whatever_comes_first():
+def test_the_newest_weights_count_whatever_comes_first(plan):
     state = RunState()
     for number in (2, 1):
         state.apply(announced(number))
-    assert moment(state).version == 2
+    assert snapshot(state, plan, NOW_S).version == 2
 
 
-def test_speed_and_idle_share_are_means_over_the_last_heartbeats():
+# ---- figures -------------------------------------------------------------------------------------
+
+
+def test_speed_and_idle_share_are_means_over_the_last_heartbeats(plan):
     state = RunState()
     for beat in range(9):
         state.apply(status("rollout-0", 60, beat))
-    line = moment(state, now_s=STARTED_S + 60 * STEP_S + 4).rollouts[0]
+    line = snapshot(state, plan, STARTED_S + 60 * STEP_S + 4).rollouts[0]
     assert line.tokens_per_s == pytest.approx(3700)
     assert line.idle_share == pytest.approx(0.02)
     assert line.state == "generating"
 
 
-def test_a_rollout_without_heartbeats_is_silent(state):
-    assert {line.state for line in moment(state, now_s=NOW_S + 60).rollouts} == {"silent"}
+def test_a_rollout_without_heartbeats_is_silent(state, plan):
+    state.newest_s["ledger"] = NOW_S + 60  # something is written
+    assert {o.state for o in snapshot(state, plan, NOW_S + 60).rollouts} == {"silent"}
 
 
-@pytest.mark.parametrize("width", [80, 100, WIDE, 160, 240])
-def test_the_table_fits_its_terminal(state, width):
+def test_lag_is_counted_in_tokens_at_finish_and_when_trained():
+    at = planted.moment(planted.healthy())
+    tokens = planted.GROUPS * planted.SAMPLES * planted.LENGTH
+    assert at.lag.finish == {0: tokens, 1: (planted.STEPS - 1) * tokens}
+    assert at.lag.trained == at.lag.finish
+
+
+def test_ages_are_those_of_the_oldest(plan):
+    state = planted.healthy()
+    for index in range(planted.SAMPLES):
+        state.apply(planted.finished(planted.STEPS * 4, index, 1.0), planted.NOW_S - 0.4)
+    at = planted.moment(state)
+    assert at.queue.open_group_s == pytest.approx(1.0)
+    assert at.queue.ready_group_s == pytest.approx(0.4)
+    assert at.record_ages["status"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("event", "phase"), [("complete", "finished"), ("stopped", "stopped")])
+def test_the_supervisor_says_how_a_run_ended_until_it_goes_on(event, phase):
+    state = planted.healthy()
+    state.apply_event({"time_s": planted.NOW_S, "event": event})
+    ended = planted.moment(state, planted.NOW_S + 7200)
+    assert (ended.phase, ended.is_over, ended.pace.left_s) == (phase, True, None)
+    assert ended.seconds == planted.moment(state, planted.NOW_S + 3600).seconds
+    state.apply_event({"time_s": planted.NOW_S, "event": "start", "role": "trainer"})
+    assert not planted.moment(state).is_over
+
+
+def test_a_run_without_a_supervisor_has_finished_when_all_are_gone():
+    state = planted.healthy()
+    for step in range(planted.STEPS + 1, 61):
+        state.apply(planted.done(step, planted.NOW_S))
+    assert planted.moment(state).phase == "last evaluation"
+    assert planted.moment(state, planted.NOW_S + 60).phase == "finished"
+
+
+# ---- the view of `run` ---------------------------------------------------------------------------
+
+
+def test_the_short_frame_has_the_word_of_the_supervisor(state, plan):
     dead = RoleState("rollout-1", "restarting", 1, "died (SIGKILL), restart 1")
-    text = drawn(moment(state, dead), width)
-    assert {len(line) for line in text.splitlines()} == {width}
-    for word in ("reward", "accuracy", "tokens/s", "lag", "queue", "rollout-0", "step 60 of 90"):
-        assert word in text
-    assert "rollout-1 died (SIGKILL), restart 1" in text
-    assert "1 restart" in text
+    for columns in (80, 160):
+        text = drawn(snapshot(state, plan, NOW_S, [dead]), columns, None, detailed=False)
+        assert {len(line) for line in text.splitlines()} == {columns}
+        assert "! rollout-1 died (SIGKILL), restart 1" in text
+        assert "1 restart ·" in text
+        assert "0.819 sampled" in text
 
 
-def test_before_the_first_record_there_is_a_table_too():
-    text = drawn(moment(RunState()), 80)
-    assert "none yet" in text
-    assert "starting" in text
-    assert plain(moment(RunState())).startswith("1:07 step 0/90 starting")
-
-
-def test_without_a_terminal_the_view_prints_lines(state, run_folder, capsys):
+def test_without_a_terminal_the_view_prints_lines(plan, run_folder, capsys):
     bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    console = Console(file=io.StringIO())
-    with LiveView(Feed(bus, run_folder.metrics), TITLE, console, as_json=False) as view:
-        view.show([RoleState("trainer", "running", 0)])
-    with LiveView(Feed(bus, run_folder.metrics), TITLE, console, as_json=True) as view:
-        view.show([])
+    for as_json in (False, True):
+        onlooker = Onlooker(plan, run_folder.metrics, lambda: bus, lambda: NOW_S, STARTED_S)
+        with LiveView(onlooker, Console(file=io.StringIO()), as_json) as view:
+            view.show([RoleState("trainer", "running", 0)])
     bus.close()
     people, programs = capsys.readouterr().out.splitlines()
     assert "step 60/90" in people
     assert "0.819 sampled" in people
     assert msgspec.json.decode(programs)["step"] == 60
-
-
-def test_clock_and_sparks():
-    assert [clock(5), clock(125), clock(3725)] == ["0:05", "2:05", "1:02:05"]
-    assert spark((0.0, 1.0, 0.5), 2) == "█▅"
-    assert spark((1.0,)) == ""

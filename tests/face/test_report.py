@@ -15,19 +15,15 @@ from rollstream.main import main
 from rollstream.report.busy import Busy
 from rollstream.report.charts import Chart, Series, draw, ticks
 from rollstream.report.history import History
-from rollstream.report.reading import read_history
+from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
 from rollstream.report.write import report
-from streams.connect import open_bus
 
 
 @pytest.fixture(scope="module")
 def history(run_folder) -> History:
-    bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    read = read_history(bus, run_folder)
-    bus.close()
-    return read
+    return open_history(run_folder)
 
 
 def drawings(text: str) -> list[ElementTree.Element]:

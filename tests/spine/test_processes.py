@@ -16,10 +16,12 @@ import psutil
 import pytest
 from tiny_run import SIZES
 
+from producers.settings import TaskSettings
 from producers.tasks.registry import load_task
+from storage.archive.whole import whole_topic
+from storage.connect import open_store
 from storage.model import build_model
 from streams.connect import open_bus
-from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, GroupClosed, Record, StepDone, Take
 
 STEPS = 12
@@ -29,6 +31,7 @@ SETTINGS = [
     "trainer.groups_per_step=4", "trainer.samples_per_group=4", "trainer.workers=1",
     "checkpoints.every=4", "rollouts.slots=8", "rollouts.context_max=128",
     "sampling.tokens_max=60", "dispatch.heartbeat_timeout_s=2", "dispatch.max_lag=2",
+    "dispatch.keep_s=0.5", "archive.roll_s=2",
 ]  # fmt: skip
 
 
@@ -36,7 +39,7 @@ SETTINGS = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the task's vocabulary: nothing is to be learnt here."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = load_task("remainder", {}).tokenizer()
+    tokenizer = load_task(TaskSettings()).tokenizer()
     sizes = SIZES | {"vocab_size": tokenizer.size} | dict(tokenizer.special)
     build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)
     tokenizer.save(folder)
@@ -63,12 +66,13 @@ def started(folder: Path, model: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read(folder: Path, topic: str, kind: type[Record]) -> list:
+    """All records of the topic: what the log has forgotten meanwhile is in the archive."""
     if not (folder / "bus" / f"{topic}.db").exists():
         return []
     bus = open_bus(f"sqlite:{folder / 'bus'}")
     try:
-        reader = TopicReader(bus, topic, from_begin(bus, topic))
-        return [r.record for r in reader.read_to(bus.end(topic)) if isinstance(r.record, kind)]
+        store = open_store(f"file:{folder / 'store'}")
+        return [r for r in whole_topic(bus, store, "tiny", topic) if isinstance(r, kind)]
     finally:
         bus.close()
 

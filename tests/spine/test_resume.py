@@ -130,7 +130,8 @@ def test_a_zombie_dispatch_does_no_harm(tmp_path: Path) -> None:
     """Invariant 7: what a dispatch of an earlier term still writes is void for every reader."""
     with tiny_run(tmp_path, trainer={"steps": 4}) as run:
         run.start_all(rollouts=1)
-        run.start_dispatch(2)  # the first one was not told and goes on
+        wait_for(lambda: run.bus.end("admissions")[0])  # it has opened its term
+        run.start_dispatch(2)  # the first one was not told and goes on until it keeps its state
         assert run.train()
         run.end()
         groups = [record.group for record in run.records("admissions", Admitted)]

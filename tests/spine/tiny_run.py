@@ -37,6 +37,7 @@ from storage.roles import next_term
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
 from streams.connect import open_bus
+from streams.errors import Fenced
 from streams.reader import TopicReader, from_begin
 from streams.records import Record, Sampling
 from streams.topics import catalogue
@@ -67,9 +68,11 @@ class TinyRun:
     task: TaskSettings = TASK
     checkpoint_every: int = 100
     tokens_max: int = 12
+    truncate: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
+    fenced: int = 0
 
     @property
     def keep_version(self) -> bool:
@@ -86,7 +89,7 @@ class TinyRun:
             self.start_rollout(f"rollout-{number}")
 
     def start_prompts(self, term: int) -> None:
-        task = load_task(self.task.name, self.task.options)
+        task = load_task(self.task)
         sampling = Sampling(tokens_max=self.tokens_max, stop=tuple(task.stop))
         order = PromptOrder(task.name, task.prompt, sampling, self.trainer.samples_per_group, 0)
         source = PromptSource(self.bus, order, term, ahead=4 * self.trainer.groups_per_step)
@@ -94,7 +97,9 @@ class TinyRun:
 
     def start_dispatch(self, term: int, stop: threading.Event | None = None) -> None:
         pace = Pace(self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps)
-        dispatch = Dispatch(self.bus, self.dispatch, pace, self.keep_version, term)
+        dispatch = Dispatch(
+            self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate
+        )
         self._thread(lambda: dispatch.run(stop or self.stop))
 
     def start_rollout(self, name: str, stop: threading.Event | None = None) -> None:
@@ -111,6 +116,7 @@ class TinyRun:
                 rule,
                 WeightsSettings(dtype="float32"),
                 CheckpointSettings(every=self.checkpoint_every),
+                truncate=self.truncate,
             ),
             Begin(model, model_files(model, None, model.dtype)),
             Provenance("tiny", term, "configuration", "revision"),
@@ -138,6 +144,8 @@ class TinyRun:
         def guarded() -> None:
             try:
                 work()
+            except Fenced:
+                self.fenced += 1  # replaced: it ends, as it should
             except BaseException as error:
                 self.failures.append(error)
                 raise
@@ -167,11 +175,17 @@ class TinyRun:
             slots=self.rollout.slots,
             context_max=self.rollout.context_max,
         )
-        task = load_task(self.task.name, self.task.options)
+        task = load_task(self.task)
         rewards = RewardPool(self.task)
         voice = Voice(self.bus, name, term, self.rollout, Pulse(self.rollout.status_s))
         voice.applied(fetched, 0.0)
-        judging = Judging(rewards, isinstance(task, Environment), term, lambda: engine.version)
+        judging = Judging(
+            rewards,
+            isinstance(task, Environment),
+            term,
+            lambda: engine.version,
+            late=self.task.reward == "late",
+        )
         try:
             Rollout(self.rollout, engine, follower, orders, judging, voice).run(stop)
         finally:

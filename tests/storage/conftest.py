@@ -1,4 +1,6 @@
-"""Every store that there is, and a tiny model, for the tests of this folder."""
+"""Every store that there is, two real S3 servers among them, and a tiny model, for the tests of
+this folder.
+"""
 
 import pytest
 from storage_samples import TINY
@@ -6,11 +8,26 @@ from storage_samples import TINY
 from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from storage.model import build_model
+from tests.servers import moto_s3, versity
+
+STORES = {
+    "file": lambda folder: f"file:{folder}/store",
+    "s3@versitygw": lambda folder: versity.new_url(),
+    "s3@moto": lambda folder: moto_s3.new_url(),
+}
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", *STORES])
 def store(request, tmp_path):
-    return MemoryStore() if request.param == "memory" else open_store(f"file:{tmp_path}/store")
+    if request.param == "memory":
+        return MemoryStore()
+    return open_store(STORES[request.param](tmp_path))
+
+
+@pytest.fixture(params=["s3@versitygw", "s3@moto"])
+def s3_url(request, tmp_path):
+    """An empty place on each S3 server."""
+    return STORES[request.param](tmp_path)
 
 
 @pytest.fixture(scope="session")

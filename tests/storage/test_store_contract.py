@@ -164,7 +164,7 @@ def test_deletes_that_empty_a_folder_do_not_break_creates_in_it(store):
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "file:", "runs/store", "memory:x", ""])
+@pytest.mark.parametrize("url", ["s4://bucket", "file:", "runs/store", "memory:x", ""])
 def test_an_unknown_store_url_names_the_known_ones(url):
     with pytest.raises(ConfigurationError, match="file:PATH, memory:"):
         open_store(url)

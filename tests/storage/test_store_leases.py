@@ -185,6 +185,22 @@ def test_the_background_renewal_reports_a_higher_term_once(store):
     assert [type(error) for error in errors] == [Fenced]
 
 
+class BrokenLease:
+    role, term, duration_s = "trainer", 1, 0.03
+
+    def renew(self):
+        raise TypeError("a bug")
+
+
+def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog):
+    errors = []
+    with Renewal(BrokenLease(), errors.append) as renewal:
+        assert renewal.lost.wait(30)
+    assert [type(error) for error in errors] == [Fenced]
+    assert "TypeError: a bug" in str(errors[0])
+    assert "could not be renewed" in caplog.text
+
+
 def test_leases_and_the_pointer_do_not_cost_their_users_torch():
     script = """
 import sys

@@ -1,14 +1,19 @@
-"""Both buses under one clock that tests move by hand."""
+"""All buses, a real Kafka among them, under one clock that tests move by hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hand_clock import HandClock
 
+from storage.claim_check import ClaimCheck
+from storage.file_store import FileStore
 from streams.bus import Bus
-from streams.memory_bus import MemoryBus
-from streams.sqlite_bus import SqliteBus
+from streams.connect import open_bus
+from tests.servers import kafka_broker
+
+EMBEDDED = ["sqlite", "memory"]
+CLAIMS_ABOVE = 12  # bytes: with it nearly every record of the suite is a claim
 
 
 @pytest.fixture
@@ -16,12 +21,22 @@ def clock() -> HandClock:
     return HandClock()
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+def opened(kind: str, folder: Path, clock: HandClock) -> Iterator[Bus]:
+    embedded = f"sqlite:{folder}/bus"
+    urls = {"sqlite": embedded, "claims": embedded, "memory": "memory:"}
+    bus = open_bus(urls[kind] if kind in urls else kafka_broker.new_url(), clock)
+    if kind == "claims":
+        bus = ClaimCheck(bus, FileStore(str(folder / "store")), CLAIMS_ABOVE)
+    yield bus
+    bus.close()
+
+
+@pytest.fixture(params=[*EMBEDDED, "claims", "kafka"])
 def bus(request: pytest.FixtureRequest, tmp_path: Path, clock: HandClock) -> Iterator[Bus]:
-    make: dict[str, Callable[[], Bus]] = {
-        "sqlite": lambda: SqliteBus(tmp_path / "bus", clock),
-        "memory": lambda: MemoryBus(clock),
-    }
-    opened = make[request.param]()
-    yield opened
-    opened.close()
+    yield from opened(request.param, tmp_path, clock)
+
+
+@pytest.fixture(params=EMBEDDED)
+def embedded_bus(request: pytest.FixtureRequest, tmp_path: Path, clock: HandClock) -> Iterator[Bus]:
+    """For what a broker does in its own time: retention, compaction, leases by the hand clock."""
+    yield from opened(request.param, tmp_path, clock)

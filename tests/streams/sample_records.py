@@ -9,6 +9,7 @@ from streams.records import (
     AnnotationUsed,
     Applied,
     Assignment,
+    Claim,
     Configured,
     Dead,
     GroupClosed,
@@ -81,4 +82,5 @@ SAMPLES: tuple[Record, ...] = (
     StepDone(4, V3, "ff", 2, {"loss": 0.5}, {"trained": 16}, 30.5),
     GroupClosed(9, "expired", "lag 5", 4),
     Dead("trajectories", 1, 40, "checksum differs", np.frombuffer(b"\x00junk", np.uint8)),
+    Claim("blobs/trajectories/2026-11-21T13/0123", 2_000_000, "0123456789abcdef0123456789abcdef"),
 )  # fmt: skip

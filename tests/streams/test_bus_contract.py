@@ -158,7 +158,8 @@ def test_a_hole_of_compaction_is_no_lost_position(bus: Bus) -> None:
     assert values(bus, "t", 1)[-1] == b"c"
 
 
-def test_a_tombstone_removes_its_key_and_later_itself(bus: Bus, clock: HandClock) -> None:
+def test_a_tombstone_removes_its_key_and_later_itself(embedded_bus: Bus, clock: HandClock) -> None:
+    bus = embedded_bus
     bus.create([Topic("t", cleanup="compact")])
     bus.append("t", [Entry(b"gone", b"x"), Entry(b"gone", None), Entry(b"other", b"1")])
     assert {m.key: m.value for m in bus.read("t", {0: 0})} == {b"gone": None, b"other": b"1"}
@@ -167,7 +168,10 @@ def test_a_tombstone_removes_its_key_and_later_itself(bus: Bus, clock: HandClock
     assert {m.key: m.value for m in bus.read("t", {0: 0})} == {b"other": b"2"}
 
 
-def test_retention_forgets_old_records_but_never_the_last(bus: Bus, clock: HandClock) -> None:
+def test_retention_forgets_old_records_but_never_the_last(
+    embedded_bus: Bus, clock: HandClock
+) -> None:
+    bus = embedded_bus
     bus.create([Topic("t", cleanup="time", retention_s=60)])
     bus.append("t", entries("a", "b"))
     clock.now_s += 61

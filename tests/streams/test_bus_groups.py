@@ -1,4 +1,6 @@
-"""Consumer groups by leases, on every back end: they spread partitions and lose nothing."""
+"""Consumer groups by leases, on the embedded back ends: they spread partitions and lose nothing.
+Kafka's own groups: `test_kafka_groups.py`.
+"""
 
 import pytest
 from hand_clock import HandClock
@@ -13,7 +15,8 @@ EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)
 
 
 @pytest.fixture
-def filled(bus: Bus) -> Bus:
+def filled(embedded_bus: Bus) -> Bus:
+    bus = embedded_bus
     bus.create([Topic("t", 2)])
     bus.append("t", [Entry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
     return bus
@@ -66,6 +69,16 @@ def test_polling_renews_the_lease(filled: Bus, clock: HandClock) -> None:
         other.poll(0)
     alive.commit()
     other.commit()
+    assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
+
+
+def test_a_member_at_work_stays_one_without_reading(filled: Bus, clock: HandClock) -> None:
+    busy = filled.join("g", "t", "busy")
+    assert len(busy.poll(0)) == 6
+    for _ in range(5):
+        clock.now_s += LEASE_S * 0.6
+        assert busy.poll(0, records_max=0) == []
+    busy.commit()
     assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
 
 

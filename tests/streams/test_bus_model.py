@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streams.bus import Bus, Entry
+from streams.connect import open_bus
 from streams.errors import PositionLost
 from streams.memory_bus import MemoryBus
 from streams.records import Fence, Position
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic, partition_of
+from tests.servers import kafka_broker
 
 PARTITIONS = 2
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])
@@ -112,6 +114,26 @@ class SqliteAgainstModel(BusAgainstModel):
         shutil.rmtree(self.folder)
 
 
+class KafkaAgainstModel(BusAgainstModel):
+    def __init__(self) -> None:
+        self.url = kafka_broker.new_url()
+        self.crashed: list[Bus] = []
+        super().__init__()
+
+    def open(self) -> Bus:
+        return open_bus(self.url)
+
+    @precondition(lambda self: len(self.crashed) < 2)
+    @rule()
+    def crash(self) -> None:
+        self.crashed.append(self.bus)
+        self.bus = self.open()
+
+    def teardown(self) -> None:
+        for bus in (*self.crashed, self.bus):
+            bus.close()
+
+
 class MemoryAgainstModel(BusAgainstModel):
     def open(self) -> Bus:
         return MemoryBus()
@@ -123,5 +145,9 @@ SqliteAgainstModel.TestCase.settings = settings(
 MemoryAgainstModel.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None
 )
+KafkaAgainstModel.TestCase.settings = settings(
+    max_examples=8, stateful_step_count=20, deadline=None
+)
+TestKafkaAgainstModel = KafkaAgainstModel.TestCase
 TestSqliteAgainstModel = SqliteAgainstModel.TestCase
 TestMemoryAgainstModel = MemoryAgainstModel.TestCase

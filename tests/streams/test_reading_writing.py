@@ -253,7 +253,9 @@ def test_from_end_reads_only_what_comes_later(run: Bus) -> None:
     assert [type(received.record) for received in reader.poll()] == [StepDone]
 
 
-def test_an_address_that_is_gone_is_a_lost_position(run: Bus) -> None:
+def test_an_address_that_is_gone_is_a_lost_position(embedded_bus: Bus) -> None:
+    run = embedded_bus
+    run.create(catalogue())
     for _ in range(3):
         publish(run, "status", "r", SAMPLES[5])
     with pytest.raises(PositionLost, match="compacted away"):

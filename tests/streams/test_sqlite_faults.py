@@ -145,7 +145,7 @@ def test_urls_name_their_bus(tmp_path: Path) -> None:
     assert isinstance(open_bus("memory:"), MemoryBus)
 
 
-@pytest.mark.parametrize("url", ["kafka://host:9092", "sqlite:", "memory:x", "runs/bus", ""])
+@pytest.mark.parametrize("url", ["kafka:host", "sqlite:", "memory:x", "runs/bus", ""])
 def test_an_unknown_bus_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:FOLDER and memory:"):
+    with pytest.raises(ConfigurationError, match=r"sqlite:FOLDER, kafka:.*memory:"):
         open_bus(url)

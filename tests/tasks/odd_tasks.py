@@ -6,6 +6,8 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
+
 from producers.tasks.base import Score, TaskPrompt, Turns
 from producers.tasks.remainder import Remainder
 
@@ -30,6 +32,7 @@ class Odd(Remainder):
         if reference == "print":
             print("on standard output", flush=True)
         values = {"nan": math.nan, "infinite": math.inf, "none": None, "text": "1"}
+        values["numpy"] = np.float32(0.5)
         if reference == "nothing":
             return None  # pyright: ignore
         if reference.startswith("/"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from odd_replies import REPLIES
 
 from producers.rewards import Outcome, RewardPool, Verdict
 from producers.settings import TaskSettings
@@ -134,6 +135,27 @@ def test_an_environment_replies_through_the_pool():
     assert outcomes["turn"] == Reply((9, 15), "2")
     assert isinstance(outcomes["broken"], Verdict)
     assert outcomes["broken"].dead
+
+
+def test_a_reply_of_wrong_types_is_a_dead_verdict_and_the_process_lives():
+    """Wrong tokens would end the rollout that puts them into a record."""
+    pool = RewardPool(settings("odd_replies:OddReplies"))
+    for kind in REPLIES:
+        pool.submit_turn(kind, kind, "", [[5]])
+    outcomes = collect(pool, len(REPLIES))
+    pool.close()
+    assert outcomes.pop("fine") == Reply((5, 6), "on")
+    reasons = {kind: outcome.reason for kind, outcome in outcomes.items()}  # pyright: ignore
+    assert len(reasons) == len(REPLIES) - 1
+    assert not [kind for kind, reason in reasons.items() if "its process ended" in reason]
+    assert "the token -1, outside" in reasons["negative"]
+    assert "the token 5.0, not a whole number" in reasons["float"]
+    assert "a state that is a int, not text" in reasons["a number for a state"]
+    assert "more than 65536 tokens" in reasons["endless"]
+
+
+def test_a_reward_of_numpy_is_a_number(pool: RewardPool):
+    assert verdict(pool, "numpy").reward == 0.5
 
 
 def test_a_task_that_cannot_be_built_is_a_configuration_error():

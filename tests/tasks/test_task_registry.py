@@ -1,34 +1,78 @@
 """Tasks are found by name or import path; mistakes say what to do."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
+from producers.settings import TaskSettings
+from producers.tasks.base import Task
 from producers.tasks.registry import load_task
 from producers.tasks.remainder import Remainder
+from producers.tasks.text import Text
 from streams.errors import ConfigurationError
 
 
+class Worded(Remainder):
+    """One's own task that wants the run's words."""
+
+    def __init__(self, text: Text) -> None:
+        super().__init__()
+        self.text = text
+
+
+def load(name: str, **options: float | str) -> Task:
+    return load_task(TaskSettings(name=name, options=dict(options)))
+
+
 def test_a_registered_name_builds_the_task_with_its_options():
-    task = load_task("remainder", {"direct": 0.5})
+    task = load("remainder", direct=0.5)
     assert isinstance(task, Remainder)
     assert task.name == "remainder"
 
 
 def test_an_import_path_builds_ones_own_task():
-    assert load_task("odd_tasks:Odd", {}).name == "odd"
+    assert load("odd_tasks:Odd").name == "odd"
+
+
+def test_a_task_that_takes_text_is_given_tokenizer_and_template():
+    task = load("test_task_registry:Worded")
+    assert task.text.tokenizer.size == 262  # pyright: ignore
+
+
+def test_a_module_in_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "my_own_task.py").write_text("from odd_tasks import Odd as Mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load("my_own_task:Mine").name == "odd"
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
         ("remainer", {}, "did you mean 'remainder'"),
-        ("zzz", {}, "registered: remainder, scripted"),
+        ("zzz", {}, "registered: dataset, mixture, reasoning_gym, remainder, scripted"),
         ("odd_taskz:Odd", {}, "module 'odd_taskz' cannot be imported"),
+        (":Odd", {}, "write it as `module:attribute`"),
         ("odd_tasks:Od", {}, "no callable 'Od'; did you mean 'Odd'"),
+        ("odd_tasks:math", {}, "has 'math', which is not callable"),
         ("odd_tasks:Path", {}, "without stop, tokenizer"),
-        ("remainder", {"directt": 0.5}, "unexpected keyword argument 'directt'"),
+        ("remainder", {"directt": 0.5}, "no option 'directt'; did you mean 'direct'?"),
+        ("remainder", {"zzz": 0.5}, "no option 'zzz'; known: direct, jump"),
+        ("remainder", {"direct": "much"}, "task.options of remainder: '<' not supported"),
+        ("dataset", {"path": "x.jsonl"}, "task.options of dataset: give verifier"),
     ],
 )
 def test_a_mistake_is_named(name: str, options: dict[str, float], message: str):
     with pytest.raises(ConfigurationError) as caught:
-        load_task(name, options)
+        load(name, **options)
     assert message in str(caught.value)
+
+
+def test_a_module_that_fails_on_import_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_task.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="importing 'broken_task' failed with ZeroDiv"):
+        load("broken_task:Task")

@@ -1,0 +1,60 @@
+"""What was read of one topic and is in no file yet, and which partition's file is due. No I/O.
+
+A partition's pending records are always consecutive. A file is cut where a record of a later day
+begins; a record of an earlier day (a clock that went back) stays where it lies, so that clocks that
+disagree around midnight make two files and not hundreds.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from storage.archive.names import day_of, size_of
+from streams.bus import Message
+
+
+class Pending:
+    """Records of one partition, oldest first; `since_s` is when the first was read, `bytes` counts
+    keys and values.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        self.since_s = since_s
+        self.bytes = 0
+        self.messages: list[Message] = []
+        self._cut: int | None = None  # index of the first record of a later day
+
+    @property
+    def spans_days(self) -> bool:
+        return self._cut is not None
+
+    def add(self, message: Message) -> None:
+        self.messages.append(message)
+        self.bytes += size_of(message)
+        if self._cut is None and _later_day(message, self.messages[0]):
+            self._cut = len(self.messages) - 1
+
+    def file(self) -> Sequence[Message]:
+        """The records of the next file: up to the first of a later day."""
+        return self.messages[: self._cut]
+
+    def forget(self, before: int) -> None:
+        """Drop the records below this offset."""
+        kept = self.messages[max(0, before - self.messages[0].offset) :]
+        self.messages, self.bytes, self._cut = [], 0, None
+        for message in kept:
+            self.add(message)
+
+
+def _later_day(message: Message, first: Message) -> bool:
+    return day_of(message.timestamp_ms) > day_of(first.timestamp_ms)
+
+
+def due(pending: Mapping[int, Pending], roll_bytes: int, roll_s: float, now_s: float) -> int | None:
+    """The partition to write now: one whose day is over or that waited for `roll_s`, or, when all
+    hold `roll_bytes` together, the fullest.
+    """
+    for partition, held in pending.items():
+        if held.spans_days or now_s - held.since_s >= roll_s:
+            return partition
+    if sum(held.bytes for held in pending.values()) >= roll_bytes:
+        return max(pending, key=lambda partition: pending[partition].bytes)
+    return None

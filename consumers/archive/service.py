@@ -1,0 +1,82 @@
+"""The archive role: every few seconds all archived topics in turn, and all of the rest at the end.
+
+It reads seldom and much at a time, so that it costs the run little; what is not archived yet is in
+the log, so nothing hurries. On `stop` it archives up to the present ends: a run that is stopped
+after its other roles is archived whole.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from consumers.archive.topic import TopicArchive, Written
+from consumers.settings import ArchiveSettings
+from storage.objects import ObjectStore
+from streams.bus import Bus
+from streams.figures import Figures
+
+log = logging.getLogger(__name__)
+
+ROUND_S = 2.0  # between two rounds, or a quarter of `roll_s`
+
+Note = Callable[[Mapping[str, object]], None]
+
+
+class Archive:
+    """All archived topics of a run; `note` is given a line per file that was created."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: ObjectStore,
+        run: str,
+        settings: ArchiveSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+        note: Note = lambda line: None,
+    ) -> None:
+        self._pause_s = min(ROUND_S, settings.roll_s / 4)
+        self._note = note
+        self._topics: dict[str, TopicArchive] = {
+            topic: TopicArchive(bus, store, run, topic, settings, monotonic, self._wrote)
+            for topic in settings.topics
+        }
+        self._records: dict[str, int] = dict.fromkeys(settings.topics, 0)
+        self._files = self._bytes = self._lost = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Archive until `stop`, then the rest."""
+        topics = self._topics.values()
+        for topic in topics:
+            topic.start()
+        while not stop.wait(self._pause_s):
+            while sum(topic.advance() for topic in topics) and not stop.is_set():
+                pass  # the topics take turns until none has news
+        for topic in topics:
+            topic.finish()
+
+    def figures(self) -> Figures:
+        """What this process wrote; any thread may ask."""
+        return {
+            "archive_files_total": self._files,
+            "archive_bytes_total": self._bytes,
+            "archive_records_total": dict(self._records),
+            "archive_lost_total": self._lost,
+            "archive_behind_records": {
+                name: topic.behind() for name, topic in self._topics.items()
+            },
+            "archive_pending_records": {
+                name: topic.pending() for name, topic in self._topics.items()
+            },
+        }
+
+    def _wrote(self, file: Written) -> None:
+        if not file.mine:
+            self._lost += 1
+            return
+        self._files += 1
+        self._bytes += file.bytes
+        self._records[file.topic] += file.records
+        log.info("%s: %d records, %d bytes", file.key, file.records, file.bytes)
+        line = {"records": file.records, "bytes": file.bytes, "seconds": round(file.seconds, 3)}
+        self._note({"time_s": time.time(), "key": file.key, **line})

@@ -1,0 +1,126 @@
+"""What dispatch keeps between two holders of its lease: its fold at a moment, and the positions
+from which to fold on, in one object (`dispatch/state.json`). So a rebuild reads what came since,
+and what lies before may be truncated (invariant 11).
+
+What the swaps stop: a dispatch of term 3 that was stopped wakes up behind its successor, folds its
+own void admissions and keeps that; term 5 would start from them. Every write is a compare-and-swap,
+and a new holder swaps its own term in *before* it appends `Opened`: from then on the earlier
+holder's swap is lost and it exits, and what it had swapped in lies before that `Opened`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from consumers.dispatch.state import Chain, DispatchState, OpenGroup, Order
+from storage.documents import decode, encode
+from storage.objects import ObjectStore
+from streams.errors import Fenced, ObjectExists, ObjectMissing, SwapLost
+from streams.records import Admitted, Position
+
+KEY = "dispatch/state.json"
+
+Positions = Mapping[str, Mapping[int, Position]]
+"""Topic → partition → where to read on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGroup:
+    """An open group; its prompt is read again."""
+
+    admitted: Admitted
+    open: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """`DispatchState` without rollouts and version, which compacted topics tell anew."""
+
+    term: int
+    positions: dict[str, dict[str, Position]]
+    admitted: int = 0
+    closed: int = 0
+    trained: int = 0
+    next_group: int = 0
+    completed: int = 0
+    late: int = 0
+    groups: tuple[KeptGroup, ...] = ()
+    orders: tuple[tuple[str, Order], ...] = ()
+    chains: tuple[tuple[str, Chain], ...] = ()
+
+    def where(self) -> dict[str, dict[int, Position]]:
+        """Positions by number of the partition (JSON keys are texts)."""
+        return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
+
+
+def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptState:
+    """The state as it is; `positions` are of the same moment."""
+    return KeptState(
+        term=term,
+        positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
+        admitted=state.admitted,
+        closed=state.closed,
+        trained=state.trained,
+        next_group=state.next_group,
+        completed=state.completed,
+        late=state.late,
+        groups=tuple(KeptGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()),
+        orders=tuple(state.orders.items()),
+        chains=tuple(state.chains.items()),
+    )
+
+
+def restored(kept: KeptState | None) -> DispatchState:
+    """The state to fold on from; the empty one at the begin of a run."""
+    if kept is None:
+        return DispatchState()
+    return DispatchState(
+        admitted=kept.admitted,
+        closed=kept.closed,
+        trained=kept.trained,
+        next_group=kept.next_group,
+        completed=kept.completed,
+        late=kept.late,
+        groups={g.admitted.group: OpenGroup(g.admitted, set(g.open)) for g in kept.groups},
+        orders=dict(kept.orders),
+        chains=dict(kept.chains),
+    )
+
+
+class Keeper:
+    """The object of one holder; `Fenced` once a higher term has taken it."""
+
+    def __init__(self, store: ObjectStore, term: int) -> None:
+        self._store, self._term, self._etag = store, term, ""
+
+    def take_over(self) -> KeptState | None:
+        """Put this term in and return what the earlier holder kept; None at the begin of a run."""
+        while True:
+            try:
+                data, etag = self._store.read(KEY)
+            except ObjectMissing:
+                try:
+                    first = KeptState(self._term, {})
+                    self._etag = self._store.create(KEY, encode(first))
+                    return None
+                except ObjectExists:
+                    continue
+            kept = decode(data, KeptState, KEY)
+            if kept.term > self._term:
+                raise Fenced(f"{KEY} is of term {kept.term}; this dispatch has term {self._term}")
+            try:
+                mine = encode(replace(kept, term=self._term))
+                self._etag = self._store.swap(KEY, mine, etag)
+            except SwapLost:
+                continue  # it was written once more; by a higher term: see above
+            return kept if kept.positions else None
+
+    def keep(self, kept: KeptState) -> None:
+        """Replace it."""
+        data = encode(kept)
+        try:
+            self._etag = self._store.swap(KEY, data, self._etag)
+        except SwapLost as lost:
+            present, etag = self._store.read(KEY)
+            if present != data:  # else it was our own swap, whose answer got lost
+                raise Fenced(f"{KEY} was taken by a later dispatch ({lost})") from lost
+            self._etag = etag

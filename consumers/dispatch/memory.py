@@ -1,0 +1,88 @@
+"""When dispatch keeps its state, and what may be forgotten once it has.
+
+1. The state is kept (`kept.py`).  2. The positions from which it is folded on are committed: the
+trainer truncates no further in the topics that both read.  3. Topics that only dispatch needs are
+truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
+the oldest order and the oldest partial of an open trajectory (DESIGN.md, Topics).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from consumers.dispatch.inbox import Inbox
+from consumers.dispatch.kept import Keeper, KeptState, kept_state
+from consumers.dispatch.state import DispatchState
+from storage.objects import ObjectStore
+from streams.bus import Bus
+from streams.records import Address, Position
+from streams.truncation import before_record, truncate
+from streams.writer import FencedWriter
+
+GROUP = "dispatch"
+"""Under which dispatch commits from where it can rebuild."""
+SHARED = ("admissions", "trajectories", "ledger")
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one term keeps; `truncate` False forgets nothing."""
+
+    bus: Bus
+    store: ObjectStore
+    term: int
+    truncate: bool
+    keep_s: float
+    monotonic: Callable[[], float]
+    _keeper: Keeper = field(init=False)
+    _due_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._keeper = Keeper(self.store, self.term)
+        self._due_s = self.monotonic() + self.keep_s
+
+    def recall(self) -> KeptState | None:
+        """What the earlier holder kept, now this term's."""
+        return self._keeper.take_over()
+
+    def keep(
+        self, state: DispatchState, inbox: Inbox, admissions: FencedWriter, orders: FencedWriter
+    ) -> None:
+        """Keep the state if it is time; between two rounds it is the fold of all that was read."""
+        if self.monotonic() < self._due_s:
+            return
+        positions = inbox.positions()
+        positions["admissions"], positions["assignments"] = (
+            admissions.positions(),
+            orders.positions(),
+        )
+        self._keeper.keep(kept_state(state, self.term, positions))  # 1
+        for topic in SHARED:
+            self.bus.commit(GROUP, topic, positions[topic])  # 2
+        if self.truncate:
+            self._forget(state, positions)  # 3
+        self._due_s = self.monotonic() + self.keep_s
+
+    def _forget(
+        self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
+    ) -> None:
+        orders = (order.at for order in state.orders.values() if order.at is not None)
+        partials = (chain.first for chain in state.chains.values())
+        needed: dict[str, Iterable[Address]] = {
+            "prompts": (),
+            "assignments": orders,
+            "partials": partials,
+        }
+        for topic, addresses in needed.items():
+            before = dict(positions[topic])
+            for partition, oldest in _oldest(addresses).items():
+                if oldest.offset < before[partition].offset:
+                    before[partition] = before_record(self.bus, topic, oldest)
+            truncate(self.bus, topic, before)
+
+
+def _oldest(addresses: Iterable[Address]) -> dict[int, Address]:
+    least: dict[int, Address] = {}
+    for address in addresses:
+        known = least.setdefault(address.partition, address)
+        least[address.partition] = min(known, address)
+    return least

@@ -1,0 +1,67 @@
+"""What one term of the trainer did, summed over its steps as the ledger has them.
+
+A step that is repeated after a crash is in the ledger already and changes no sum, so the sums of
+all terms together are those of the ledger.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streams.figures import LAGS, SECONDS, Figures, Tally
+from streams.records import StepDone
+
+OUTCOMES = ("trained", "filtered", "expired", "dead")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Written by the publisher's thread, read by any; `last` are the newest step's own metrics."""
+
+    steps: int = 0
+    repeated: int = 0
+    sums: Counter[str] = field(default_factory=Counter[str])
+    seconds: dict[str, float] = field(default_factory=lambda: {"wait_s": 0.0, "busy_s": 0.0})
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    lags: Tally = field(default_factory=lambda: Tally(LAGS))
+    step_s: Tally = field(default_factory=lambda: Tally(SECONDS))
+    publish_s: Tally = field(default_factory=lambda: Tally(SECONDS))
+    last: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def add(
+        self,
+        done: StepDone,
+        lags: Mapping[int, int],
+        outcomes: Mapping[str, int],
+        publish_s: float,
+    ) -> None:
+        """A step whose `StepDone` was appended."""
+        self.steps += 1
+        self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
+        for name in ("masked_tokens", "trained", "dropped"):
+            self.sums[name] += done.counts.get(name, 0)
+        for name in self.seconds:
+            self.seconds[name] += done.metrics.get(name, 0.0)
+        self.outcomes.update(outcomes)
+        for lag, tokens in lags.items():
+            self.lags.add(lag, tokens)
+        self.step_s.add(done.metrics.get("seconds", 0.0))
+        self.publish_s.add(publish_s)
+        self.last = dict(done.metrics)
+
+    def figures(self) -> Figures:
+        return {
+            "trainer_steps_total": self.steps,
+            "trainer_steps_repeated_total": self.repeated,
+            "trainer_tokens_trained_total": self.sums["tokens"],
+            "trainer_tokens_masked_total": self.sums["masked_tokens"],
+            "trainer_samples_trained_total": self.sums["trained"],
+            "trainer_samples_dropped_total": self.sums["dropped"],
+            "trainer_groups_total": {name: self.outcomes[name] for name in OUTCOMES},
+            "trainer_wait_seconds_total": self.seconds["wait_s"],
+            "trainer_busy_seconds_total": self.seconds["busy_s"],
+            "trainer_step_seconds": self.step_s,
+            "trainer_publish_seconds": self.publish_s,
+            "trainer_last": self.last,
+            "lag_steps": self.lags,
+        }

@@ -1,0 +1,141 @@
+"""What is asked of a process that runs code of others, and what that code's result becomes.
+
+Whatever it raises or returns ends as an `Answer` that fits its types and a line on a pipe: nothing
+that a task, an environment or a scorer's function gives can end the role that asked.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from numbers import Integral, Real
+from traceback import extract_tb
+from typing import Literal, cast
+
+import msgspec
+
+from producers.scoring.finished import Facts, Finished
+from producers.scoring.function import Function
+from producers.tasks.base import Environment, Reply, Score, Task
+
+_REASON_MAX = 300  # characters of an exception's message that travel into a record
+_STATE_MAX = 1 << 16  # characters of an environment's state, which every partial carries
+_REPLY_MAX = 1 << 16  # tokens of one reply; the engine's context is the real limit
+_TOKENS = 1 << 32  # tokens are uint32 in records; the engine knows its vocabulary
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """Judge the turns, say what the environment replies to them, or call the scorer's function."""
+
+    kind: Literal["judge", "reply", "score"]
+    reference: str
+    state: str
+    turns: list[list[int]]
+    facts: Facts | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """`reward` with `scores`, or the environment's `tokens` and `state`, or why there
+    is neither.
+    """
+
+    kind: Literal["score", "reply", "failed"]
+    reward: float = 0.0
+    scores: dict[str, float] = {}  # msgspec copies empty defaults
+    tokens: tuple[int, ...] = ()
+    state: str = ""
+    reason: str = ""
+
+
+def failed(reason: str) -> Answer:
+    """There is no result, and why; text that is no UTF-8 is made such."""
+    return Answer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
+
+
+def answer(task: Task, function: Function | None, question: Question) -> Answer:
+    """Run the code of others; whatever it raises or returns becomes an answer."""
+    try:
+        if question.kind == "judge":
+            return _scored(task.judge(question.reference, question.turns))
+        if question.kind == "reply":
+            assert isinstance(task, Environment), f"task {task.name} has no reply()"
+            return _replied(task.reply(question.reference, question.state, question.turns))
+        assert function is not None, "no function was given"
+        assert question.facts is not None
+        decode = task.tokenizer().decode
+        return _valued(
+            function(Finished(question.facts, question.reference, question.turns, decode))
+        )
+    except _NotUsable as error:
+        return failed(str(error))
+    except Exception as error:  # noqa: BLE001 (code of others: any failure is an outcome)
+        frame = extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+        return failed(f"{type(error).__name__} at {where}: {error}")
+
+
+class _NotUsable(ValueError):
+    """A result of the wrong kind; the message says which."""
+
+
+# The types say less than they seem to in what follows: the code is somebody else's.
+
+
+def _scored(score: object) -> Answer:
+    if not isinstance(score, Score):
+        raise _NotUsable(f"judge() returned a {type(score).__name__}, not a Score")
+    return Answer("score", _number(score.reward, "the reward"), _numbers(score.scores))
+
+
+def _valued(result: object) -> Answer:
+    """A mapping of names to numbers; one number has the name ""."""
+    if isinstance(result, Mapping):
+        return Answer("score", scores=_numbers(cast("Mapping[object, object]", result)))
+    return Answer("score", scores={"": _number(result, "the result")})
+
+
+def _replied(reply: object) -> Answer:
+    if not isinstance(reply, Reply):
+        raise _NotUsable(f"reply() returned a {type(reply).__name__}, not a Reply")
+    return Answer("reply", tokens=_tokens(reply.tokens), state=_state(reply.state))
+
+
+def _state(state: object) -> str:
+    if not isinstance(state, str):
+        raise _NotUsable(f"reply() gave a state that is a {type(state).__name__}, not text")
+    if len(state) > _STATE_MAX:
+        raise _NotUsable(f"reply() gave a state of {len(state)} characters; at most {_STATE_MAX}")
+    state.encode()  # a lone surrogate raises here, where it is an outcome
+    return state
+
+
+def _tokens(tokens: object) -> tuple[int, ...]:
+    """Whole numbers that a record can hold."""
+    if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
+        raise _NotUsable(f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence")
+    found = list(islice(cast("Iterable[object]", tokens), _REPLY_MAX + 1))
+    if len(found) > _REPLY_MAX:
+        raise _NotUsable(f"reply() gave more than {_REPLY_MAX} tokens")
+    return tuple(_token(token) for token in found)
+
+
+def _token(token: object) -> int:
+    if isinstance(token, bool) or not isinstance(token, Integral):
+        raise _NotUsable(f"reply() gave the token {token!r}, not a whole number")
+    number = int(token)
+    if not 0 <= number < _TOKENS:
+        raise _NotUsable(f"reply() gave the token {number}, outside [0, 2**32)")
+    return number
+
+
+def _numbers(values: Mapping[object, object] | Mapping[str, float]) -> dict[str, float]:
+    return {str(name): _number(value, str(name)) for name, value in values.items()}
+
+
+def _number(value: object, name: str) -> float:
+    if not isinstance(value, Real):
+        raise _NotUsable(f"{name} is a {type(value).__name__}, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise _NotUsable(f"{name} is {number}")
+    return number

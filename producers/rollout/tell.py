@@ -1,0 +1,47 @@
+"""What a rollout tells of itself as plain numbers (`streams/figures.py`).
+
+Load and speed are those of its last heartbeat, so a scrape and the log say the same, and no engine
+is asked from another thread.
+"""
+
+from producers.rollout.voice import Voice
+from producers.rollout.weights import WeightsFollower
+from streams.figures import Figure, Figures
+from streams.records import RolloutStatus
+
+FINISHES = ("stop", "length", "dead")
+
+
+def tell(voice: Voice, follower: WeightsFollower, judged: int, oldest_s: float) -> Figures:
+    """`judged` trajectories wait for a verdict; the oldest in progress is `oldest_s` old."""
+    newest = follower.newest
+    figures: dict[str, Figure] = {
+        "rollout_term": voice.term,
+        "rollout_trajectories_total": {name: voice.finishes[name] for name in FINISHES},
+        "rollout_rewards_outstanding": judged,
+        "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
+        "rollout_version_newest": 0 if newest is None else newest.version.number,
+        "rollout_fetched_bytes_total": follower.fetched_bytes,
+        "rollout_fetch_seconds": follower.fetch_s,
+        "rollout_apply_seconds": voice.apply_s,
+    }
+    if voice.said is not None:
+        figures.update(_said(voice.said))
+    return figures
+
+
+def _said(status: RolloutStatus) -> Figures:
+    return {
+        "rollout_slots": status.slots,
+        "rollout_running": status.running,
+        "rollout_waiting": status.waiting,
+        "rollout_kv_used_tokens": status.kv_used,
+        "rollout_kv_capacity_tokens": status.kv_capacity,
+        "rollout_version_held": status.version.number,
+        "rollout_quota_left": status.quota_left,
+        "rollout_health": {status.health: 1},
+        "rollout_tokens_per_second": status.tokens_per_s,
+        "rollout_tokens_generated_total": status.tokens_total,
+        "rollout_idle_seconds_total": status.idle_s,
+        "rollout_busy_seconds_total": status.busy_s,
+    }

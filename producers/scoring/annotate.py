@@ -1,0 +1,81 @@
+"""From records to what is asked about them, and from verdicts to annotations. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from producers.rewards import Verdict
+from producers.scoring.finished import Facts
+from streams.bus import Message
+from streams.codec import decode
+from streams.errors import DecodeError
+from streams.records import PROMPT, Annotation, Trajectory
+
+LONE = ""  # the name under which a function's single number comes
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """What a scorer called `scorer` writes: with `by_judge` what the task's judge says, else what a
+    function gave.
+    """
+
+    names: tuple[str, ...]
+    by_judge: bool
+    scorer: str
+
+
+def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
+    """Of each trajectory the first completion in its partition's order; those that died are left
+    out, for them nothing is annotated (invariant 2: a failure is a completion too).
+    """
+    first: dict[str, Trajectory] = {}
+    for message in messages:
+        try:
+            record = decode(message.value).record if message.value is not None else None
+        except DecodeError:  # the readers that decide something bury it (reader.py)
+            continue
+        if isinstance(record, Trajectory):
+            first.setdefault(record.trajectory, record)
+    return {name: record for name, record in first.items() if record.finish != "dead"}
+
+
+def facts_of(record: Trajectory) -> Facts:
+    """What a function gets to know of a living record."""
+    assert record.finish != "dead", f"{record.trajectory} is dead"
+    prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
+    return Facts(
+        trajectory=record.trajectory,
+        group=record.group,
+        index=record.index,
+        task=record.task,
+        finish=record.finish,
+        prompt=prompt.tolist(),
+        reward=record.reward,
+        scores=record.scores or {},
+    )
+
+
+def annotations(record: Trajectory, verdict: Verdict, writes: Writes) -> list[Annotation]:
+    """One for each name that the scorer writes: its value, or why there will be none."""
+    values = dict(verdict.scores)
+    if writes.by_judge:
+        values["reward"] = verdict.reward
+    elif LONE in values:
+        values[writes.names[0]] = values.pop(LONE)
+    return [_annotation(record, name, values, verdict, writes.scorer) for name in writes.names]
+
+
+def _annotation(
+    record: Trajectory, name: str, values: dict[str, float], verdict: Verdict, scorer: str
+) -> Annotation:
+    reason = verdict.reason
+    if not reason and name not in values:
+        reason = f"not among what was given ({', '.join(sorted(values)) or 'nothing'})"
+    found: Sequence[float] = () if reason else (values[name],)
+    with np.errstate(over="ignore"):
+        array = np.array(found, np.float32)
+    if not np.isfinite(array).all():
+        array, reason = np.empty(0, np.float32), f"{values[name]:g} is no 32-bit number"
+    return Annotation(record.trajectory, record.group, name, array, scorer, reason)

@@ -1,0 +1,128 @@
+"""The scorer: reads finished trajectories and writes annotations about them, in batches.
+
+Scorers share the partitions of `trajectories` as a consumer group. A batch is committed once all
+its annotations are in the log, so a scorer that is killed loses nothing: its successor scores the
+batch again, and the first annotation of a (trajectory, name) counts. Only the first completion of a
+trajectory is scored, and it is the first in the log's order too: a later one lies in the same batch
+(left out here) or in a later batch. So an annotation is about the tokens that are trained
+(invariant 2).
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from producers.rewards import Outcome, RewardPool, Verdict
+from producers.scoring.annotate import Writes, annotations, facts_of, first_completions
+from producers.tasks.base import turns_of
+from streams.bus import Bus, GroupReader
+from streams.errors import PositionLost
+from streams.figures import Figures
+from streams.records import Position, Trajectory
+from streams.writer import Keyed, publish_all
+
+log = logging.getLogger(__name__)
+
+GROUP, TOPIC = "scoring", "trajectories"
+WAIT_S = 0.2
+PAUSE_S = 0.002  # between two looks at the pool
+ALIVE_S = 1.0  # between two signs of life to the consumer group while a batch takes long
+BATCH_PER_PROCESS = 16  # what a kill makes a successor do again
+
+
+@dataclass(slots=True)
+class Scorer:
+    """One member of the group, under a name of its own (`writes.scorer`)."""
+
+    bus: Bus
+    pool: RewardPool
+    writes: Writes
+    batch: int
+    clock: Callable[[], float] = time.monotonic
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """What this process published: annotations, and trajectories `scored` or `dead`."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Score until `stop`; a batch that was begun then is left to the successor."""
+        try:
+            while not stop.is_set():
+                try:
+                    self._follow(stop)
+                except PositionLost as error:
+                    self._pass_over(error)
+        finally:
+            self.pool.close()
+
+    def _follow(self, stop: threading.Event) -> None:
+        reader = self.bus.join(GROUP, TOPIC, self.writes.scorer)
+        try:
+            while not stop.is_set():
+                messages = reader.poll(WAIT_S, self.batch)
+                if messages and self._score(first_completions(messages), reader, stop):
+                    reader.commit()
+        finally:
+            reader.close()
+
+    def _score(
+        self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
+    ) -> bool:
+        """Whether annotations of all these are in the log; False if it was stopped before."""
+        for record in records.values():
+            self._ask(record)
+        asked, alive_s = set(records), self.clock()
+        while asked:
+            decided = [(records[trajectory], outcome) for trajectory, outcome in self.pool.poll()]
+            self._publish(decided)
+            asked -= {record.trajectory for record, _ in decided}
+            if self.clock() - alive_s >= ALIVE_S:
+                reader.poll(0.0, 0)
+                alive_s = self.clock()
+            if not decided and stop.wait(PAUSE_S):
+                return False
+        return True
+
+    def _ask(self, record: Trajectory) -> None:
+        turns = turns_of(record.tokens, record.sources)
+        if self.writes.by_judge:
+            self.pool.submit(record.trajectory, record.reference, turns)
+        else:
+            name = record.trajectory
+            self.pool.submit_finished(name, record.reference, turns, facts_of(record))
+
+    def _publish(self, decided: Sequence[tuple[Trajectory, Outcome]]) -> None:
+        entries: list[Keyed] = []
+        for record, outcome in decided:
+            assert isinstance(outcome, Verdict), "a reply to what was to be scored"
+            self.counts["dead" if outcome.dead else "scored"] += 1
+            if outcome.dead:
+                log.warning("%s is not scored: %s", record.trajectory, outcome.reason)
+            entries += [(str(record.group), a) for a in annotations(record, outcome, self.writes)]
+        if entries:
+            publish_all(self.bus, "annotations", entries)
+            self.counts["annotations"] += len(entries)
+
+    def figures(self) -> Figures:
+        """What this process published, and how far the whole group is behind."""
+        ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
+        begin = self.bus.begin(TOPIC)
+        at = {p: committed[p].offset if p in committed else begin[p] for p in ends}
+        return {
+            "score_trajectories_total": {name: self.counts[name] for name in ("scored", "dead")},
+            "score_annotations_total": self.counts["annotations"],
+            "score_behind_records": sum(max(0, end - at[p]) for p, end in ends.items()),
+        }
+
+    def _pass_over(self, lost: PositionLost) -> None:
+        """What was truncated belongs to groups that ended: nobody waits for its annotations."""
+        log.warning("%s; the scorer goes on with what is kept", lost)
+        committed = self.bus.committed(GROUP, TOPIC)
+        begin = self.bus.begin(TOPIC)
+        behind = {
+            p: Position(at)
+            for p, at in begin.items()
+            if p in committed and committed[p].offset < at
+        }
+        self.bus.commit(GROUP, TOPIC, behind)

@@ -1,0 +1,160 @@
+"""Prompts from a file, judged by a function of one's own: `verifier(answer, reference)`.
+
+The order is a fresh permutation of the training rows in each epoch. What is held out is a second
+file, or a fixed share of the first by a hash of each prompt: equal prompts are on one side, and a
+row stays where it is when others are added. The file is read by who asks (prompt source,
+evaluation, warm-up); rewards are given the row's reference and never read it. It should not change
+while a run lives: positions count its rows.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import xxhash
+
+from producers.tasks.base import Document, Score, TaskPrompt, Turns, shuffled
+from producers.tasks.importing import find_callable
+from producers.tasks.rows import Columns, Row, read_rows
+from producers.tasks.text import Text
+from producers.tasks.text_tokenizer import TextTokenizer
+from streams.errors import ConfigurationError
+
+_NAMED_MAX = 5  # rows that a message names
+_WHERE = "task.options of dataset"
+
+
+class Dataset:
+    """The task. `verifier` is `module:function`, which returns a reward, or a reward and named
+    scores; `prompt`, `reference` and `answer` name columns (`answer` holds what a warm-up teaches).
+    """
+
+    name = "dataset"
+
+    def __init__(
+        self,
+        text: Text,
+        path: str,
+        verifier: str,
+        prompt: str = "prompt",
+        reference: str = "reference",
+        answer: str = "",
+        held_out: str = "",
+        held_out_share: float = 0.1,
+    ) -> None:
+        if not 0 < held_out_share < 1:
+            raise ConfigurationError(
+                f"{_WHERE}: held_out_share = {held_out_share} must lie between 0 and 1"
+            )
+        self._text, self._path, self._share = text, Path(path), held_out_share
+        self._held_out_path = Path(held_out) if held_out else None
+        self._columns = Columns(prompt, reference, answer)
+        self._verify = cast(
+            Callable[[str, object], object], find_callable(verifier, "task.options.verifier")
+        )
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return self._text.stop
+
+    def tokenizer(self) -> TextTokenizer:
+        return self._text.tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        rows = self._splits[0]
+        epoch, index = shuffled(len(rows), seed, position)
+        return self._ask(rows[index], epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        rows = self._splits[1]
+        if count > len(rows):
+            raise ConfigurationError(
+                f"evaluation.prompts: {count} asked for, the data set holds out {len(rows)}; ask "
+                "for no more, raise held_out_share, or name a file as task.options.held_out"
+            )
+        return [self._ask(row, 0) for row in rows[:count]]
+
+    def documents(self, seed: int, count: int) -> list[Document]:
+        """Answers of the column `answer` to training rows drawn with repetition."""
+        if not self._columns.answer:
+            raise ConfigurationError(
+                f"{_WHERE}: a warm-up needs answers to learn: name their column as "
+                "task.options.answer, or set model.path to a checkpoint to start from"
+            )
+        rows = self._splits[0]
+        chosen: list[int] = np.random.default_rng(seed).integers(len(rows), size=count).tolist()
+        return [
+            Document(self._text.prompt(row.said), self._text.response(row.answer))
+            for row in (rows[index] for index in chosen)
+        ]
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        given = self._verify(self._text.answer(turns), json.loads(reference))
+        if not isinstance(given, tuple):
+            return Score(cast(float, given))  # what is no number is told by who asked
+        pair = cast(tuple[object, ...], given)
+        if len(pair) != 2 or not isinstance(pair[1], Mapping):
+            raise TypeError(f"the verifier returned {given!r}, not a reward or (reward, scores)")
+        return Score(cast(float, pair[0]), cast(Mapping[str, float], pair[1]))
+
+    @cached_property
+    def _splits(self) -> tuple[list[Row], list[Row]]:
+        """Training and held-out rows, all of which fit."""
+        rows = read_rows(self._path, self._columns)
+        self._refuse_longer(self._path, rows)
+        if self._held_out_path is not None:
+            held_out = read_rows(self._held_out_path, self._columns)
+            self._refuse_longer(self._held_out_path, held_out)
+            self._refuse_shared(rows, held_out)
+            return rows, held_out
+        training = [row for row in rows if not self._is_held_out(row)]
+        if not training:
+            raise ConfigurationError(
+                f"data set {self._path}: all {len(rows)} rows are held out; lower held_out_share "
+                "or add rows"
+            )
+        return training, [row for row in rows if self._is_held_out(row)]
+
+    def _is_held_out(self, row: Row) -> bool:
+        return xxhash.xxh3_64_intdigest(row.content.encode()) < self._share * 2**64
+
+    def _refuse_shared(self, rows: list[Row], held_out: list[Row]) -> None:
+        known = {row.content for row in rows}
+        shared = [row.place for row in held_out if row.content in known]
+        if shared:
+            raise ConfigurationError(
+                f"data set {self._held_out_path}: {len(shared)} held-out prompts are in "
+                f"{self._path} too ({_named(shared)}); take them out of one of the files"
+            )
+
+    def _refuse_longer(self, path: Path, rows: list[Row]) -> None:
+        longer = [
+            f"{row.place} with {len(tokens)} tokens"
+            for row in rows
+            if not self._text.surely_fits(row.said)
+            and not self._text.fits(tokens := self._tokens(row, path))
+        ]
+        if longer:
+            raise ConfigurationError(
+                f"data set {path}: {len(longer)} of {len(rows)} prompts are longer than the "
+                f"{self._text.prompt_tokens_max} tokens that rollouts.context_max − "
+                f"sampling.tokens_max leaves: {_named(longer)}; change these settings or take "
+                "the rows out"
+            )
+
+    def _tokens(self, row: Row, path: Path) -> tuple[int, ...]:
+        try:
+            return self._text.prompt(row.said)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"data set {path}, {row.place}: {error}") from error
+
+    def _ask(self, row: Row, epoch: int) -> TaskPrompt:
+        return TaskPrompt(self._tokens(row, self._path), row.reference, epoch)
+
+
+def _named(places: list[str]) -> str:
+    more = len(places) - _NAMED_MAX
+    return ", ".join(places[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

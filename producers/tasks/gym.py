@@ -1,0 +1,167 @@
+"""Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
+
+Questions are drawn without end: those of a stream (training of one seed, warm-up, held out) come in
+chunks, each a data set whose seed is a hash of the stream's name and the chunk's number, so any
+position can be asked first. What is held out is decided by the question itself: a quarter of all
+questions by their checksum, whatever stream they turn up in, so training, warm-up and held-out
+questions are disjoint even where a data set has few. (A few data sets iterate over sets of strings:
+their order is the same in two processes only under the same PYTHONHASHSEED.)
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from zlib import crc32
+
+import xxhash
+
+from producers.tasks.base import Document, Score, TaskPrompt, Turns
+from producers.tasks.entries import pack, unpack
+from producers.tasks.importing import nearest
+from producers.tasks.text import Text
+from producers.tasks.text_tokenizer import TextTokenizer
+from streams.errors import ConfigurationError
+
+CHUNK = 500  # the library's own default size of a data set
+ATTEMPTS = 64  # (1/4)^64: a position that finds nothing means that nothing is there
+_OURS = {"seed": "it follows from the run's seed", "size": "the order has no end"}
+_WHERE = "task.options of reasoning_gym"
+
+
+class Gym:
+    """The task; `parameters` are those of the data set's configuration.
+
+    With `answer_tag` (`"answer"`) only what stands in the last `<answer>…</answer>` is judged.
+    """
+
+    name = "reasoning_gym"
+
+    def __init__(self, text: Text, dataset: str, answer_tag: str = "", **parameters: Any) -> None:
+        self._text, self._dataset, self._tag = text, dataset, answer_tag
+        self._held_out = lru_cache(maxsize=1)(self._find_held_out)
+        self._open = lru_cache(maxsize=16)(_opener(dataset, parameters))
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return self._text.stop
+
+    def tokenizer(self) -> TextTokenizer:
+        return self._text.tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        """The first of `ATTEMPTS` candidates that is neither held out nor too long."""
+        entry, tokens = self._training(f"train/{seed}", position)
+        return TaskPrompt(tokens, json.dumps(pack(entry)))
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        return list(self._held_out(count))
+
+    def documents(self, seed: int, count: int) -> list[Document]:
+        """The data set's own answers to questions that are not held out."""
+        made: list[Document] = []
+        for place in range(count):
+            entry, tokens = self._training(f"warm-up/{seed}", place)
+            if not isinstance(entry["answer"], str):
+                raise ConfigurationError(
+                    f"{self._dataset} gives no answers to learn from: set model.path to a "
+                    "checkpoint to start from"
+                )
+            answer = entry["answer"]
+            said = f"<{self._tag}>{answer}</{self._tag}>" if self._tag else answer
+            made.append(Document(tokens, self._text.response(said)))
+        return made
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        answer = self._text.answer(turns)
+        if self._tag:
+            inside = answer.rpartition(f"<{self._tag}>")[2]
+            answer = inside.partition(f"</{self._tag}>")[0]
+        score = self._open(0).score_answer(answer.strip(), unpack(json.loads(reference)))
+        return Score(float(score))
+
+    def _find_held_out(self, count: int) -> list[TaskPrompt]:
+        found: dict[str, TaskPrompt] = {}
+        for place in range(ATTEMPTS * (count + 4)):
+            entry = self._entry("held out", place)
+            if entry["question"] in found or not _is_held_out(entry):
+                continue
+            tokens = self._text.prompt(entry["question"])
+            if self._text.fits(tokens):
+                found[entry["question"]] = TaskPrompt(tokens, json.dumps(pack(entry)))
+            if len(found) == count:
+                return list(found.values())
+        raise ConfigurationError(
+            f"evaluation.prompts: {count} asked for, {self._dataset} with these parameters holds "
+            f"out {len(found)} different questions; ask for no more{self._limit()}"
+        )
+
+    def _training(self, stream: str, position: int) -> tuple[Mapping[str, Any], tuple[int, ...]]:
+        for attempt in range(ATTEMPTS):
+            entry = self._entry(f"{stream}/{attempt}", position)
+            if _is_held_out(entry):
+                continue
+            tokens = self._text.prompt(entry["question"])
+            if self._text.fits(tokens):
+                return entry, tokens
+        raise ConfigurationError(
+            f"{self._dataset} with these parameters: {ATTEMPTS} questions in a row for position "
+            f"{position} are held out or too long; widen its parameters{self._limit()}"
+        )
+
+    def _entry(self, stream: str, place: int) -> Mapping[str, Any]:
+        chunk, index = divmod(place, CHUNK)
+        seed = xxhash.xxh3_64_intdigest(f"{stream}/{chunk}".encode()) % 2**31
+        return self._open(seed)[index]
+
+    def _limit(self) -> str:
+        limit = self._text.prompt_tokens_max
+        room = "rollouts.context_max − sampling.tokens_max"
+        return "" if limit is None else f" (prompts have room for {limit} tokens: {room})"
+
+
+def _is_held_out(entry: Mapping[str, Any]) -> bool:
+    return crc32(entry["question"].encode()) % 4 == 0
+
+
+def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
+    """A function from seed to data set; whatever is wrong with name or parameters is told now."""
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "reasoning_gym":
+            raise
+        raise ConfigurationError(
+            "task.name = \"reasoning_gym\" needs the extra `tasks`: pip install 'rollstream[tasks]'"
+        ) from error
+    if name == "composite":
+        raise ConfigurationError(f'{_WHERE}: mix data sets with task.name = "mixture" instead')
+    if name not in DATASETS:
+        hint = nearest(name, DATASETS, cutoff=0.5) or f"; there are {', '.join(sorted(DATASETS))}"
+        raise ConfigurationError(f"{_WHERE}: no data set {name!r}{hint}")
+    kind, configuration = DATASETS[name]
+    defaults = {field.name: field.default for field in dataclasses.fields(configuration)}
+    chosen = {key: _checked(name, key, parameters[key], defaults) for key in parameters}
+
+    def opened(seed: int) -> Any:
+        return kind(configuration(seed=seed, size=CHUNK, **chosen))
+
+    try:
+        opened(0)[0]
+    except Exception as error:  # of anybody's data set: whatever it is, it is said
+        said = str(error) or type(error).__name__
+        raise ConfigurationError(f"{_WHERE}: {name} refuses its parameters: {said}") from error
+    return opened
+
+
+def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+    if key in _OURS:
+        raise ConfigurationError(f"{_WHERE}: {key} is not given, {_OURS[key]}")
+    if key not in defaults:
+        known = sorted(defaults.keys() - _OURS)
+        hint = nearest(key, known) or f"; it has {', '.join(known)}"
+        raise ConfigurationError(f"{_WHERE}: {name} has no parameter {key!r}{hint}")
+    return tuple(value) if isinstance(defaults[key], tuple) and isinstance(value, list) else value

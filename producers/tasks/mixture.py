@@ -1,0 +1,144 @@
+"""Several tasks as one, mixed by weight.
+
+Stateless like every task: the interleave says which part asks at a position and for the how-many-th
+time, which is that part's own position in its own shuffled epochs; the reference carries the part's
+label, so that judgements and replies find it in any process. All parts share one tokenizer.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from producers.tasks.base import (
+    Document,
+    Environment,
+    Reply,
+    Score,
+    Task,
+    TaskPrompt,
+    Teacher,
+    Tokenizer,
+    Turns,
+)
+from producers.tasks.interleave import Cycle
+from streams.errors import ConfigurationError
+
+_PROBE = "".join(map(chr, range(32, 127)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One task of a mixture and its weight."""
+
+    label: str
+    weight: float
+    task: Task
+
+
+def mix(parts: Sequence[Part]) -> "Mixture":
+    """The mixture; an environment if any part is one. ConfigurationError if they do not go
+    together.
+    """
+    if not parts:
+        raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
+    labels = Counter(part.label for part in parts)
+    twice = [label for label, count in labels.items() if count > 1]
+    if twice:
+        raise ConfigurationError(
+            f"task.parts: {labels[twice[0]]} parts are called {twice[0]!r}; "
+            "give each a label of its own"
+        )
+    for part in parts[1:]:
+        _refuse_foreign(parts[0], part)
+    kind = Conversation if any(isinstance(part.task, Environment) for part in parts) else Mixture
+    return kind(parts)
+
+
+class Mixture:
+    """Any number of tasks with one tokenizer."""
+
+    name = "mixture"
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = tuple(parts)
+        self._tasks = {part.label: part.task for part in parts}
+        self._cycle = Cycle([part.weight for part in parts])
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """Of any part; each prompt carries those of its own."""
+        return tuple(sorted({token for part in self._parts for token in part.task.stop}))
+
+    def tokenizer(self) -> Tokenizer:
+        return self._parts[0].task.tokenizer()
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        turn = self._cycle.at(position)
+        part = self._parts[turn.part]
+        return _labelled(part, part.task.prompt(seed, turn.place))
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        """The parts' own held-out prompts, as many of each as its weight gives among `count`."""
+        order = [self._cycle.at(place) for place in range(count)]
+        wanted = Counter(turn.part for turn in order)
+        lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
+        return [lists[turn.part][turn.place] for turn in order]
+
+    def documents(self, seed: int, count: int) -> list[Document]:
+        """The parts' warm-up documents, by weight."""
+        wanted = Counter(self._cycle.at(place).part for place in range(count))
+        made: list[Document] = []
+        for number, wants in sorted(wanted.items()):
+            part = self._parts[number]
+            if not isinstance(part.task, Teacher):
+                raise ConfigurationError(
+                    f"task.parts: {part.label} has no documents() to warm up on: set model.path "
+                    "to a checkpoint to start from"
+                )
+            taught = part.task.documents(seed, wants)
+            made += [replace(one, style=one.style or part.label) for one in taught]
+        return made
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        part, own = self._of(reference)
+        return part.judge(own, turns)
+
+    def _of(self, reference: str) -> tuple[Task, str]:
+        """The task that asked, and its own reference."""
+        said = json.loads(reference)
+        return self._tasks[said["part"]], said["of"]
+
+    def _held_out(self, part: Part, count: int) -> list[TaskPrompt]:
+        try:
+            return [_labelled(part, one) for one in part.task.held_out(count)]
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
+
+
+class Conversation(Mixture):
+    """A mixture with parts of several turns; to parts of one turn the environment says nothing."""
+
+    def reply(self, reference: str, state: str, turns: Turns) -> Reply:
+        part, own = self._of(reference)
+        return part.reply(own, state, turns) if isinstance(part, Environment) else Reply(())
+
+
+def _labelled(part: Part, prompt: TaskPrompt) -> TaskPrompt:
+    reference = json.dumps({"part": part.label, "of": prompt.reference})
+    stop = part.task.stop if prompt.stop is None else prompt.stop
+    return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
+
+
+def _refuse_foreign(first: Part, other: Part) -> None:
+    one, two = first.task.tokenizer(), other.task.tokenizer()
+    if one is not two and _identity(one) != _identity(two):
+        raise ConfigurationError(
+            f"task.parts: {first.label} and {other.label} have different tokenizers "
+            f"({one.size} and {two.size} tokens), and a model has one; mix tasks of text with "
+            "each other only"
+        )
+
+
+def _identity(tokenizer: Tokenizer) -> tuple[object, ...]:
+    return tokenizer.size, dict(tokenizer.special), tuple(tokenizer.encode(_PROBE))

@@ -1,0 +1,147 @@
+"""Reads the rows of a data set, JSON Lines or Parquet, and says what is wrong with which.
+
+Nothing is repaired and nothing skipped: a row that cannot be asked is a ConfigurationError with its
+line or row number.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from producers.tasks.importing import nearest
+from producers.tasks.text import Said
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of the columns; "" for one that is not there."""
+
+    prompt: str
+    reference: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`place` is where it stands in its file; `reference` is JSON."""
+
+    place: str
+    said: Said
+    reference: str
+    answer: str
+
+    @property
+    def content(self) -> str:
+        """What makes two rows the same question."""
+        return json.dumps(self.said, sort_keys=True)
+
+
+def read_rows(path: Path, columns: Columns) -> list[Row]:
+    """At least one row."""
+    readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
+        ".jsonl": _json_lines,
+        ".parquet": _parquet,
+    }
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ConfigurationError(f"data set {path}: only .jsonl and .parquet files are read")
+    if not path.is_file():
+        raise ConfigurationError(
+            f"data set {path}: no such file; paths are relative to the working directory "
+            f"({Path.cwd()})"
+        )
+    try:
+        rows = [_row(path, place, values, columns) for place, values in reader(path)]
+    except OSError as error:
+        raise ConfigurationError(f"data set {path} cannot be read: {error}") from error
+    if not rows:
+        raise ConfigurationError(f"data set {path} is empty: there is nothing to ask")
+    return rows
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line.decode())
+            except ValueError as error:  # of JSON and of UTF-8
+                raise ConfigurationError(
+                    f"data set {path}, line {number} is no JSON: {error}"
+                ) from None
+            if not isinstance(values, dict):
+                raise ConfigurationError(
+                    f"data set {path}, line {number} must be an object of columns, "
+                    f"got {_shown(values)}"
+                )
+            yield f"line {number}", cast(dict[str, Any], values)
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for values in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", values
+    except ArrowException as error:
+        raise ConfigurationError(f"data set {path} is no readable Parquet file: {error}") from error
+
+
+def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) -> Row:
+    where = f"data set {path}, {place}"
+    said = _said(where, columns.prompt, _value(where, values, "prompt", columns.prompt))
+    reference = None
+    if columns.reference:
+        reference = _value(where, values, "reference", columns.reference)
+    try:
+        packed = json.dumps(reference)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{where}: {columns.reference} is no JSON value: {error}"
+        ) from None
+    answer = _value(where, values, "answer", columns.answer) if columns.answer else ""
+    if not isinstance(answer, str):
+        raise ConfigurationError(f"{where}: {columns.answer} must be text, got {_shown(answer)}")
+    return Row(place, said, packed, answer)
+
+
+def _value(where: str, values: Mapping[str, Any], option: str, column: str) -> Any:
+    if column not in values:
+        hint = nearest(column, values) or f"; it has {', '.join(sorted(values)) or 'none'}"
+        raise ConfigurationError(f"{where} has no column {column!r} (task.options.{option}){hint}")
+    return values[column]
+
+
+def _said(where: str, column: str, value: Any) -> Said:
+    if isinstance(value, str) and value:
+        return value
+    wanted = f"{where}: {column} must be text or a list of chat messages"
+    if not isinstance(value, list) or not value:
+        raise ConfigurationError(f"{wanted}, got {_shown(value)}")
+    messages = cast(list[Any], value)
+    for one in messages:
+        if not isinstance(one, dict) or not all(
+            isinstance(cast(dict[str, Any], one).get(key), str) for key in ("role", "content")
+        ):
+            raise ConfigurationError(f"{wanted} with role and content, got {_shown(one)}")
+    if messages[-1]["role"] == "assistant":
+        raise ConfigurationError(
+            f"{where}: the last message of {column} is the assistant's: there is nothing to answer"
+        )
+    return [{"role": one["role"], "content": one["content"]} for one in messages]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -1,0 +1,123 @@
+"""How text becomes a prompt's tokens, and an answer's tokens text: tokenizer, chat template, limit.
+
+One per task, given to whoever has a parameter `text`. Nothing is read before it is needed, so a
+rollout, which only asks what kind of task it has, loads no tokenizer.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Literal, cast
+
+from producers.tasks.base import Turns
+from producers.tasks.text_tokenizer import TextTokenizer
+from streams.errors import ConfigurationError
+
+Message = Mapping[str, str]
+"""`role` and `content`."""
+Said = str | Sequence[Message]
+"""What is asked: a text, which is a user's only message, or chat messages."""
+
+_MARK = "rollstream-answer"
+
+
+class Text:
+    """The words of one task. `prompt_tokens_max` is None where no prompt is made."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        template: Literal["chat", "plain"] = "chat",
+        system: str = "",
+        prompt_tokens_max: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.prompt_tokens_max = prompt_tokens_max
+        self._template: Literal["chat", "plain"] = template
+        self._system = system
+
+    @cached_property
+    def stop(self) -> tuple[int, ...]:
+        """Tokens that end an answer: the tokenizer's, and what the template puts after one."""
+        ends = set(self.tokenizer.ends)
+        if self._template == "chat":
+            ends |= set(self._turn_end)
+        if not ends:
+            raise ConfigurationError(
+                f"{self.tokenizer.where} names no end token: set eos_token in its "
+                "tokenizer_config.json"
+            )
+        return tuple(sorted(ends))
+
+    def prompt(self, said: Said) -> tuple[int, ...]:
+        """Tokens up to where the answer begins. ConfigurationError when the template refuses."""
+        if self._template == "plain":
+            if not isinstance(said, str):
+                raise ConfigurationError(
+                    'chat messages need a chat template: set task.template = "chat", or give texts'
+                )
+            return tuple(self.tokenizer.light.encode(said).ids)
+        return tuple(self.tokenizer.encode(self._render(self._messages(said), True)))
+
+    def fits(self, tokens: Sequence[int]) -> bool:
+        """Whether the prompt leaves room for an answer of `sampling.tokens_max`."""
+        return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
+
+    def surely_fits(self, said: Said) -> bool:
+        """Whether it fits without being tokenized: a token is at least a byte of the text."""
+        if self.prompt_tokens_max is None:
+            return True
+        contents = [said] if isinstance(said, str) else [one["content"] for one in said]
+        size = sum(len(content.encode()) for content in (*contents, self._system))
+        return size + 64 * (len(contents) + 2) <= self.prompt_tokens_max  # 64: a role's tokens
+
+    def answer(self, turns: Turns) -> str:
+        """Text of the last turn, without the token that ended it."""
+        turn = turns[-1] if turns else ()
+        if turn and turn[-1] in self.tokenizer.ends:
+            turn = turn[:-1]
+        return self.tokenizer.decode(turn)
+
+    def response(self, text: str) -> tuple[int, ...]:
+        """A whole answer as the model should give it, for warm-up documents."""
+        ends = self._turn_end if self._template == "chat" else ()
+        end = ends or tuple(sorted(self.tokenizer.ends))[:1]
+        return (*self.tokenizer.encode(text), *end)
+
+    def _messages(self, said: Said) -> list[Message]:
+        messages: list[Message] = (
+            [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+        )
+        if self._system and not any(one["role"] == "system" for one in messages):
+            return [{"role": "system", "content": self._system}, *messages]
+        return messages
+
+    @cached_property
+    def _turn_end(self) -> tuple[int, ...]:
+        """The special token after an assistant's message: some models' turns end by another one
+        than their texts.
+        """
+        whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        after = self._render(whole, False).rpartition(_MARK)[2]
+        first = self.tokenizer.encode(after)[:1]
+        added = self.tokenizer.light.get_added_tokens_decoder()
+        return tuple(token for token in first if token in added and added[token].special)
+
+    def _render(self, messages: Sequence[Message], is_asked: bool) -> str:
+        from jinja2 import TemplateError
+
+        tokenizer = self.tokenizer.whole
+        if tokenizer.chat_template is None:
+            raise ConfigurationError(
+                f'task.template = "chat": {self.tokenizer.where} has no chat template; set '
+                'task.template = "plain", or put a chat_template.jinja beside it'
+            )
+        try:
+            rendered = tokenizer.apply_chat_template(
+                [dict(one) for one in messages], tokenize=False, add_generation_prompt=is_asked
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ConfigurationError(
+                f"the chat template of {self.tokenizer.where} refuses: {error}"
+            ) from error
+        return cast(str, rendered)

@@ -1,0 +1,111 @@
+"""A tokenizer of text tasks, from a model's folder or the built-in one.
+
+Two halves of the same files: `light` (the `tokenizers` library, which starts in no time) decodes in
+reward processes; `whole` (transformers, loaded when first asked for, without torch) applies chat
+templates and writes the files.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from producers.tasks.byte_tokenizer import CHAT_TEMPLATE, END, NAMES, byte_token, byte_tokenizer
+from streams.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+_FILE = "tokenizer.json"
+
+
+class TextTokenizer:
+    """Reads nothing before it is used; `folder` None is the built-in byte-level tokenizer."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+
+    @property
+    def where(self) -> str:
+        """How messages call it."""
+        return (
+            "the built-in tokenizer" if self.folder is None else f"the tokenizer in {self.folder}"
+        )
+
+    @cached_property
+    def size(self) -> int:
+        return max(self.light.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        names = ("pad_token_id", "bos_token_id", "eos_token_id")
+        found = {name: getattr(self.whole, name) for name in names}
+        return {name: number for name, number in found.items() if number is not None}
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text, as the files beside the tokenizer say; empty if none does."""
+        if self.folder is None:
+            return frozenset({byte_token(END)})
+        named = _json(self.folder / "tokenizer_config.json").get("eos_token")
+        if isinstance(named, dict):  # older files write the token as a table
+            named = cast(dict[str, Any], named).get("content")
+        found: list[object] = [self.light.token_to_id(named)] if isinstance(named, str) else []
+        for name in ("generation_config.json", "config.json"):
+            numbers = _json(self.folder / name).get("eos_token_id")
+            found += numbers if isinstance(numbers, list) else [numbers]
+        return frozenset(number for number in found if isinstance(number, int))
+
+    @cached_property
+    def light(self) -> "Tokenizer":
+        from tokenizers import Tokenizer
+
+        if self.folder is None:
+            return byte_tokenizer()
+        path = self.folder / _FILE
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{self.folder} has no {_FILE}, which a task of text needs: copy the model's "
+                "tokenizer files there, or set task.tokenizer to a folder that has them "
+                "(save_pretrained of a transformers tokenizer writes it)"
+            )
+        try:
+            return Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigurationError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+    @cached_property
+    def whole(self) -> "PreTrainedTokenizerFast":
+        from transformers import PreTrainedTokenizerFast
+
+        assert self.light is not None  # a folder without a tokenizer is told by us
+        if self.folder is None:
+            made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
+            made.chat_template = CHAT_TEMPLATE
+            return made
+        return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of the text alone, without those that a tokenizer puts around it."""
+        return self.light.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text without special tokens; bytes that are no UTF-8 become replacement characters."""
+        return self.light.decode(list(tokens), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        self.whole.save_pretrained(str(folder))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no valid JSON: {error}") from error
+    return cast(dict[str, Any], values) if isinstance(values, dict) else {}

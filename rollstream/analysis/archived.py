@@ -1,0 +1,147 @@
+"""The archived files of one run: found, checked, and brought to where DuckDB reads them.
+
+Files of a `file:` store are read where they lie; those of other stores are fetched into a bounded
+cache (`fetched.py`). Their first and last offsets come from their names and footers, no data is
+read for it. A file that is damaged is named, with what to do; with `skip_corrupt` it is left out.
+"""
+# duckdb ships few types
+# pyright: reportUnknownMemberType=false
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import duckdb
+
+from rollstream.analysis.coverage import Held, overlapping
+from rollstream.analysis.fetched import Fetched
+from rollstream.analysis.place import Place
+from storage.archive.names import PREFIX, ArchiveFile, parsed
+from storage.connect import open_store
+from streams.errors import ConfigurationError, CorruptObject
+
+_PATH = re.compile(r"""(Invalid Input Error|IO Error): |Failed to read file "[^"]*": | '/[^']*'""")
+_SAID = ("last", "schema", "fence")
+
+
+@dataclass(slots=True)
+class Archive:
+    """`warn` tells the person what is done with less or more than was asked for."""
+
+    place: Place
+    connection: duckdb.DuckDBPyConnection
+    skip_corrupt: bool
+    warn: Callable[[str], None]
+    bad: set[str] = field(default_factory=set[str])
+    """Paths of files found damaged and left out."""
+    _files: list[ArchiveFile] | None = None
+    _fetched: Fetched | None = None
+
+    def run(self) -> str:
+        """The run that is looked at: the one configured, or the only one archived."""
+        if self.place.run is not None:
+            return self.place.run
+        runs = sorted({file.run for file in self._all()})
+        if len(runs) > 1:
+            raise ConfigurationError(
+                f"{self.place.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}):"
+                " name one with --name NAME"
+            )
+        return runs[0] if runs else "run"
+
+    def held(self, topic: str) -> list[Held]:
+        """The topic's readable files, by partition and first offset."""
+        if self.skip_corrupt:
+            self.check(topic)
+        return self._held(topic)
+
+    def _held(self, topic: str) -> list[Held]:
+        run = self.run()
+        files = [file for file in self._all() if (file.topic, file.run) == (topic, run)]
+        if self._fetched is None or not files:
+            return []
+        paths = self._fetched.paths(files)
+        footers = self._footers(paths)
+        held = [
+            _held(path, file, footers[path])
+            for file, path in zip(files, paths, strict=True)
+            if path in footers
+        ]
+        for one, other in overlapping(held):
+            raise CorruptObject(
+                f"{one.path} and {other.path} hold the same rows of {topic}: one of them was put "
+                "there by hand; move it out of the archive"
+            )
+        return held
+
+    def check(self, topic: str) -> None:
+        """Read every file of the topic whole: a damaged one is named, or left out from now on."""
+        for one in self._held(topic):
+            try:
+                self.connection.execute(
+                    f"SELECT bit_xor(hash(row)) FROM read_parquet({quoted(one.path)}) AS row"
+                ).fetchall()
+            except duckdb.Error as error:
+                self._found_bad(one.path, error)
+
+    def _all(self) -> list[ArchiveFile]:
+        if not self.place.has_store:
+            return []
+        if self._files is None:
+            store = open_store(self.place.store)
+            self._fetched = Fetched(store, self.place.store, self.warn)
+            found = (parsed(entry.key, entry.bytes) for entry in store.list(PREFIX))
+            self._files = [file for file in found if file is not None]
+        return self._files
+
+    def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
+        """What the archive's writer said in each file that has a footer."""
+        wanted = [path for path in paths if path not in self.bad]
+        try:
+            return self._read_footers(wanted) if wanted else {}
+        except duckdb.Error:
+            pass  # which of them it is, one by one
+        found: dict[str, dict[str, str]] = {}
+        for path in wanted:
+            try:
+                found |= self._read_footers([path])
+            except duckdb.Error as error:
+                self._found_bad(path, error)
+        return found
+
+    def _read_footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
+        rows = self.connection.execute(
+            "SELECT file_name, decode(key), decode(value) "
+            f"FROM parquet_kv_metadata([{', '.join(map(quoted, paths))}]) "
+            "WHERE decode(key) LIKE 'rollstream.%'"
+        ).fetchall()
+        said: dict[str, dict[str, str]] = {path: {} for path in paths}
+        for path, key, value in rows:
+            said[path][key.removeprefix("rollstream.")] = value
+        for path, values in said.items():
+            if not values.keys() >= set(_SAID):
+                raise duckdb.InvalidInputException(f"{path}: the archive role did not write it")
+        return said
+
+    def _found_bad(self, path: str, error: duckdb.Error) -> None:
+        reason = _PATH.sub("", str(error).splitlines()[0])
+        if not self.skip_corrupt:
+            raise CorruptObject(
+                f"archived file {path} is damaged ({reason}); bring it back from a copy of the "
+                "store, or go on without its rows with --skip-corrupt"
+            ) from error
+        self.bad.add(path)
+        self.warn(f"left out: {path} is damaged ({reason}); its rows are missing here")
+
+
+def quoted(text: str) -> str:
+    """Text as an SQL literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _held(path: str, file: ArchiveFile, said: dict[str, str]) -> Held:
+    term, _, sequence = said["fence"].partition(":")
+    return Held(
+        path, file.partition, file.first, int(said["last"]), int(said["schema"]), int(term),
+        int(sequence),
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Which offsets of a topic the archived files hold, and which must come from the log. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A readable file: rows `first` to `last` of a partition, and where DuckDB finds it; `term` and
+    `sequence` are the fence behind its last row, `schema` is the number of its columns' meaning.
+    """
+
+    path: str
+    partition: int
+    first: int
+    last: int
+    schema: int = 0
+    term: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets `[start, end)` of a partition that no archived file holds; `end` None: all that
+    follow. `term` and `sequence` are the fence before them, 0 where nothing is known of it.
+    """
+
+    partition: int
+    start: int
+    end: int | None
+    term: int = 0
+    sequence: int = 0
+
+
+def holes(held: Iterable[Held], partitions: Iterable[int]) -> list[Hole]:
+    """What to look for in the log, by partition and offset; the open end of each partition last."""
+    by_partition: defaultdict[int, list[Held]] = defaultdict(list)
+    for one in held:
+        by_partition[one.partition].append(one)
+    found: list[Hole] = []
+    for partition in sorted({*by_partition, *partitions}):
+        at, fence = 0, (0, 0)
+        for one in sorted(by_partition[partition], key=lambda one: one.first):
+            if one.first > at:
+                found.append(Hole(partition, at, one.first, *fence))
+            at, fence = max(at, one.last + 1), (one.term, one.sequence)
+        found.append(Hole(partition, at, None, *fence))
+    return found
+
+
+def overlapping(held: Iterable[Held]) -> list[tuple[Held, Held]]:
+    """Files of one partition that hold the same offsets: their rows would count twice."""
+    found: list[tuple[Held, Held]] = []
+    before: Held | None = None
+    for one in sorted(held, key=lambda one: (one.partition, one.first)):
+        if before and before.partition == one.partition and one.first <= before.last:
+            found.append((before, one))
+        if before is None or before.partition != one.partition or one.last > before.last:
+            before = one
+    return found
+
+
+def words(lost: Sequence[Hole]) -> str:
+    """`partition 0: 3 to 9, partition 2: 0 to 4`, at most five of them."""
+    shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
+    return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")

@@ -1,0 +1,189 @@
+"""Which fields the records of a topic have, and conditions on them: `reward>=1`, `tokens<100`.
+
+A condition names a field by dots (`scores.style_full`, `spans.0.start`); an array's value is its
+number of items. A record without the field, or with null there, meets only `!=` and `=null`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, cast, get_args
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import fields
+
+from streams.errors import ConfigurationError
+from streams.records import (
+    Admitted,
+    Annotation,
+    Applied,
+    Assignment,
+    Configured,
+    Dead,
+    GroupClosed,
+    Opened,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    StepDone,
+    Take,
+    Trajectory,
+    WeightsAnnounced,
+)
+from streams.topics import catalogue
+
+TOPICS: dict[str, tuple[type[Record], ...]] = {
+    "prompts": (Prompt, Opened),
+    "admissions": (Admitted, Opened),
+    "assignments": (Assignment, Opened),
+    "partials": (Partial,),
+    "status": (RolloutStatus, RelayStatus),
+    "trajectories": (Trajectory,),
+    "annotations": (Annotation,),
+    "weights": (WeightsAnnounced, Opened),
+    "applied": (Applied,),
+    "ledger": (Configured, Take, StepDone, GroupClosed, Opened),
+}
+ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void")
+"""What can be asked of any record beside its fields; `term` is its writer's."""
+
+_CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`path` `operator` `wanted`, of a record's values as builtins."""
+
+    path: tuple[str, ...]
+    operator: str
+    wanted: str
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        found = _at(values, self.path)
+        if self.path == ("schema",) and "/" not in self.wanted:
+            found = str(found).partition("/")[0]
+        if found is None or self.wanted == "null":
+            is_null = found is None and self.wanted == "null"
+            return (self.operator == "=") == is_null if self.operator in ("=", "!=") else False
+        if self.operator == "~":
+            return self.wanted in str(found)
+        if isinstance(found, bool):
+            return _COMPARE[self.operator](str(found).lower(), self.wanted.lower())
+        if isinstance(found, int | float):
+            return _COMPARE[self.operator](found, float(self.wanted))
+        return _COMPARE[self.operator](str(found), self.wanted)
+
+
+def values_of(record: Record, whole: bool = False) -> dict[str, Any]:
+    """A record's fields as builtins; arrays are their numbers of items, or `whole`."""
+    hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
+    found: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
+    return {name.partition(":")[0]: value for name, value in found.items()}
+
+
+def known_topics() -> tuple[str, ...]:
+    """Names of all topics of a run."""
+    return tuple(topic.name for topic in catalogue())
+
+
+def check_topic(topic: str) -> None:
+    """`ConfigurationError` that names the nearest topic, if there is none of this name."""
+    if topic not in known_topics():
+        raise ConfigurationError(
+            f"no topic {topic!r}; {_nearest(topic, known_topics())}topics: {', '.join(TOPICS)}, "
+            "and .dead beside each"
+        )
+
+
+def condition(text: str, topic: str) -> Condition:
+    """The condition that `text` says about records of this topic; `ConfigurationError` for an
+    unknown field or no such comparison.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            f"--where {text!r}: write FIELD=VALUE, with one of = != < <= > >= ~ (contains)"
+        )
+    name, operator, wanted = match.groups()
+    kinds = _fields_of(topic)
+    kind = _kind_at(kinds, name)
+    if kind is None:
+        near = _nearest(name, kinds)
+        raise ConfigurationError(
+            f"--where {text!r}: {topic} has no field {name}; {near}fields: {', '.join(kinds)}"
+        )
+    if kind == "number" and operator != "~" and wanted != "null" and not _is_number(wanted):
+        raise ConfigurationError(f"--where {text!r}: {name} is a number, and {wanted!r} is none")
+    return Condition(tuple(name.split(".")), operator, wanted)
+
+
+def _fields_of(topic: str) -> dict[str, str]:
+    """Every dotted field of a topic's records: `number`, `text` or `open` (it goes deeper)."""
+    found = {
+        name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
+    }
+    for cls in (Dead,) if topic.endswith(".dead") else TOPICS[topic]:
+        _walk(cls, "", found)
+    return found
+
+
+def _walk(cls: type[Struct], prefix: str, found: dict[str, str]) -> None:
+    for field in fields(cls):
+        inner = [t for t in get_args(field.type) or (field.type,) if t is not type(None)]
+        name, is_array = f"{prefix}{field.name}", ":" in field.encode_name
+        struct = inner[0] if len(inner) == 1 and isinstance(inner[0], type) else None
+        if is_array or set(inner) <= {int, float}:
+            found[name] = "number"
+        elif struct is not None and issubclass(struct, Struct) and "tuple" not in str(field.type):
+            found[name] = "open"
+            _walk(struct, f"{name}.", found)
+        else:
+            found[name] = "open" if str(field.type).startswith(("dict", "tuple")) else "text"
+
+
+def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
+    """The kind of a field, or of what lies in one that goes deeper; None if there is none."""
+    if name in kinds:
+        return kinds[name]
+    parent = name.rpartition(".")[0]
+    while parent:
+        if parent in kinds:
+            deeper = kinds[parent] == "open" and not any(k.startswith(f"{parent}.") for k in kinds)
+            return "open" if deeper else None
+        parent = parent.rpartition(".")[0]
+    return None
+
+
+def _at(values: object, path: Sequence[str]) -> Any:
+    """The value at a path, None where the path ends early; of a list its number of items."""
+    for part in path:
+        if isinstance(values, Mapping):
+            values = cast("Mapping[str, object]", values).get(part)
+        elif isinstance(values, list | tuple) and part.isdigit():
+            items = cast("Sequence[object]", values)
+            values = items[int(part)] if int(part) < len(items) else None
+        else:
+            return None
+    return len(cast("Sequence[object]", values)) if isinstance(values, list | tuple) else values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"nearest known: {close[0]}; " if close else ""

@@ -1,0 +1,41 @@
+"""Archived rows as `tail` shows them, for runs whose log is gone."""
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from rollstream.analysis.passing import Passing
+from rollstream.analysis.records import tables
+from rollstream.analysis.session import Session
+from storage.archive.columns import records_of
+
+
+def archived(session: Session, topic: str, where: str) -> Iterator[Passing]:
+    """Rows that meet an SQL condition, by time."""
+    sql = f'SELECT * FROM {topic} WHERE {where} ORDER BY timestamp, partition, "offset"'
+    for table in tables(session, sql, topic):
+        yield from _passing(table)
+
+
+def _passing(table: pa.Table) -> Iterator[Passing]:
+    envelope = table.select(
+        ["partition", "offset", "timestamp", "key", "schema", "term", "void", "reason"]
+    )
+    records = records_of(table, with_void=True)
+    stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
+    for row, stamp in zip(envelope.to_pylist(), stamps, strict=True):
+        is_record = row["reason"] is None and row["schema"] is not None
+        yield Passing(
+            row["partition"],
+            row["offset"],
+            stamp,
+            row["key"],
+            next(records) if is_record else None,
+            row["term"],
+            row["void"],
+            row["reason"] or "",
+        )

@@ -1,0 +1,138 @@
+"""From what a person names (a run's folder, its config.json, an archive, a store's URL) to where
+its log, its archive and its files are.
+
+The configuration is read as the plain JSON that it is, not as `config.Configuration`: a question to
+the log needs four of its keys, and has not the time to import what checks the others. Nothing is
+made here, and a log whose folder is gone is no error: the archive answers alone.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from streams.errors import ConfigurationError
+
+RUNS = Path("runs")
+ARCHIVE = "archive"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """URLs are absolute; `bus` is None where no log is left, `folder` None for a mere store. `run`
+    is None when only the archive can tell.
+    """
+
+    name: str
+    store: str
+    bus: str | None = None
+    sync: str = "normal"
+    run: str | None = None
+    folder: Path | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def evaluations(self) -> Path | None:
+        """`metrics/eval.jsonl`, if there is a folder."""
+        return None if self.folder is None else self.folder / "metrics" / "eval.jsonl"
+
+    @property
+    def has_store(self) -> bool:
+        """False where opening the store would make its folder."""
+        scheme, _, rest = self.store.partition(":")
+        return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
+
+    @property
+    def max_lag(self) -> int | None:
+        """`dispatch.max_lag`; None bounds nothing, or is not known."""
+        return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
+
+    def tokenizers(self) -> tuple[Path, ...]:
+        """Where the run's `tokenizer.json` may be."""
+        if self.folder is None:
+            return ()
+        named = self.configuration.get("model", {}).get("path")
+        folders = (Path(named),) if named else ()
+        return tuple(f / "tokenizer.json" for f in (*folders, self.folder / "model", self.folder))
+
+
+def find_place(named: str | None, runs: Path = RUNS) -> Place:
+    """The place that `named` means; None is the newest run in `runs`."""
+    if named is None:
+        return find_place(str(newest_run(runs)))
+    scheme, separator, rest = named.partition(":")
+    if separator and scheme != "file" and not Path(named).exists():
+        return Place(named, named.rstrip("/").removesuffix(f"/{ARCHIVE}"))
+    path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
+    if path.is_file() and path.suffix == ".json":
+        return _configured(path.parent, path)
+    if (path / "config.json").is_file():
+        return _configured(path, path / "config.json")
+    return _archive_alone(path, named)
+
+
+def asked_place(named: str | None, name: str | None, tell: Callable[[str], None]) -> Place:
+    """The place that a command line means; `tell` is told which one where it names none, `name` is
+    the run wanted of an archive that holds several.
+    """
+    place = find_place(named)
+    if named is None:
+        tell(f"asking the newest run, {place.name}")
+    return place if name is None else replace(place, run=name)
+
+
+def newest_run(runs: Path) -> Path:
+    """The folder in `runs` whose configuration was written last."""
+    found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ConfigurationError(
+            f"{runs.absolute()} holds no run; name one: a run's folder, its config.json, "
+            "or an archive (a folder or URL)"
+        )
+    return found[-1].parent
+
+
+def _archive_alone(path: Path, named: str) -> Place:
+    """A folder without a configuration: a store, its `archive/`, or a run's folder that lost its
+    configuration.
+    """
+    if not path.is_dir():
+        raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
+    if path.name == ARCHIVE and any(path.glob("topic=*")):
+        path = path.parent
+    for store in (path, path / "store"):
+        if (store / ARCHIVE).is_dir():
+            return Place(named, f"file:{store}", folder=path)
+    raise ConfigurationError(
+        f"{path} holds neither a run (no config.json there) nor an archive (no folder {ARCHIVE}/)"
+    )
+
+
+def _configured(folder: Path, path: Path) -> Place:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no run's configuration: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path} is no run's configuration: it holds no table")
+    configuration = cast("dict[str, Any]", values)
+    bus = _inside(str(configuration.get("bus", "sqlite:bus")), folder)
+    scheme, _, rest = bus.partition(":")
+    return Place(
+        str(folder),
+        _inside(str(configuration.get("store", "file:store")), folder),
+        None if scheme == "sqlite" and not Path(rest).is_dir() else bus,
+        str(configuration.get("sync", "normal")),
+        str(configuration.get("run", "run")),
+        folder,
+        configuration,
+    )
+
+
+def _inside(url: str, folder: Path) -> str:
+    """A relative path of a URL is inside the run's folder."""
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("sqlite", "file") or rest.startswith("/"):
+        return url
+    return f"{scheme}:{folder / rest}"

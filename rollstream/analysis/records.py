@@ -1,0 +1,42 @@
+"""Trajectories as records again, from a session's rows: archived ones first, then live ones."""
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from rollstream.analysis.session import Session
+from storage.archive.columns import records_of
+from storage.archive.shapes import arrow_schema
+from streams.records import Trajectory
+
+ROWS = 256  # in memory at a time
+TOPIC = "trajectories"
+
+
+def trajectories(
+    session: Session, where: str | None = None, view: str = "completions"
+) -> Iterator[Trajectory]:
+    """The records of a view's rows that meet an SQL condition on them, one batch in memory."""
+    wanted = "true" if where is None else where
+    sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
+    for table in tables(session, sql):
+        for record in records_of(table):
+            if isinstance(record, Trajectory):
+                yield record
+
+
+def tables(session: Session, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
+    """The rows of a query with the archive's columns of a topic, some at a time."""
+    reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(ROWS))
+    schema = arrow_schema(topic)
+    try:
+        for batch in reader:
+            yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    except (pa.ArrowException, OSError):  # DuckDB's errors as they come through Arrow
+        session.check()
+        raise

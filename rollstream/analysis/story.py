@@ -1,0 +1,168 @@
+"""All that a run knows of one trajectory, gathered from the archive and the log.
+
+What counts is its first completion (invariant 2); orders and partials are told as long as the log
+keeps them.
+"""
+# duckdb and pyarrow ship few types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rollstream.analysis.archived import quoted
+from rollstream.analysis.fields import values_of
+from rollstream.analysis.live import has_topic
+from rollstream.analysis.records import trajectories
+from rollstream.analysis.session import Session
+from rollstream.analysis.shown import plain
+from rollstream.analysis.text import Text
+from streams.bus import Bus
+from streams.codec import decode
+from streams.errors import ConfigurationError, DecodeError, PositionLost
+from streams.records import Assignment, Partial, Record, Trajectory
+
+NAMES_SHOWN = 8
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """`record` is None for a trajectory that is not finished; rows are those of the views."""
+
+    trajectory: str
+    record: Trajectory | None
+    completions: int
+    reward: Row | None
+    annotations: Sequence[Row]
+    spans: Sequence[Row]
+    trained: Sequence[Row]
+    group: Row | None
+    orders: Sequence[Assignment]
+    partials: Sequence[Partial]
+
+
+def names_of(session: Session, name: str | None, group: int | None, last: bool) -> list[str]:
+    """The trajectories meant: one by its name or a beginning of it, a whole group, or the one that
+    finished last.
+    """
+    if group is not None:
+        rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
+        named = [t for row in rows for t in row["trajectories"] or ()]
+        if not named:
+            raise ConfigurationError(f"no group {group} was admitted in {session.place.name}")
+        return named
+    if last:
+        newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
+        rows = _rows(session, f"SELECT trajectory FROM completions {newest}")
+    elif name is None:
+        raise ConfigurationError("which trajectory? give its name, --group N or --last")
+    else:
+        rows = _by_name(session, name)
+    if not rows:
+        wanted = "no trajectory finished yet" if last else f"no trajectory is called {name!r}…"
+        raise ConfigurationError(f"{wanted} in {session.place.name}")
+    return [str(rows[0]["trajectory"])]
+
+
+def story_of(session: Session, trajectory: str) -> Story:
+    """What is known of this trajectory."""
+    name = quoted(trajectory)
+    completions = records(session, trajectory)
+    bus = session.bus()
+    orders = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
+    partials = [] if bus is None else list(_keyed(bus, "partials", trajectory))
+
+    def of(view: str, order: str) -> list[Row]:
+        return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
+
+    admitted = f'SELECT "group" FROM admissions WHERE list_contains(trajectories, {name})'
+    groups = _rows(session, f'FROM groups WHERE "group" IN ({admitted})')
+    return Story(
+        trajectory,
+        completions[0] if completions else None,
+        len(completions),
+        next(iter(of("rewards", "ALL")), None),
+        of("scores", "name"),
+        of("spans", "start"),
+        of("trained LEFT JOIN (SELECT step, done FROM steps) USING (step)", "taken"),
+        next(iter(groups), None),
+        [one for one in orders if isinstance(one, Assignment)],
+        [one for one in partials if isinstance(one, Partial)],
+    )
+
+
+def records(session: Session, trajectory: str) -> list[Trajectory]:
+    """All its completions, the one that counts first."""
+    return list(trajectories(session, f"trajectory = {quoted(trajectory)}", "trajectories"))
+
+
+def _by_name(session: Session, name: str) -> list[Row]:
+    """The trajectory of this name, or the only one that begins so; not finished ones too."""
+    known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
+    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {quoted(name)}")
+    if found:
+        return found
+    found = _rows(
+        session,
+        f"SELECT DISTINCT trajectory FROM {known} WHERE starts_with(trajectory, {quoted(name)}) "
+        f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
+    )
+    if len(found) > 1:
+        names = [str(row["trajectory"]) for row in found]
+        more = ", …" if len(names) > NAMES_SHOWN else ""
+        raise ConfigurationError(
+            f"{name!r} begins several names: {', '.join(names[:NAMES_SHOWN])}{more}"
+        )
+    return found
+
+
+def _keyed(bus: Bus, topic: str, key: str) -> Iterator[Record]:
+    """Records of this key that the log still keeps; only they are decoded."""
+    if not has_topic(bus, topic):
+        return
+    at, ends, wanted = bus.begin(topic), bus.end(topic), key.encode()
+    while any(at[partition] < end for partition, end in ends.items()):
+        try:
+            messages = bus.read(topic, at, records_max=8192)
+        except PositionLost:  # truncated just now
+            at = {p: max(o, at[p]) for p, o in bus.begin(topic).items()}
+            continue
+        if not messages:
+            return
+        for message in messages:
+            at[message.partition] = message.offset + 1
+            if message.key == wanted and message.value is not None:
+                with suppress(DecodeError):
+                    yield decode(message.value).record
+
+
+def _rows(session: Session, sql: str) -> list[Row]:
+    answer = session.answer(sql)
+    return [dict(zip(answer.names, row, strict=True)) for rows in answer.batches for row in rows]
+
+
+def in_json(story: Story, text: Text) -> dict[str, Any]:
+    """A story for a program: the record with its tokens and their texts, and the views' rows."""
+    record = None
+    if story.record is not None:
+        pieces = text.pieces(story.record.tokens.tolist()) if text.is_known else None
+        record = values_of(story.record, whole=True) | {"pieces": pieces}
+    orders = [values_of(one) for one in story.orders]
+    partials = [values_of(one) for one in story.partials]
+    return plain(
+        {
+            "trajectory": story.trajectory,
+            "record": record,
+            "completions": story.completions,
+            "reward": story.reward,
+            "annotations": story.annotations,
+            "spans": story.spans,
+            "trained": story.trained,
+            "group": story.group,
+            "orders": orders,
+            "partials": partials,
+        }
+    )

@@ -1,0 +1,78 @@
+"""Tokens as text, by the run's own `tokenizer.json`, without transformers and without torch.
+
+A run that has no such file (or one that cannot be read) shows the tokens' numbers instead.
+"""
+# duckdb and tokenizers ship few types
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from rollstream.analysis.place import Place
+from streams.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MACROS = """
+CREATE MACRO prompt_of(tokens, sources) AS list_filter(tokens, lambda t, i: sources[i] = 0);
+CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sources[i] = 1);
+"""
+
+
+class Text:
+    """Pieces of text for tokens; `is_known` is False where only numbers can be shown."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._path = next((path for path in paths if path.is_file()), None)
+
+    @property
+    def is_known(self) -> bool:
+        return self._path is not None
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The tokens' text with special tokens left in; numbers where there is no tokenizer."""
+        if not len(tokens):
+            return ""
+        if self._path is None:
+            return " ".join(str(token) for token in tokens)
+        return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token; half a character is shown as the vocabulary writes it."""
+        if self._path is None:
+            return [f"{token} " for token in tokens]
+        known: dict[int, str] = {}
+        for token in {int(t) for t in tokens}:
+            piece = self._tokenizer.decode([token], skip_special_tokens=False)
+            if not piece or "\ufffd" in piece:
+                piece = self._tokenizer.id_to_token(token) or f"<{token}>"
+            known[token] = piece
+        return [known[int(token)] for token in tokens]
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from tokenizers import Tokenizer
+
+        assert self._path is not None
+        try:
+            return Tokenizer.from_file(str(self._path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigurationError(f"{self._path} is no tokenizer: {error}") from error
+
+
+def define_text(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
+    """SQL functions: `text_of(tokens)`, and what of a trajectory's tokens is prompt or answer:
+    `prompt_of(tokens, sources)`, `answer_of(tokens, sources)`.
+    """
+    text = Text(place.tokenizers())
+
+    def of(tokens: list[int] | None) -> str:
+        return text.text(tokens or ())
+
+    connection.create_function("text_of", of, ["UINTEGER[]"], "VARCHAR")  # pyright: ignore[reportArgumentType]
+    connection.execute(MACROS)

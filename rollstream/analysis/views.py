@@ -1,0 +1,228 @@
+"""The views of `rollstream query`: one per archived topic, and what is derived from them in SQL.
+
+A topic's view has every row that the archive or the log holds, each once, as it lies there; derived
+views count only what stands: no void record (invariant 7), no bytes that are no record, and of a
+trajectory's completions the first of its partition (invariant 2). They touch list columns only
+where a column made of one is asked for, so that a million rows are counted without reading tokens.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TOPICS = ("trajectories", "annotations", "ledger", "admissions", "applied")
+METRICS = (
+    "reward_mean", "accuracy", "loss", "entropy", "kl", "ess", "clipped", "ratio_max",
+    "gradient_norm", "learning_rate", "length_median", "length_p99", "lag_finish_mean",
+    "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
+    "wait_s", "busy_s",
+)  # fmt: skip
+"""Figures of a step that `steps` has as columns; all of them are in its map `metrics`."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A sentence for people, the views that it reads, and its query (empty: made of rows)."""
+
+    name: str
+    sentence: str
+    needs: tuple[str, ...] = ()
+    query: str = ""
+
+
+def _stands(schema: str) -> str:
+    return f"schema = '{schema}' AND reason IS NULL AND NOT void"
+
+
+_COMPLETIONS = f"""
+SELECT trajectories.* FROM trajectories SEMI JOIN (
+    SELECT partition, min("offset") AS "offset" FROM trajectories
+    WHERE {_stands("trajectory/1")} GROUP BY partition, trajectory
+) USING (partition, "offset")
+"""
+
+_SCORES = f"""
+SELECT trajectory, name, first.scorer AS scorer, first.value AS value, first.why AS reason,
+       first.written AS written
+FROM (
+    SELECT trajectory, name, arg_min(
+        {{scorer: scorer, value: values[1]::DOUBLE, why: reason_, written: timestamp}},
+        (partition, "offset")
+    ) AS first
+    FROM annotations
+    WHERE {_stands("annotation/1")} AND (isfinite(values[1]) OR len(values) = 0)
+    GROUP BY trajectory, name
+)
+"""
+
+_REWARDS = """
+SELECT c.trajectory, c."group", c.index, c.task,
+       coalesce(s.value, c.reward) AS reward,
+       CASE WHEN s.value IS NOT NULL THEN 'annotation'
+            WHEN c.reward IS NOT NULL THEN 'record' END AS source,
+       c.finish, c.rollout, c.spans[1].version.number AS version,
+       len(c.logprobs) AS tokens, c.wave, c.moves,
+       c.started_s, c.finished_s, c.finished_s - c.started_s AS seconds
+FROM completions c
+LEFT JOIN (SELECT trajectory, value FROM scores WHERE name = 'reward') s USING (trajectory)
+"""
+
+_TAKES = f"""
+SELECT step, update, micro_batch, term, timestamp AS taken, len(members) AS trajectories,
+       len(groups) AS groups, len(annotations) AS annotations, "offset"
+FROM ledger WHERE {_stands("take/1")}
+"""
+
+_TRAINED = f"""
+SELECT member.trajectory AS trajectory, step, update, micro_batch, term, taken,
+       member.at.partition AS partition, member.at."offset" AS "offset", member.hash AS hash
+FROM (
+    SELECT step, update, micro_batch, term, timestamp AS taken, unnest(members) AS member
+    FROM ledger WHERE {_stands("take/1")}
+)
+"""
+
+_STEPS = f"""
+SELECT step, term, to_timestamp(time_s) AS done, version.number AS version, takes,
+       {", ".join(f"metrics['{name}'] AS {name}" for name in METRICS)},
+       metrics, counts, state_hash
+FROM ledger WHERE {_stands("step_done/1")}
+QUALIFY row_number() OVER (PARTITION BY step ORDER BY term DESC, "offset" DESC) = 1
+ORDER BY step
+"""
+
+_GROUPS = f"""
+WITH admitted AS (
+    SELECT * FROM admissions WHERE {_stands("admitted/1")}
+    QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
+), ends AS (
+    SELECT "group", ended, detail, step, timestamp FROM (
+        SELECT g."group" AS "group", 'trained' AS ended, '' AS detail, step, timestamp, "offset"
+        FROM (SELECT unnest(groups) AS g, step, timestamp, "offset"
+              FROM ledger WHERE {_stands("take/1")})
+        UNION ALL
+        SELECT "group", reason_, detail, step, timestamp, "offset"
+        FROM ledger WHERE {_stands("group_closed/1")}
+    ) QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
+)
+SELECT a."group", a.wave, len(a.trajectories) AS trajectories, a.timestamp AS admitted,
+       coalesce(e.ended, 'open') AS ended, e.detail, e.step, e.timestamp AS ended_at,
+       epoch(e.timestamp - a.timestamp) AS seconds, a.deadline_s
+FROM admitted a LEFT JOIN ends e USING ("group")
+ORDER BY a."group"
+"""
+
+_SPANS = """
+SELECT s.trajectory, s."group", s.span.start AS start, s.span."end" AS "end",
+       s.span."end" - s.span.start AS tokens,
+       s.span.version.number AS version, s.span.version.term AS term, s.rollout,
+       s.newest - s.span.version.number AS lag_finish,
+       t.step - 1 - s.span.version.number AS lag_consumed, t.step,
+       t.step - 1 - s.span.version.number > (SELECT max_lag FROM settings) AS masked
+FROM (
+    SELECT trajectory, "group", rollout, trainer_version.number AS newest, unnest(spans) AS span
+    FROM completions
+) s
+LEFT JOIN (SELECT trajectory, min(step) AS step FROM trained GROUP BY trajectory) t
+USING (trajectory)
+"""
+
+_LAG = """
+SELECT step, lag_consumed AS lag, sum(tokens)::BIGINT AS tokens,
+       count(DISTINCT trajectory) AS trajectories
+FROM spans WHERE step IS NOT NULL AND masked IS NOT TRUE
+GROUP BY ALL ORDER BY step, lag
+"""
+
+VIEWS: dict[str, View] = {
+    view.name: view
+    for view in (
+        View("trajectories", "the topic: every completion, also late and dead ones"),
+        View("annotations", "the topic: late facts about trajectories"),
+        View("ledger", "the topic: what was trained, in the trainer's order"),
+        View("admissions", "the topic: which groups were admitted, and when"),
+        View("applied", "the topic: which rollout served which version from when"),
+        View("settings", "what the other views need of the run's configuration"),
+        View("evaluations", "one row per evaluation of held-out prompts (metrics/eval.jsonl)"),
+        View(
+            "completions",
+            "the first completion of each trajectory, the one that counts; columns as in "
+            "trajectories",
+            ("trajectories",),
+            _COMPLETIONS,
+        ),
+        View(
+            "scores",
+            "the first annotation of each (trajectory, name), its first value",
+            ("annotations",),
+            _SCORES,
+        ),
+        View(
+            "rewards",
+            "one row per trajectory: its reward, from its record or a scorer's annotation",
+            ("completions", "scores"),
+            _REWARDS,
+        ),
+        View("takes", "one row per micro-batch that was trained", ("ledger",), _TAKES),
+        View(
+            "trained",
+            "one row per trained trajectory: in which step, update and micro-batch",
+            ("ledger",),
+            _TRAINED,
+        ),
+        View(
+            "steps",
+            "one row per step that stands (of a repeated one the later term), with its figures",
+            ("ledger",),
+            _STEPS,
+        ),
+        View(
+            "groups",
+            "one row per admitted group: how it ended, when, and in which step",
+            ("admissions", "ledger"),
+            _GROUPS,
+        ),
+        View(
+            "spans",
+            "one row per span of tokens under one version, with its lag in steps",
+            ("completions", "trained", "settings"),
+            _SPANS,
+        ),
+        View(
+            "lag", "trained tokens by step and by their lag at consumption", ("spans",), _LAG
+        ),
+    )
+}  # fmt: skip
+
+_WORD = re.compile(r"[a-z_]+")
+_TEXT = re.compile(r"\b(text_of|prompt_of|answer_of)\s*\(", re.IGNORECASE)
+_LOOKS_AROUND = frozenset({"show", "describe", "information_schema", "duckdb_views", "pragma"})
+
+
+def named_in(sql: str) -> frozenset[str]:
+    """Views that the text may mean: those whose names are words of it, or all of them when it looks
+    at the catalogue itself. Too many cost time, never a wrong answer.
+    """
+    words = set(_WORD.findall(sql.lower()))
+    if words & _LOOKS_AROUND:
+        return frozenset(VIEWS)
+    return frozenset(words & VIEWS.keys())
+
+
+def uses_text(sql: str) -> bool:
+    """Whether it calls a function on tokens; they cost the import of a tokenizer."""
+    return _TEXT.search(sql) is not None
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The views named and all that they read, each after what it reads."""
+    found: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        for need in VIEWS[name].needs:
+            add(need)
+        found.setdefault(name)
+
+    for name in sorted(names):
+        add(name)
+    return list(found)

@@ -1,0 +1,59 @@
+"""`rollstream query "SELECT …"`: SQL over the live topics and the archive of one run, read-only."""
+
+import argparse
+import json
+import shutil
+import sys
+from textwrap import fill
+
+from rollstream.analysis.place import asked_place
+from rollstream.analysis.session import Session
+from rollstream.analysis.shown import json_lines, table_lines, write_csv
+from rollstream.analysis.views import VIEWS
+from rollstream.commands.pipes import ending_quietly
+from streams.errors import ConfigurationError
+
+
+@ending_quietly
+def main(arguments: argparse.Namespace) -> int:
+    """Print the rows of one query, or with `--tables` what can be asked for."""
+    if arguments.sql is None and not arguments.tables:
+        raise ConfigurationError(
+            'what is asked? e.g. rollstream query "SELECT count(*) FROM trajectories"; '
+            "--tables lists the views"
+        )
+    if arguments.rows < 1:
+        raise ConfigurationError(f"--rows must be ≥ 1, got {arguments.rows}")
+    place = asked_place(arguments.run, arguments.name, warn)
+    with Session(place, warn, arguments.skip_corrupt) as session:
+        if arguments.tables:
+            _list_views(session, arguments.json)
+            return 0
+        answer = session.answer(str(arguments.sql))
+        if arguments.json:
+            for line in json_lines(answer):
+                print(line)
+        elif arguments.csv:
+            write_csv(answer, sys.stdout)
+        else:
+            width = shutil.get_terminal_size().columns
+            for line in table_lines(answer, arguments.rows, width):
+                print(line)
+    return 0
+
+
+def warn(text: str) -> None:
+    """To the person, apart from the answer."""
+    print(f"rollstream: {text}", file=sys.stderr)
+
+
+def _list_views(session: Session, as_json: bool) -> None:
+    for view in VIEWS.values():
+        columns = session.columns(view.name)
+        if as_json:
+            line = {"view": view.name, "sentence": view.sentence, "columns": columns}
+            print(json.dumps(line))
+        else:
+            together = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            print(f"{view.name}: {view.sentence}")
+            print(fill(together, 100, initial_indent="    ", subsequent_indent="    "), "\n")

@@ -1,0 +1,116 @@
+"""`rollstream top RUN`: look at a run from outside, living or finished; nothing is written.
+
+On a terminal a frame that fits it, until q or Ctrl-C; into a pipe a line per look, with `--json` an
+object, until the run is over.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from rollstream.config import Configuration, load
+from rollstream.folder import RunFolder, bus_url
+from rollstream.live.frame import Size, render
+from rollstream.live.keys import Keys
+from rollstream.live.look import Onlooker
+from rollstream.live.plan import plan_of
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.table import plain
+from rollstream.report.opening import run_folder
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.errors import BusError, ConfigurationError
+
+EVERY_MIN_S = 0.1
+ONCE_S = 20.0  # spent at most on a frame that is the only one
+ENDED = 128
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """0 for a run that was seen; 1 when its log could not be read at all."""
+    if not arguments.every >= EVERY_MIN_S:
+        raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
+    folder = run_folder(arguments.run)
+    configuration = load(folder.configuration)
+    onlooker = Onlooker(
+        plan_of(configuration), folder.metrics, _opener(configuration, folder), time.time
+    )
+    console = Console()
+    if arguments.once:
+        return _once(onlooker, console, arguments.json)
+    if console.is_terminal and not arguments.json:
+        return _watch(onlooker, console, arguments.every)
+    return _tell(onlooker, arguments.every, _line if arguments.json else plain)
+
+
+def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus | None]:
+    """Opens the bus once there is one: opening a missing `sqlite:` one would make it."""
+    url = bus_url(configuration, folder.path)
+    scheme, _, rest = url.partition(":")
+
+    def opened() -> Bus | None:
+        if scheme == "sqlite" and not Path(rest).is_dir():
+            return None
+        return open_bus(url, sync=configuration.sync)
+
+    return opened
+
+
+def _once(onlooker: Onlooker, console: Console, as_json: bool) -> int:
+    shown = onlooker.look(catch_up_s=ONCE_S)
+    if shown.trouble:
+        raise BusError(shown.trouble)
+    if as_json:
+        print(_line(shown))
+    else:
+        console.print(render(shown, Size(console.width)))
+    return 0
+
+
+def _watch(onlooker: Onlooker, console: Console, every_s: float) -> int:
+    """Redraw until somebody quits; the terminal is left as it was found."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                shown = onlooker.look()
+                live.update(render(shown, Size(console.width, console.height)), refresh=True)
+                if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
+                    return 0
+    except KeyboardInterrupt:
+        return 0
+
+
+def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -> int:
+    """A line per look until the run is over, or nobody reads them any more."""
+    try:
+        while True:
+            shown = onlooker.look()
+            if not onlooker.is_behind:
+                print(line(shown), flush=True)
+                if shown.is_over:
+                    return 0
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing at exit either
+        return 0
+
+
+def _line(shown: Snapshot) -> str:
+    return msgspec.json.encode(shown).decode()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(ENDED + number)

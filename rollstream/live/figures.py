@@ -1,0 +1,172 @@
+"""The figures of a moment as rows of short parts; a row is laid out by whoever knows the width.
+
+`rank` says what may go first where there is little room: 0 always stays.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollstream.children import ending
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.words import age, brief, count, plain_text, share, spark
+
+SILENCE = "–"  # what is not known yet
+TASKS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A name, its parts, and a sparkline after the first of them."""
+
+    name: str
+    parts: tuple[str, ...]
+    rank: int = 0
+    line: str = ""
+
+
+def rows_of(at: Snapshot, detailed: bool) -> Iterator[Row]:
+    """In the order of reading; `detailed` adds what only somebody who looks for it needs."""
+    yield Row("reward", (_metric(at, "reward_mean", ".3f"),), 0, spark(at.rewards))
+    if len(at.task_rewards) > 1:
+        yield Row("by task", tuple(_tasks(at)), 1)
+    yield Row("accuracy", (evaluation(at) or SILENCE,), 1)
+    yield Row("tokens/s", _speeds(at))
+    if detailed:
+        yield Row("pace", _pace(at), 1)
+    else:
+        yield Row("lag", tuple(f"{lag_of(at, when)} {word}" for when, word in LAGS))
+    yield Row("queue", _queue(at, detailed))
+    yield Row("lengths", _lengths(at), 2)
+    yield Row("groups", tuple(_groups(at)))
+    if detailed:
+        yield Row("samples", _samples(at), 1)
+        yield Row("versions", tuple(_versions(at)))
+        yield Row("records", tuple(_records(at)), 2)
+        yield Row("unreadable", tuple(_dead_letters(at)), 0 if at.dead_letters else 2)
+        yield Row("restarts", tuple(_restarts(at)), 0 if at.restarts else 2)
+
+
+LAGS = (("finish", "at finish"), ("consumed", "trained"))
+
+
+def evaluation(at: Snapshot) -> str:
+    """Held-out accuracy of the newest evaluated version, "" before the first."""
+    line = at.evaluation
+    if not line:
+        return ""
+    sampled, greedy = line.get("accuracy_sampled"), line.get("accuracy_greedy")
+    said = [
+        f"{value:.3f} {name}"
+        for value, name in ((sampled, "sampled"), (greedy, "greedy"))
+        if value is not None
+    ]
+    return f"{' · '.join(said)}, held out (v{line['step']:.0f})"
+
+
+def lag_of(at: Snapshot, when: str) -> str:
+    """Mean and largest of the last step."""
+    mean = _metric(at, f"lag_{when}_mean", ".1f")
+    return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
+
+
+def _metric(at: Snapshot, name: str, form: str) -> str:
+    value = at.metrics.get(name)
+    return SILENCE if value is None else format(value, form)
+
+
+def _tasks(at: Snapshot) -> Iterator[str]:
+    """The lowest rewards first."""
+    rewards = sorted(at.task_rewards.items(), key=lambda one: one[1])
+    for task, reward in rewards[:TASKS_MAX]:
+        yield f"{plain_text(task, 24)} {reward:.3f}"
+    if len(rewards) > TASKS_MAX:
+        yield f"… and {len(rewards) - TASKS_MAX} more"
+
+
+def _speeds(at: Snapshot) -> tuple[str, ...]:
+    trained = SILENCE if at.pace.trained_per_s is None else count(at.pace.trained_per_s)
+    return (f"{trained} trained", f"{count(at.pace.generated_per_s)} generated")
+
+
+def _pace(at: Snapshot) -> tuple[str, ...]:
+    per_h = SILENCE if at.pace.steps_per_h is None else count(at.pace.steps_per_h)
+    is_told = at.pace.since_step_s is not None and not at.is_over
+    since = [f"last step {age(at.pace.since_step_s or 0.0)} ago"] if is_told else []
+    return (f"{at.pace.trajectories_per_s:.1f} trajectories/s", f"{per_h} steps/h", *since)
+
+
+def _queue(at: Snapshot, detailed: bool) -> tuple[str, ...]:
+    queue = at.queue
+    if not detailed:
+        return (f"{queue.open_groups} open", f"{queue.ready_groups} ready to train")
+    return (
+        f"{queue.open_groups} open{_oldest(queue.open_group_s)}",
+        f"{queue.ready_groups} ready{_oldest(queue.ready_group_s)}",
+        f"{queue.unread_prompts} prompts{_oldest(queue.unread_prompt_s)}",
+    )
+
+
+def _oldest(seconds: float | None) -> str:
+    return "" if seconds is None else f" (oldest {age(seconds)})"
+
+
+def _lengths(at: Snapshot) -> tuple[str, ...]:
+    cut, total = at.outcomes.trajectories.get("length", 0), _finished(at)
+    parts = [f"{name} {_metric(at, f'length_{name}', '.0f')}" for name in ("median", "p99")]
+    return (*parts, f"{share(cut / total) if total else SILENCE} cut at {at.plan.tokens_max}")
+
+
+def _finished(at: Snapshot) -> int:
+    return sum(at.outcomes.trajectories.get(name, 0) for name in ("stop", "length"))
+
+
+def _groups(at: Snapshot) -> Iterator[str]:
+    names = ("trained", "filtered", "expired", "dead")
+    yield from (
+        f"{count(at.outcomes.groups.get(n, 0))} {n}" for n in names if n in at.outcomes.groups
+    )
+    if not at.outcomes.groups:
+        yield "none ended yet"
+    if at.outcomes.is_tail:
+        yield "of the log's last part"
+
+
+def _samples(at: Snapshot) -> tuple[str, ...]:
+    names = ("late", "duplicate", "dead")
+    counts = (f"{count(at.outcomes.trajectories.get(name, 0))} {name}" for name in names)
+    return (*counts, f"{share(at.lag.masked_share)} of tokens masked for lag")
+
+
+def _versions(at: Snapshot) -> Iterator[str]:
+    if at.version is None:
+        yield "none yet"
+        return
+    yield f"v{at.version} newest ({brief(at.version_bytes)}B)"
+    alive = [one for one in at.rollouts if one.state != "silent"]
+    if alive:
+        held = sorted({one.version for one in alive})
+        which = f"v{held[0]}" if len(held) == 1 else f"v{held[0]}–v{held[-1]}"
+        unsure = sum(not one.verified for one in alive)
+        checked = f"{unsure} NOT VERIFIED" if unsure else "all verified"
+        yield f"{which} in {len(alive)} rollout{'s' if len(alive) > 1 else ''}, {checked}"
+    if at.evaluation:
+        yield f"v{at.evaluation['step']:.0f} evaluated"
+
+
+def _records(at: Snapshot) -> Iterator[str]:
+    if not at.record_ages:
+        yield "none yet"
+    yield from (f"{topic} {age(seconds)}" for topic, seconds in at.record_ages.items())
+
+
+def _dead_letters(at: Snapshot) -> Iterator[str]:
+    if not at.dead_letters:
+        yield "none"
+    yield from (f"{count(one.count)} in {t}.dead" for t, one in at.dead_letters.items())
+
+
+def _restarts(at: Snapshot) -> Iterator[str]:
+    yield str(at.restarts)
+    for death in at.deaths[:3]:
+        role = plain_text(death.role, 24)
+        yield f"{role} ({ending(death.code)}) {age(death.ago_s)} ago"

@@ -1,0 +1,159 @@
+"""The whole view for a terminal of some size: one column of blocks, or two where there is room.
+
+What does not fit in its height goes in the order of `LEVELS`; rollouts are cut to the worst ones.
+"""
+
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rollstream.live.figures import rows_of
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.table import (
+    NOTES_MAX,
+    concern_lines,
+    figure_lines,
+    lag_lines,
+    rollout_lines,
+)
+from rollstream.live.words import clock, plain_text
+
+WIDE = 140  # columns from which figures and rollouts stand side by side
+BORDER = 4  # columns of frame and padding
+GAP = 3  # columns between figures and rollouts
+ROWS_MIN = 4  # rollouts that are shown before figures have to go
+ROWS_MAX = 16  # where the height is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much is shown: figures up to this rank, so many warnings, with what to do or without."""
+
+    rank: int
+    concerns: int
+    advice: bool = True
+    airy: bool = False
+    """Blank lines between blocks."""
+
+
+LEVELS = (
+    Level(2, 8, airy=True),
+    Level(2, 8),
+    Level(1, 4),
+    Level(1, 4, advice=False),
+    Level(0, 2, advice=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a terminal; `lines` None where it does not end (a pipe)."""
+
+    columns: int
+    lines: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The blocks between the progress bar and the frame's end."""
+
+    figures: list[Text]
+    rollouts: list[Text]
+    below: list[Text]
+    is_wide: bool
+    is_airy: bool
+
+    def height(self) -> int:
+        """Lines with frame and progress bar."""
+        middle = [len(self.figures), len(self.rollouts)]
+        high = max(middle) if self.is_wide else sum(middle) + self.is_airy
+        return 3 + self.is_airy + high + len(self.below) + (self.is_airy and bool(self.below))
+
+    def fits(self, lines: int) -> bool:
+        return self.height() <= lines
+
+
+def render(at: Snapshot, size: Size, detailed: bool = True) -> RenderableType:
+    """The frame; `detailed` adds lag by steps, ages and versions."""
+    body = _fitting(at, size, detailed)
+    parts: list[RenderableType] = [_progress(at, size.columns)]
+    gap = [Text()] if body.is_airy else []
+    if body.is_wide:
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        grid.add_column(width=(size.columns - BORDER - GAP) // 2)
+        grid.add_column()
+        grid.add_row(Group(*body.figures), Group(*body.rollouts))
+        parts += [*gap, grid]
+    else:
+        parts += [*gap, *body.figures, *gap, *body.rollouts]
+    parts += [*gap, *body.below] if body.below else []
+    return Panel(
+        Group(*parts),
+        title=Text.assemble(("rollstream", "bold"), f" · {at.title}"),
+        title_align="left",
+        subtitle=_subtitle(at),
+        subtitle_align="right",
+        border_style="dim",
+        padding=(0, 1),
+    )
+
+
+def _fitting(at: Snapshot, size: Size, detailed: bool) -> Body:
+    """The fullest body that is not too high with some of its rollouts; then with as many of them
+    as fit.
+    """
+    fewest = min(len(at.rollouts), ROWS_MIN)
+    high = size.lines
+    fitting = (v for v in LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high))
+    level = next(fitting, LEVELS[-1])
+    rows = len(at.rollouts) if high else ROWS_MAX
+    body = _body(at, size, detailed, level, rows)
+    over = body.height() - high if high else 0
+    if over > 0:  # one line more, for that which says how many are not shown
+        body = _body(at, size, detailed, level, max(1, len(body.rollouts) - 2 - over))
+    return body
+
+
+def _body(at: Snapshot, size: Size, detailed: bool, level: Level, rows: int) -> Body:
+    inside = size.columns - BORDER
+    is_wide = size.columns >= WIDE
+    left = (inside - GAP) // 2 if is_wide else inside
+    right = inside - GAP - left if is_wide else inside
+    figures = figure_lines([row for row in rows_of(at, detailed) if row.rank <= level.rank], left)
+    if detailed:
+        figures += [*([Text()] if level.airy else []), *lag_lines(at, left)]
+    below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
+    if at.trouble:
+        below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
+    below += concern_lines(at.concerns, inside, level.concerns, level.advice)
+    return Body(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
+
+
+def _progress(at: Snapshot, columns: int) -> Table:
+    left = "" if at.pace.left_s is None else f"{clock(at.pace.left_s)} left"
+    line = Table.grid(padding=(0, 2), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True, justify="right", min_width=10)
+    bar = ProgressBar(
+        total=max(1, at.steps),
+        completed=at.step,
+        width=max(10, columns - 44),
+        complete_style="green",
+        finished_style="green",
+    )
+    label = Text.assemble("step ", (f"{at.step}", "bold"), f" of {at.steps}")
+    line.add_row(label, bar, Text(left, style="dim"))
+    return line
+
+
+def _subtitle(at: Snapshot) -> Text:
+    said = Text()
+    if at.restarts:
+        word = "restart" if at.restarts == 1 else "restarts"
+        said.append(f"{at.restarts} {word}", "yellow").append(" · ")
+    return said.append(f"{at.phase} · {clock(at.seconds)}")

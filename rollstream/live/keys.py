@@ -1,0 +1,51 @@
+"""Single keys of a terminal, without waiting for Enter; the terminal is as before afterwards,
+however the program ends.
+"""
+
+import os
+import select
+import sys
+import termios
+import tty
+from types import TracebackType
+from typing import Any
+
+QUIT = (b"q", b"Q", b"\x03", b"\x04")  # Ctrl-C and Ctrl-D, where they come as bytes
+
+
+class Keys:
+    """Where standard input is no terminal there are no keys, only the pause."""
+
+    def __init__(self) -> None:
+        self._file = sys.stdin.fileno() if _is_terminal() else -1
+        self._before: list[Any] | None = None
+
+    def __enter__(self) -> "Keys":
+        if self._file >= 0:
+            self._before = termios.tcgetattr(self._file)
+            tty.setcbreak(self._file)  # Ctrl-C stays a signal
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+
+    def asked_to_quit(self, wait_s: float) -> bool:
+        """Whether a key that quits is pressed within `wait_s`."""
+        watched = [] if self._file < 0 else [self._file]
+        if not select.select(watched, [], [], wait_s)[0]:
+            return False
+        pressed = os.read(self._file, 64)
+        return not pressed or any(key in pressed for key in QUIT)  # nothing: the terminal is gone
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stdin.isatty()
+    except ValueError:  # closed
+        return False

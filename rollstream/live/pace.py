@@ -1,0 +1,123 @@
+"""How fast a run goes and how stale what it trains is, over its last steps. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from rollstream.live.rollouts import RolloutLine
+from rollstream.live.state import RunState
+from streams.records import StepDone
+
+RATE_STEPS = 10  # speed and remaining time follow the last steps
+RATE_S = 60.0  # trajectories per second are counted over this
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast it goes, over the last steps (`recent_steps` of them) and the last minute."""
+
+    step_s: float | None
+    since_step_s: float | None
+    left_s: float | None
+    steps_per_h: float | None
+    trained_per_s: float | None
+    generated_per_s: float
+    trajectories_per_s: float
+    recent_steps: int
+    wait_share: float
+    """Of the steps' time, what the trainer waited for trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Generated tokens of the last trajectories by lag, at finish and when trained; over the last
+    steps the mean of the latter and the share of tokens above `max_lag`.
+    """
+
+    finish: Mapping[int, int]
+    trained: Mapping[int, int]
+    mean: float | None
+    masked_share: float
+
+
+def pace_of(
+    state: RunState,
+    recent: Sequence[StepDone],
+    lines: Sequence[RolloutLine],
+    remaining: int,
+    at_s: float,
+    over: bool,
+) -> Pace:
+    step_s = _step_s(recent)
+    trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
+    live_per_s = sum(line.tokens_per_s for line in lines if line.is_alive())
+    return Pace(
+        step_s=step_s,
+        since_step_s=max(0.0, at_s - recent[-1].time_s) if recent else None,
+        left_s=_left(recent, step_s, remaining, at_s),
+        steps_per_h=3600 / step_s if step_s else None,
+        trained_per_s=_trained_per_s(recent),
+        generated_per_s=tokens_per_s if over else live_per_s,
+        trajectories_per_s=trajectories_per_s,
+        recent_steps=len(recent),
+        wait_share=_total(recent, "wait_s") / max(1e-9, _total(recent, "seconds")),
+    )
+
+
+def lag_of(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> Lag:
+    return Lag(
+        finish=state.samples.lag_at_finish(),
+        trained=_up_to(state.samples.lag_when_trained(), max_lag),
+        mean=_mean(recent, "lag_consumed_mean"),
+        masked_share=_masked_share(recent),
+    )
+
+
+def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
+    """The last steps of one term: time between two terms is no training time."""
+    last = list(steps)[-RATE_STEPS - 1 :]
+    return [done for done in last if done.version.term == last[-1].version.term]
+
+
+def _step_s(recent: Sequence[StepDone]) -> float | None:
+    """Median seconds between two steps."""
+    if len(recent) < 2:
+        return None
+    return max(1e-3, median(b.time_s - a.time_s for a, b in pairwise(recent)))
+
+
+def _left(
+    recent: Sequence[StepDone], step_s: float | None, remaining: int, now_s: float
+) -> float | None:
+    """Seconds until the last step at the speed of the last steps."""
+    if step_s is None or remaining <= 0:
+        return None
+    return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
+
+
+def _trained_per_s(recent: Sequence[StepDone]) -> float | None:
+    if len(recent) < 2 or recent[-1].time_s <= recent[0].time_s:
+        return None
+    return _total(recent[1:], "tokens_trained") / (recent[-1].time_s - recent[0].time_s)
+
+
+def _total(recent: Sequence[StepDone], name: str) -> float:
+    return sum(done.metrics.get(name, 0.0) for done in recent)
+
+
+def _mean(recent: Sequence[StepDone], name: str) -> float | None:
+    values = [done.metrics[name] for done in recent if name in done.metrics]
+    return fmean(values) if values else None
+
+
+def _masked_share(recent: Sequence[StepDone]) -> float:
+    """Of the generated tokens of the last steps' trajectories, those above `max_lag`."""
+    masked = sum(done.counts.get("masked_tokens", 0) for done in recent)
+    trained = _total(recent, "tokens_trained")
+    return masked / max(1.0, masked + trained)
+
+
+def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, int]:
+    """What is above was masked, so it was not trained."""
+    return {lag: n for lag, n in histogram.items() if max_lag is None or lag <= max_lag}

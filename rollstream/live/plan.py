@@ -1,0 +1,57 @@
+"""What a run's configuration fixes and its log does not say: what figures are held to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollstream.config import Configuration
+from rollstream.live.groups import Groups
+from rollstream.live.samples import Samples
+from rollstream.live.state import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Settings under their configuration's names."""
+
+    run: str
+    seed: int
+    steps: int
+    groups_per_step: int
+    samples_per_group: int
+    max_lag: int | None
+    ready_groups_max: int
+    heartbeat_timeout_s: float
+    group_deadline_s: float
+    tokens_max: int
+    archive_roll_s: float
+    annotations: tuple[str, ...]
+    reward_terms: Mapping[str, float]
+
+    def groups_max(self) -> int:
+        """Most groups that may be open at once: what `max_lag` admits ahead (invariant 5)."""
+        if self.max_lag is None:
+            return self.ready_groups_max
+        return (self.max_lag + 1) * self.groups_per_step
+
+    def state(self) -> RunState:
+        """A state that knows what a sample must have before it is trained."""
+        names = frozenset(self.annotations) | frozenset(self.reward_terms)
+        return RunState(groups=Groups(names), samples=Samples(self.reward_terms))
+
+
+def plan_of(c: Configuration) -> Plan:
+    return Plan(
+        run=c.run,
+        seed=c.seed,
+        steps=c.trainer.steps,
+        groups_per_step=c.trainer.groups_per_step,
+        samples_per_group=c.trainer.samples_per_group,
+        max_lag=c.dispatch.max_lag,
+        ready_groups_max=c.dispatch.ready_groups_max,
+        heartbeat_timeout_s=c.dispatch.heartbeat_timeout_s,
+        group_deadline_s=c.dispatch.group_deadline_s,
+        tokens_max=c.sampling.tokens_max,
+        archive_roll_s=c.archive.roll_s,
+        annotations=c.trainer.annotations,
+        reward_terms=c.trainer.reward_terms,
+    )

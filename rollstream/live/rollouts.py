@@ -1,0 +1,93 @@
+"""One line per rollout of a moment: what it runs, holds and how fast it is. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollstream.live.state import RunState
+from streams.records import Applied, RolloutStatus, Version
+
+SILENT_S = 5.0  # ten heartbeats
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLine:
+    """One rollout; `verified` is False where what it serves was not checked, or is not what was
+    announced.
+    """
+
+    name: str
+    running: int
+    slots: int
+    waiting: int
+    kv_used: int
+    kv_capacity: int
+    version: int
+    verified: bool
+    tokens_per_s: float
+    idle_share: float
+    silent_s: float
+    state: str
+
+    def is_alive(self) -> bool:
+        return self.state not in ("silent", "leaving")
+
+    def goodness(self) -> tuple[bool, bool, float]:
+        """Sorts the worst first: silent ones, unverified ones, idle ones."""
+        return (self.state != "silent", self.verified, -self.idle_share)
+
+
+def rollout_lines(state: RunState, now_s: float) -> tuple[RolloutLine, ...]:
+    """All rollouts by name, numbers in names in their order."""
+    lines = (
+        _line(beats, state.applied.get(name), state.announced, now_s)
+        for name, beats in state.rollouts.items()
+    )
+    return tuple(sorted(lines, key=lambda line: _natural(line.name)))
+
+
+def worst_first(lines: Sequence[RolloutLine]) -> list[RolloutLine]:
+    """Those that are equally bad in their order."""
+    return sorted(lines, key=lambda line: line.goodness())
+
+
+def _line(
+    beats: Sequence[RolloutStatus],
+    applied: Applied | None,
+    announced: Mapping[Version, str],
+    now_s: float,
+) -> RolloutLine:
+    first, status = beats[0], beats[-1]
+    silent_s = max(0.0, now_s - status.time_s)
+    is_silent = silent_s > SILENT_S and status.health != "leaving"
+    seconds = max(1e-9, status.time_s - first.time_s)
+    tokens = status.tokens_total - first.tokens_total
+    return RolloutLine(
+        name=status.rollout,
+        running=status.running,
+        slots=status.slots,
+        waiting=status.waiting,
+        kv_used=status.kv_used,
+        kv_capacity=status.kv_capacity,
+        version=status.version.number,
+        verified=status.verified and _is_announced(applied, announced),
+        tokens_per_s=tokens / seconds if len(beats) > 1 else status.tokens_per_s,
+        idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
+        silent_s=silent_s,
+        state="silent" if is_silent else status.health,
+    )
+
+
+def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> bool:
+    """Whether the hash of what it serves is the announced one, as far as both are known."""
+    return applied is None or announced.get(applied.version, applied.hash) == applied.hash
+
+
+def _natural(name: str) -> tuple[tuple[int, str], ...]:
+    """`rollout-2` before `rollout-10`."""
+    parts: list[str] = []
+    for character in name:
+        if parts and parts[-1][-1].isdecimal() == character.isdecimal():
+            parts[-1] += character
+        else:
+            parts.append(character)
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)

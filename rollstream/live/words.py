@@ -1,0 +1,90 @@
+"""How figures are said in a terminal: short, in digits of equal width, and never with a character
+that moves the cursor.
+"""
+
+from collections.abc import Sequence
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_COLUMNS = 24
+GAP = "\N{NO-BREAK SPACE}"  # between thousands: a number is never broken
+
+
+def clock(seconds: float) -> str:
+    """`2:05`, `1:02:05`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def age(seconds: float) -> str:
+    """`0.4 s`, `42 s`, `12:31`, `3:02:05`, `5 d 3 h`."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}{GAP}s"
+    if seconds < 99.5:
+        return f"{seconds:.0f}{GAP}s"
+    if seconds < 48 * 3600:
+        return clock(seconds)
+    days, hours = divmod(round(seconds / 3600), 24)
+    return f"{days}{GAP}d{GAP}{hours}{GAP}h"
+
+
+def count(value: float) -> str:
+    """`12 345`."""
+    return f"{value:,.0f}".replace(",", GAP)
+
+
+def brief(value: float) -> str:
+    """At most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or unit == "T":
+            break
+        value /= 1000
+    return f"{value:.0f}{unit}" if not unit or value >= 9.95 else f"{value:.1f}{unit}"
+
+
+def share(value: float) -> str:
+    """`61%`; what is there at all is never said to be nothing."""
+    return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
+
+
+def spark(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
+    """The last values as bars between their least and their greatest."""
+    shown = values[-columns:]
+    if len(shown) < 2:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(SPARKS) - 1) / max(1e-9, high - low)
+    return "".join(SPARKS[round((value - low) * scale)] for value in shown)
+
+
+def meter(used: float, total: float, columns: int) -> str:
+    """A bar of `columns`."""
+    full = round(columns * max(0.0, min(1.0, used / max(1e-9, total))))
+    return "█" * full + "░" * (columns - full)
+
+
+def shortened(text: str, columns: int) -> str:
+    """Cut in the middle, since names differ at their ends."""
+    if len(text) <= columns:
+        return text
+    left = (columns - 1) // 2
+    return f"{text[:left]}…{text[len(text) - (columns - 1 - left) :]}"
+
+
+def plain_text(text: str, columns: int = 200) -> str:
+    """One line without control characters, of text that somebody else wrote."""
+    spaced = " ".join(text.split())
+    return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
+
+
+def flow(parts: Sequence[str], columns: int) -> list[str]:
+    """Parts joined by ` · `, on lines of at most `columns`, broken between parts only (a single
+    part may be longer).
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= columns:
+            lines[-1] += f" · {part}"
+        else:
+            lines.append(part)
+    return lines

@@ -1,0 +1,1 @@
+"""Metrics: a Prometheus endpoint per process, and forwarders of the metrics files."""

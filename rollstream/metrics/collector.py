@@ -1,0 +1,106 @@
+"""From what a process offers to Prometheus families, at each scrape anew.
+
+One source that fails costs its own figures only: the log says why, once per source and kind of
+error, and `scrape_errors_total` counts it. A name without an entry in the catalogue is such an
+error.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import TypeVar
+
+from prometheus_client import Metric, ProcessCollector
+from prometheus_client.registry import Collector
+
+from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
+from rollstream.metrics.watch import Watch
+from streams.figures import Figure, Tally
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class WatchCollector(Collector):
+    """`labels` (run, role, name) are on every series."""
+
+    def __init__(self, watch: Watch, labels: Mapping[str, str]) -> None:
+        self._watch, self._labels = watch, dict(labels)
+        self._process = ProcessCollector(registry=None)
+        self._errors = 0
+        self._said: set[str] = set()
+
+    def collect(self) -> Iterator[Metric]:
+        figures: dict[str, Figure] = {"role_turn_age_seconds": self._watch.turn_age_s()}
+        for source in list(self._watch.figures):
+            figures.update(self._asked(source, {}))
+        figures.update(self._of_readers())
+        for name, figure in figures.items():
+            if name in FAMILIES:
+                yield to_metric(FAMILIES[name], figure, self._labels)
+            else:
+                self._note(f"figure {name!r} is not in rollstream/metrics/catalogue.py")
+        for metric in self._asked(self._process.collect, ()):
+            yield _labelled(metric, self._labels)
+        yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
+
+    def _of_readers(self) -> dict[str, Figure]:
+        """By topic; of two readers of one topic the one further behind counts."""
+        behind: dict[str, float] = {}
+        dead: dict[str, float] = {}
+        void: dict[str, float] = {}
+        for ask in list(self._watch.readers):
+            for reader in self._asked(ask, ()):
+                topic = reader.topic
+                left = self._asked(reader.behind, None)
+                if left is not None:
+                    behind[topic] = max(left, behind.get(topic, 0))
+                dead[topic] = dead.get(topic, 0) + reader.dead
+                void[topic] = void.get(topic, 0) + reader.void
+        by_name = {"behind_records": behind, "dead_total": dead, "void_total": void}
+        return {f"reader_{name}": values for name, values in by_name.items() if values}
+
+    def _asked(self, ask: Callable[[], T], otherwise: T) -> T:
+        """What a source says. It is foreign code in a scrape, so whatever it raises ends here."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001
+            self._note(f"{getattr(ask, '__qualname__', ask)}: {type(error).__name__}: {error}")
+            return otherwise
+
+    def _note(self, trouble: str) -> None:
+        self._errors += 1
+        kind = trouble[:60]
+        if kind not in self._said and len(self._said) < 100:
+            self._said.add(kind)
+            log.warning("metrics: %s; these figures are missing from the scrape", trouble)
+
+
+def to_metric(family: Family, figure: Figure, labels: Mapping[str, str]) -> Metric:
+    """One family with its series."""
+    name = PREFIX + family.name
+    metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
+    if isinstance(figure, Tally):
+        _add_buckets(metric, name, figure, labels)
+    elif isinstance(figure, Mapping):
+        for value, number in figure.items():
+            metric.add_sample(name, {**labels, family.label: value}, float(number))
+    else:
+        metric.add_sample(name, dict(labels), float(figure))
+    return metric
+
+
+def _add_buckets(metric: Metric, name: str, tally: Tally, labels: Mapping[str, str]) -> None:
+    counts = list(accumulate(tally.counts()))
+    for bound, count in zip((*tally.bounds, float("inf")), counts, strict=True):
+        le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}
+        metric.add_sample(f"{name}_bucket", le, count)
+    metric.add_sample(f"{name}_count", dict(labels), counts[-1])
+    metric.add_sample(f"{name}_sum", dict(labels), tally.sum)
+
+
+def _labelled(metric: Metric, labels: Mapping[str, str]) -> Metric:
+    samples = metric.samples
+    metric.samples = [s._replace(labels={**labels, **s.labels}) for s in samples]
+    return metric

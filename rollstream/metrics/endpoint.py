@@ -1,0 +1,135 @@
+"""A process's endpoint: `/metrics` for Prometheus and `/healthz`, and the file that says where.
+
+`RUN/metrics/endpoints/<name>.json` is replaced by each start under that name and removed at a clean
+end; after `kill -9` it stays until the next start. Nothing that goes wrong here ends a role: an
+address that cannot be had is a warning, and the role works without metrics.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder
+from rollstream.layers import METRICS_PORT
+from rollstream.metrics.server import Answer, Page, PagesServer
+from rollstream.metrics.watch import Watch
+
+log = logging.getLogger(__name__)
+
+
+def endpoint_file(folder: Path, name: str) -> Path:
+    """Where the process of this name says how it is reached."""
+    return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
+
+
+def port_of(configuration: Configuration, environment: Mapping[str, str]) -> int:
+    """The port of this process: `ROLLSTREAM_METRICS_PORT`, which the supervisor gives each role and
+    compose each service, else the setting; 0 is a free one.
+    """
+    text = environment.get(METRICS_PORT, "")
+    if not text:
+        return configuration.metrics.port
+    if not text.isdecimal() or int(text) > 65535:
+        log.warning("%s=%r is no port; metrics.port is used", METRICS_PORT, text)
+        return configuration.metrics.port
+    return int(text)
+
+
+@contextmanager
+def served(
+    configuration: Configuration,
+    folder: Path,
+    role: str,
+    name: str,
+    watch: Watch,
+    environment: Mapping[str, str] = os.environ,
+) -> Generator[None]:
+    """Serve what `watch` was offered while the block runs, unless `metrics.enabled` is off."""
+    server = None
+    if configuration.metrics.enabled:
+        labels = {"run": configuration.run, "role": role, "name": name}
+        server = _open(configuration, folder, labels, watch, port_of(configuration, environment))
+    try:
+        yield
+    finally:
+        if server is not None:
+            server.end()
+            _forget(endpoint_file(folder, name))
+
+
+def _open(
+    configuration: Configuration, folder: Path, labels: dict[str, str], watch: Watch, port: int
+) -> PagesServer | None:
+    host, file = configuration.metrics.host, endpoint_file(folder, labels["name"])
+    try:
+        server = PagesServer(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
+    except (OSError, OverflowError) as error:
+        log.warning(
+            "no metrics: %s port %d cannot be had (%s); free it, or set metrics.port "
+            "(now %d; 0 takes a free one) or %s to another; the role goes on without",
+            host,
+            port,
+            error,
+            configuration.metrics.port,
+            METRICS_PORT,
+        )
+        file.unlink(missing_ok=True)  # of a process that died: somebody else answers there now
+        return None
+    try:
+        _write(file, {**labels, "pid": os.getpid(), "host": host, "port": server.port})
+    except OSError as error:
+        log.warning("metrics: %s cannot be written: %s", file, error)
+    log.info("metrics and /healthz on %s", _url(host, server.port))
+    return server
+
+
+def _pages(watch: Watch, labels: Mapping[str, str], stalled_s: float) -> dict[str, Page]:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import choose_encoder
+
+    from rollstream.metrics.collector import WatchCollector
+
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(watch, labels))
+
+    def metrics(accept: str) -> Answer:
+        encode, kind = choose_encoder(accept)
+        return Answer(200, kind, encode(registry))
+
+    def health(accept: str) -> Answer:
+        now = watch.health(stalled_s)
+        said = {**labels, "state": now.state, "turn_age_s": round(now.turn_age_s, 3)}
+        status = 503 if now.state == "stalled" else 200
+        return Answer(status, "application/json", json.dumps(said).encode() + b"\n")
+
+    return {"/metrics": metrics, "/healthz": health}
+
+
+def _write(file: Path, said: Mapping[str, str | int]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    url = _url(str(said["host"]), int(said["port"]))
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps({**said, "url": url, "started_s": time.time()}) + "\n")
+    os.replace(partial, file)
+
+
+def _url(host: str, port: int) -> str:
+    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
+    return f"http://{reached}:{port}"
+
+
+def _forget(file: Path) -> None:
+    """Only this process's own: a successor of the same name may have replaced it."""
+    try:
+        if json.loads(file.read_text())["pid"] == os.getpid():
+            file.unlink()
+    except (OSError, ValueError, KeyError):
+        log.debug("metrics: %s is not there any more", file)

@@ -1,0 +1,50 @@
+"""What of a metrics line is forwarded: its numbers, under a series with a step of its own. Pure.
+
+`trainer.jsonl` and `eval.jsonl` go by training step. The supervisor's and the processes' lines have
+none and go by their number in the file.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard, cast
+
+_NOT_FIGURES = frozenset({"step", "term", "time_s", "pid"})
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`values` of `series` at `step`; `time_s` since the epoch where the line knows it."""
+
+    series: str
+    step: int
+    values: Mapping[str, float]
+    time_s: float | None = None
+
+
+def point_of(stem: str, number: int, line: Mapping[str, Any]) -> Point | None:
+    """The point of line `number` (from 1) of `<stem>.jsonl`; None where nothing is to be drawn."""
+    time_s = line.get("time_s")
+    at = float(time_s) if _is_number(time_s) else None
+    if stem == "supervisor":
+        if line.get("event") != "start" or not _is_number(line.get("restart")):
+            return None
+        return Point(f"supervisor/{line.get('role')}", number, {"restarts": line["restart"]}, at)
+    values = dict(_numbers(line))
+    if not values:
+        return None
+    if stem.startswith("process-"):
+        return Point(f"process/{stem.removeprefix('process-')}", number, values, at)
+    step = line.get("step")
+    return Point(stem, int(step) if _is_number(step) else number, values, at)
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(cast(dict[str, Any], value), f"{prefix}{name}/")
+        elif _is_number(value) and (prefix or name not in _NOT_FIGURES):
+            yield f"{prefix}{name}", float(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,116 @@
+"""A small HTTP server in a thread of its own: pages by path, bounded in threads and in time.
+
+It serves what a role offers and must never harm that role: requests above `REQUESTS_MAX` at once
+are refused, a client that does not read or write is dropped, an error of a page is a logged 500.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+REQUESTS_MAX = 8
+CLIENT_S = 5.0  # for one read or write of a client
+LOOK_S = 0.2  # within which the server notices that it is to end
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+Page = Callable[[str], Answer]
+"""The answer to a request with this `Accept` header."""
+
+
+class PagesServer(ThreadingHTTPServer):
+    """Serves until `end`; `OSError` when the address cannot be had."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._free = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((host, port), _handler(pages))
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(LOOK_S,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The bound one, also where 0 was asked for."""
+        return int(self.server_address[1])
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+    def server_bind(self) -> None:
+        """Without the look-up of the host's full name, which may wait for a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.port
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("metrics: a client went away", exc_info=True)
+
+
+def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_S
+        server_version = "rollstream"
+
+        def do_GET(self) -> None:
+            self._send(with_body=True)
+
+        def do_HEAD(self) -> None:
+            self._send(with_body=False)
+
+        def _send(self, with_body: bool) -> None:
+            answer = _answer(pages, self.path.partition("?")[0], self.headers.get("Accept", ""))
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.kind)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            if with_body:
+                self.wfile.write(answer.body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug(format, *args)
+
+    return Handler
+
+
+def _answer(pages: Mapping[str, Page], path: str, accept: str) -> Answer:
+    page = pages.get(path)
+    if page is None:
+        known = ", ".join(sorted(pages))
+        return Answer(404, "text/plain; charset=utf-8", f"served here: {known}\n".encode())
+    try:
+        return page(accept)
+    except Exception:
+        log.exception("metrics: %s failed", path)
+        return Answer(500, "text/plain; charset=utf-8", b"this page failed; see the role's log\n")

@@ -1,0 +1,97 @@
+"""Where points go: TensorBoard's event files, or Weights & Biases. Each library is imported only
+here and only when it is asked for.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportAttributeAccessIssue=false
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollstream.metrics.points import Point
+from streams.errors import ConfigurationError
+
+
+class Sink(Protocol):
+    """`where` says to people where to look."""
+
+    where: str
+
+    def log(self, point: Point) -> None: ...
+
+    def flush(self) -> None:
+        """What was logged is handed over: on disk, or with the library's own process."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoardSink:
+    """Event files in `folder`; each start writes a new one, TensorBoard shows them as one run."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self.where = f"tensorboard --logdir {folder}"
+        self._writer: Any = Writer(str(folder))
+
+    def log(self, point: Point) -> None:
+        for name, value in point.values.items():
+            tag = f"{point.series}/{name}"
+            self._writer.add_scalar(tag, value, point.step, wall_time=point.time_s)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """One W&B run under a stored id, so a later start goes on in it. Each series has its own step,
+    because W&B's own only grows and the files are read one after the other.
+    """
+
+    def __init__(self, name: str, id: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("wandb") from None
+        if not hasattr(wandb, "init"):  # a folder of that name where Python looks first
+            raise _missing("wandb")
+        self._series: set[str] = set()
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "rollstream"),
+            name=name,
+            id=id,
+            resume="allow",
+            dir=str(folder),
+            config=dict(settings),
+        )
+        url: str | None = self._run.url  # None when it works offline
+        self.where = url or f"run {id}, kept in {folder}/wandb"
+
+    def log(self, point: Point) -> None:
+        step = f"{point.series}/step"
+        if point.series not in self._series:
+            self._series.add(point.series)
+            self._run.define_metric(step)
+            self._run.define_metric(f"{point.series}/*", step_metric=step)
+        values = {f"{point.series}/{name}": value for name, value in point.values.items()}
+        self._run.log({**values, step: point.step})
+
+    def flush(self) -> None:
+        """`log` hands over to W&B's own process, which sends when it can."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _missing(extra: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"forwarding to {extra} needs its library: pip install 'rollstream[{extra}]'"
+    )

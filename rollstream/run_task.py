@@ -1,0 +1,29 @@
+"""The task of a run, as every role builds it: from the settings and the run's tokenizer."""
+
+from pathlib import Path
+
+from producers.settings import TaskSettings
+from producers.tasks.base import Task
+from producers.tasks.registry import load_task
+from rollstream.config import Configuration
+from rollstream.folder import model_folder
+
+
+def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
+    """With the folder that a task of text reads its tokenizer from, the model's unless another is
+    named.
+    """
+    task = configuration.task
+    if task.tokenizer is not None:
+        return task
+    return task.model_copy(update={"tokenizer": str(model_folder(configuration, folder))})
+
+
+def prompt_tokens_max(configuration: Configuration) -> int:
+    """A longer prompt would leave less than a whole answer's room in the context."""
+    return configuration.rollouts.context_max - configuration.sampling.tokens_max
+
+
+def task_of(configuration: Configuration, folder: Path) -> Task:
+    """The task of a run that has its model."""
+    return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))

@@ -1,0 +1,28 @@
+"""A scorer as a role: the task's judge or the configured function behind a pool of processes."""
+
+from producers.rewards import RewardPool
+from producers.scoring.annotate import Writes
+from producers.scoring.function import load_function
+from producers.scoring.service import BATCH_PER_PROCESS, Scorer
+from rollstream.roles import Place
+from rollstream.run_task import task_of, task_settings
+
+
+def build_scorer(place: Place) -> Scorer:
+    """The scorer that goes on where its group's commits end."""
+    c = place.configuration
+    task_of(c, place.folder)  # a mistake is told at once, not at the first trajectory
+    if c.scoring.function:
+        load_function(c.scoring.function)
+    limits = {
+        "reward_timeout_s": c.scoring.timeout_s,
+        "reward_processes": c.scoring.processes,
+    }
+    return Scorer(
+        place.bus,
+        RewardPool(
+            task_settings(c, place.folder).model_copy(update=limits), function=c.scoring.function
+        ),
+        Writes(c.scoring.names, not c.scoring.function, place.name),
+        BATCH_PER_PROCESS * c.scoring.processes,
+    )

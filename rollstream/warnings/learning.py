@@ -1,0 +1,137 @@
+"""Warnings about what is learnt from: rewards, lengths, deaths, late facts. Pure, one function per
+matter; each threshold carries its arithmetic.
+"""
+
+from collections.abc import Iterator
+
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.words import age, count, plain_text, share
+from rollstream.warnings.concern import Concern
+
+GROUPS_MIN = 16
+"""Groups before shares are judged: a share of 0.5 has a standard deviation of 0.13 over 16."""
+EQUAL_SHARE = 0.9
+"""At accuracy p, n samples have equal rewards with probability p^n + (1 − p)^n: for n = 8 that is
+0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only beyond p = 0.987 or below 0.013.
+"""
+FILTERED_SHARE = 0.5
+"""Half of what is generated is thrown away: a step takes twice the tokens."""
+CONSTANT_STEPS = 10
+"""At a true mean of 0.001, 1 920 samples (ten steps of the quickstart) are all 0 with probability
+0.999^1920 = 0.15; with any reward above that, hardly ever.
+"""
+CUT_SHARE, CUT_MIN = 0.3, 64
+"""Every third answer has no end; 64 samples tell 0.3 from 0.15 by two and a half deviations."""
+DEAD_SHARE, DEAD_MIN = 0.01, 2
+"""One in a hundred, and not just one: a crash of a reward that nobody meant."""
+LATE_SHARE, LATE_MIN = 0.01, 2
+"""Annotations that arrive after their group ended were paid for and not used."""
+UNSCORED_SHARE = 0.5
+"""A complete group that waited half of its deadline for an annotation may well miss it."""
+
+
+def equal_rewards(at: Snapshot) -> Iterator[Concern]:
+    """A task whose groups say nothing: advantages relative to their mean are all zero."""
+    for task, figures in at.tasks.items():
+        if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
+            continue
+        part = "all" if figures.equal == figures.groups else str(figures.equal)
+        name = plain_text(task, 40)
+        yield Concern(
+            f"equal_rewards/{name}",
+            f"rewards are equal within {part} of the last {figures.groups} groups of task {name} "
+            f"(mean {figures.reward_mean:.3g}): nothing is learnt from them",
+            "give prompts that are neither too easy nor too hard for the model, or mend the "
+            "reward; trainer.filter_equal_rewards leaves such groups out",
+        )
+
+
+def constant_reward(at: Snapshot) -> Iterator[Concern]:
+    """A mean reward that stands at exactly 0 or 1."""
+    rewards = at.rewards
+    if not rewards or rewards[-1] not in (0.0, 1.0):
+        return
+    steps = next((n for n, one in enumerate(reversed(rewards)) if one != rewards[-1]), len(rewards))
+    if steps >= CONSTANT_STEPS:
+        solved = rewards[-1] == 1.0
+        yield Concern(
+            "constant_reward",
+            f"every reward has been exactly {rewards[-1]:g} for {steps} steps",
+            "the task is solved: stop, or give harder prompts"
+            if solved
+            else "look at some answers (rollstream tail trajectories) and at what the reward "
+            "expects of them; warm the model up, or give easier prompts",
+        )
+
+
+def filtered_groups(at: Snapshot) -> Iterator[Concern]:
+    filtered, trained = at.outcomes.groups.get("filtered", 0), at.outcomes.groups.get("trained", 0)
+    total = filtered + trained
+    if total >= GROUPS_MIN and filtered > FILTERED_SHARE * total:
+        yield Concern(
+            "filtered_groups",
+            f"{share(filtered / total)} of groups are filtered because their rewards are all equal",
+            "give prompts of middling difficulty, or more samples per group "
+            "(trainer.samples_per_group)",
+        )
+
+
+def cut_trajectories(at: Snapshot) -> Iterator[Concern]:
+    cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
+    total = cut + ended
+    if total >= CUT_MIN and cut > CUT_SHARE * total:
+        yield Concern(
+            "cut_trajectories",
+            f"{share(cut / total)} of trajectories are cut at {at.plan.tokens_max} tokens",
+            "raise sampling.tokens_max (and rollouts.context_max), or reward shorter answers",
+        )
+
+
+def dead_trajectories(at: Snapshot) -> Iterator[Concern]:
+    names = ("stop", "length", "dead")
+    total = sum(at.outcomes.trajectories.get(name, 0) for name in names)
+    dead = at.outcomes.trajectories.get("dead", 0)
+    if dead >= DEAD_MIN and dead >= DEAD_SHARE * total:
+        reason, times = (
+            at.outcomes.dead_reasons[0] if at.outcomes.dead_reasons else ("no reason given", dead)
+        )
+        often = f", {times} times" if times < dead else ""
+        yield Concern(
+            "dead_trajectories",
+            f"{dead} of the last {count(total)} trajectories died; commonest reason{often}: "
+            f"{plain_text(reason, 120) or 'no reason given'}",
+            "mend the reward or task that says so; logs/rollout-*.log name each trajectory",
+        )
+
+
+def unscored_groups(at: Snapshot) -> Iterator[Concern]:
+    waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
+    if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
+        yield Concern(
+            "unscored_groups",
+            f"a complete group has waited {age(waited_s)} for its annotations "
+            f"(its deadline: {age(deadline_s)})",
+            "see that a scorer runs and writes what trainer.reward_terms and trainer.annotations "
+            "name (rollstream tail annotations), or add scorers",
+        )
+
+
+def late_annotations(at: Snapshot) -> Iterator[Concern]:
+    late, total = at.outcomes.annotations_late, at.outcomes.annotations
+    if late >= LATE_MIN and late > LATE_SHARE * total:
+        yield Concern(
+            "late_annotations",
+            f"{late} of {count(total)} annotations came after their group had ended",
+            "add scorers, make them faster, or raise dispatch.group_deadline_s",
+        )
+
+
+CHECKS = (
+    equal_rewards,
+    constant_reward,
+    filtered_groups,
+    dead_trajectories,
+    cut_trajectories,
+    unscored_groups,
+    late_annotations,
+)

@@ -1,0 +1,61 @@
+"""Warnings about what the log and the versions hold: records nobody could read, an archive that is
+behind, weights that nobody checked. Pure; each threshold carries its arithmetic.
+"""
+
+from collections.abc import Iterator
+
+from rollstream.live.snapshot import Snapshot
+from rollstream.live.words import age, count, plain_text, shortened
+from rollstream.warnings.concern import Concern
+
+ARCHIVE_ROLLS = 3.0
+"""Of `archive.roll_s`, the longest that the archive holds a record: it should have been written
+twice over.
+"""
+
+
+def dead_letters(at: Snapshot) -> Iterator[Concern]:
+    if not at.dead_letters:
+        return
+    counts = ", ".join(f"{count(one.count)} in {t}.dead" for t, one in at.dead_letters.items())
+    worst = max(at.dead_letters.values(), key=lambda one: one.count)
+    reason = f"; the newest: {plain_text(worst.reason, 120)}" if worst.reason else ""
+    topic = next(t for t, one in at.dead_letters.items() if one is worst)
+    yield Concern(
+        "dead_letters",
+        f"records that nobody could read: {counts}{reason}",
+        f"rollstream tail {topic}.dead shows bytes, place and reason; find the program that "
+        "writes them",
+    )
+
+
+def archive_behind(at: Snapshot) -> Iterator[Concern]:
+    behind = {
+        t: left
+        for t, left in at.unarchived_s.items()
+        if left[1] > ARCHIVE_ROLLS * at.plan.archive_roll_s
+    }
+    if behind:
+        topic, (records, oldest_s) = max(behind.items(), key=lambda one: one[1][1])
+        yield Concern(
+            "archive_behind",
+            f"the archive is behind: {count(records)} records of {topic} are not archived, the "
+            f"oldest for {age(oldest_s)}",
+            "see that the archive role runs (logs/archive.log) and that the store takes writes; "
+            "until it has caught up, nothing is truncated",
+        )
+
+
+def unverified_versions(at: Snapshot) -> Iterator[Concern]:
+    wrong = [one for one in at.rollouts if one.is_alive() and not one.verified]
+    if wrong:
+        names = ", ".join(f"{shortened(one.name, 24)} (v{one.version})" for one in wrong[:3])
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        yield Concern(
+            "unverified_versions",
+            f"weights that were not verified, or not those that were announced: {names}{more}",
+            "restart these rollouts: they fetch the version again and check every tensor's hash",
+        )
+
+
+CHECKS = (unverified_versions, dead_letters, archive_behind)

@@ -1,0 +1,101 @@
+"""One archive file: contiguous records of one partition as Parquet bytes.
+
+Its metadata say where it begins and ends and the fence after it (`rollstream.first`, `.last`,
+`.fence`), so whoever goes on after it reads its tail alone. Encodings are those that every reader
+knows: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark reads
+BYTE_STREAM_SPLIT since 2026 only; log-probabilities are not compressed, because zstd takes a tenth
+off them for a sixth of a file's time (`benchmarks/archive.py`).
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.archive.columns import table_of
+from storage.archive.names import size_of
+from storage.archive.rows import judge
+from storage.archive.shapes import SCHEMA_NUMBER, arrow_schema, topic_columns
+from streams.bus import Message
+from streams.records import Fence
+
+ROW_GROUP_BYTES = 64 << 20  # of records as they lie in the log
+WRITE_BATCH = 1 << 16  # values at a time; pyarrow's 1 024 are an eighth of a trajectory
+FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last", "fence", "schema"))
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A file's bytes, and the fence after its last record."""
+
+    data: memoryview
+    fence: Fence
+
+
+def encoded(topic: str, messages: Sequence[Message], fence: Fence) -> Encoded:
+    """The file of these messages: consecutive ones of one partition, `fence` that before them.
+
+    `SequenceGap` when the log lost a record of a single-holder role.
+    """
+    first, last = messages[0], messages[-1]
+    assert last.offset - first.offset == len(messages) - 1, "a gap in what was read"
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, arrow_schema(topic), **write_options(topic)) as writer:
+        for group in _row_groups(messages):
+            judged = judge(topic, group, {first.partition: fence})
+            fence = judged.fences.get(first.partition, fence)
+            writer.write_table(table_of(topic, group, judged), row_group_size=len(group))
+        writer.add_key_value_metadata(
+            {
+                FIRST: str(first.offset),
+                LAST: str(last.offset),
+                FENCE: f"{fence.term}:{fence.sequence}",
+                SCHEMA: str(SCHEMA_NUMBER),
+            }
+        )
+    return Encoded(memoryview(sink.getvalue()), fence)
+
+
+def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    start = taken = 0
+    for index, message in enumerate(messages):
+        if taken and taken + size_of(message) > ROW_GROUP_BYTES:
+            yield messages[start:index]
+            start, taken = index, 0
+        taken += size_of(message)
+    yield messages[start:]
+
+
+@cache
+def write_options(topic: str) -> dict[str, Any]:
+    """How each column is written; statistics of single tokens would help nobody."""
+    arrays = {f"{c.name}.list.element": c for c in topic_columns(topic) if c.is_array}
+    leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
+    plain = {path for path, column in arrays.items() if pa.types.is_floating(column.items)}
+    others = [leaf for leaf in leaves if leaf not in arrays]
+    return {
+        "compression": {leaf: "none" if leaf in plain else "zstd" for leaf in leaves},
+        "use_dictionary": others,
+        "write_statistics": others,
+        "write_batch_size": WRITE_BATCH,
+    }
+
+
+def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
+    """Parquet's paths of the columns that a field becomes."""
+    if pa.types.is_struct(type_):
+        for field in type_:
+            yield from _leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_list(type_):
+        yield from _leaves(f"{path}.list.element", type_.value_type)
+    elif pa.types.is_map(type_):
+        yield from (f"{path}.key_value.{part}" for part in ("key", "value"))
+    else:
+        yield path

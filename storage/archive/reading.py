@@ -1,0 +1,133 @@
+"""Reading the archive: which files there are, how far each partition is archived, their tables.
+
+A file that is no whole Parquet file of the archive is a `CorruptObject` that names it and says what
+to do; nothing is read past it silently.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.archive.names import ArchiveFile, parsed, prefix_of
+from storage.file_store import FileStore
+from storage.objects import ObjectStore
+from streams.errors import CorruptObject
+from streams.records import Fence
+
+if TYPE_CHECKING:  # whoever only lists need not wait for pyarrow
+    import pyarrow as pa
+
+TAIL_BYTES = 64 << 10  # mostly holds a file's footer
+_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last offset of a file, and the fence after it."""
+
+    last: int
+    fence: Fence
+
+
+def archived_files(
+    store: ObjectStore, run: str | None = None, topic: str | None = None
+) -> list[ArchiveFile]:
+    """All files of the archive, or those of a run or a topic, in the order of topic, run, partition
+    and first offset.
+    """
+    found = (parsed(entry.key, entry.bytes) for entry in store.list(prefix_of(topic, run)))
+    wanted = [file for file in found if file is not None and run in (None, file.run)]
+    return sorted(wanted, key=lambda file: (file.topic, file.run, file.partition, file.first))
+
+
+def endings(store: ObjectStore, run: str, topic: str) -> dict[int, Ending]:
+    """How far each partition is archived, by the tail of its last file; none for a partition
+    without files.
+    """
+    newest = {file.partition: file for file in archived_files(store, run, topic)}
+    return {partition: ending(store, file) for partition, file in newest.items()}
+
+
+def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
+    """The offset after the last archived record of each partition that has any."""
+    return {partition: end.last + 1 for partition, end in endings(store, run, topic).items()}
+
+
+def ending(store: ObjectStore, file: ArchiveFile) -> Ending:
+    """Where a file ends, read from its tail alone."""
+    from storage.archive import files
+
+    metadata = _metadata(store, file)
+    try:
+        first, last = int(metadata[files.FIRST]), int(metadata[files.LAST])
+        term, _, sequence = metadata[files.FENCE].partition(":")
+        fence = Fence(int(term), int(sequence))
+    except (KeyError, ValueError) as error:
+        raise damaged(file, f"its metadata lack {error}") from error
+    if first != file.first or last < first:
+        raise damaged(file, f"it holds offsets {first} to {last}")
+    return Ending(last, fence)
+
+
+def table_from(
+    store: ObjectStore, file: ArchiveFile, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """A file's rows, in the order of their offsets."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(pa.BufferReader(store.get(file.key))) as parquet:
+            return parquet.read(columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(file, str(error)) from error
+
+
+def tables(
+    store: ObjectStore, files: Iterable[ArchiveFile], columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """One table after the other, so that memory holds one file at a time."""
+    return (table_from(store, file, columns) for file in files)
+
+
+def local_path(store: ObjectStore, key: str) -> Path | None:
+    """Where a `file:` store keeps an object, for readers that map files; None for other stores."""
+    return store.path(key) if isinstance(store, FileStore) else None
+
+
+def damaged(file: ArchiveFile, how: str) -> CorruptObject:
+    """The error for a file that cannot be read, with what to do about it."""
+    reason = how.splitlines()[0] if how else "no reason given"
+    return CorruptObject(
+        f"archive file {file.key} is damaged ({reason}); put back a copy of it, or, if it is the "
+        f"newest of its partition and the log still keeps {file.topic}/{file.partition} from "
+        f"offset {file.first} on, move it away: `rollstream archive` writes it again"
+    )
+
+
+def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tail = store.get(file.key, max(0, file.bytes - TAIL_BYTES), file.bytes)
+    if len(tail) < 12 or tail[-4:] != _MAGIC:
+        raise damaged(file, "it does not end as a Parquet file")
+    footer = int.from_bytes(tail[-8:-4], "little") + 8
+    if footer > len(tail):
+        if footer > file.bytes:
+            raise damaged(file, "its footer is longer than the file")
+        tail = store.get(file.key, file.bytes - footer, file.bytes)
+    try:
+        found = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(file, str(error)) from error
+    return {
+        key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
+    }

@@ -1,0 +1,117 @@
+"""The shape of the archive: which columns a topic's files have, derived from the record classes.
+
+Every topic has the envelope columns first, then the fields of its records, the union over its
+classes; a column is null where the row's class lacks the field or the row is no record. A field
+that would take an envelope column's name has `_` after it. No type here is foreign to DuckDB,
+Polars, pandas or Spark.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import fields
+
+from storage.archive.rows import CLASSES
+from streams.errors import ConfigurationError
+from streams.records import Record
+
+SCHEMA_NUMBER = 1
+"""Of the columns' meaning; new record fields come as new columns and do not change it."""
+
+ENVELOPE = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("schema", pa.string()),
+        pa.field("hash", pa.string()),
+        pa.field("term", pa.int64()),
+        pa.field("sequence", pa.int64()),
+        pa.field("void", pa.bool_(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("original", pa.binary()),
+    ]
+)
+"""Columns of every topic."""
+
+_ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
+SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+
+
+class Column(msgspec.Struct, frozen=True, eq=False):
+    """A record field of a topic: the column's name, the field's name and both its types."""
+
+    name: str
+    field: str
+    arrow: pa.DataType
+    python: Any
+    is_array: bool
+    required: bool
+
+    @property
+    def items(self) -> pa.DataType:
+        """The type of an array's items."""
+        return self.arrow.value_type
+
+
+@cache
+def arrow_schema(topic: str) -> pa.Schema:
+    """Columns of a topic's files; `ConfigurationError` for a topic that is not archived."""
+    return pa.schema([*ENVELOPE, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
+
+
+@cache
+def topic_columns(topic: str) -> tuple[Column, ...]:
+    """The record columns of a topic, in the order of its classes and their fields."""
+    if topic not in CLASSES:
+        known = ", ".join(CLASSES)
+        raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
+    found: dict[str, Column] = {}
+    for cls in CLASSES[topic]:
+        for column in columns_of(cls):
+            same = found.setdefault(column.name, column)
+            assert same.arrow == column.arrow, f"{topic}: {column.name} has two types"
+    return tuple(found.values())
+
+
+@cache
+def columns_of(cls: type[Record]) -> tuple[Column, ...]:
+    """The columns of one record class."""
+    found: list[Column] = []
+    for field in fields(cls):
+        name = f"{field.name}_" if field.name in ENVELOPE.names else field.name
+        kind = field.encode_name.partition(":")[2]
+        arrow = _list(_ARRAYS[kind]) if kind else _arrow(field.type)
+        found.append(Column(name, field.name, arrow, field.type, bool(kind), field.required))
+    return tuple(found)
+
+
+def _arrow(type_: Any) -> pa.DataType:
+    """The Arrow type of a field's Python type."""
+    origin, inner = get_origin(type_), get_args(type_)
+    if origin is Literal:
+        return pa.string()
+    if origin is UnionType:
+        (only,) = [one for one in inner if one is not NoneType]
+        return _arrow(only)
+    if origin is tuple:
+        assert inner[1:] == (...,), f"{type_} has no column type"
+        return _list(_arrow(inner[0]))
+    if origin is dict:
+        return pa.map_(_arrow(inner[0]), _arrow(inner[1]))
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return pa.struct([pa.field(f.name, _arrow(f.type)) for f in fields(type_)])
+    return SCALARS[type_]
+
+
+def _list(item: pa.DataType) -> pa.DataType:
+    """Items are never null, which spares every one of them a definition level."""
+    return pa.list_(pa.field("element", item, nullable=False))

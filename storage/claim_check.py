@@ -1,0 +1,162 @@
+"""Large records lie in the object store, the log carries their address: a bus around a bus.
+
+A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>` and a `Claim` with the
+same envelope is appended in its place; reading puts the value back, so everything above sees the
+bytes that were appended, and their hash. Compacted topics refuse such values themselves.
+
+1. The blob is put.  2. The claim is appended.  A crash in between leaves a blob that nobody names;
+it goes with its hour (`blobs.py`). A record whose blob is gone or damaged is read as its claim,
+which no reader takes for a record: it goes to `<topic>.dead` with the reason.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from storage.blobs import hour_of, key_of
+from storage.hashing import content_hash
+from storage.objects import ObjectStore
+from streams.bus import Bus, Entry, GroupReader, Message
+from streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
+from streams.errors import DecodeError, ObjectMissing
+from streams.records import Claim, Position
+from streams.refusals import check_entries
+from streams.topics import RECORD_BYTES_MAX, Topic
+
+
+class ClaimCheck:
+    """A `Bus`; `log` carries records up to `bytes_max`, `store` the larger ones."""
+
+    def __init__(
+        self,
+        log: Bus,
+        store: ObjectStore,
+        bytes_max: int = RECORD_BYTES_MAX,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._log, self._store, self._bytes_max, self._clock = log, store, bytes_max, clock
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        if not any(self._is_large(entry) for entry in entries):
+            return self._log.append(topic, entries)
+        settings = self._log.settings(topic)
+        check_entries(settings, entries)
+        if settings.cleanup == "compact":
+            return self._log.append(topic, entries)
+        return self._log.append(
+            topic, [self._checked_in(topic, e) if self._is_large(e) else e for e in entries]
+        )
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+    ) -> list[Message]:
+        messages = self._log.read(
+            topic, positions, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s
+        )
+        return self._redeemed(messages, bytes_max)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        return _Redeeming(self, self._log.join(group, topic, member))
+
+    def redeem(self, message: Message) -> Message:
+        """With the bytes that were appended, or as it is if they are gone or damaged."""
+        assert message.value is not None
+        try:
+            claim = decode(message.value).record
+        except DecodeError:
+            return message
+        assert isinstance(claim, Claim)
+        try:
+            value = self._store.get(claim.blob)
+        except ObjectMissing:
+            return message
+        return replace(message, value=value) if content_hash(value) == claim.hash else message
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        self._log.create(topics)
+
+    def settings(self, topic: str) -> Topic:
+        return self._log.settings(topic)
+
+    def partitions(self, topic: str) -> int:
+        return self._log.partitions(topic)
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._log.begin(topic)
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._log.end(topic)
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        self._log.commit(group, topic, positions)
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        return self._log.committed(group, topic)
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._log.truncate(topic, before)
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _is_large(self, entry: Entry) -> bool:
+        return entry.value is not None and len(entry.value) > self._bytes_max
+
+    def _checked_in(self, topic: str, entry: Entry) -> Entry:
+        assert entry.value is not None
+        found = content_hash(entry.value)
+        key = key_of(topic, hour_of(self._clock()), found)
+        self._store.put(key, entry.value)  # 1
+        claim = Claim(blob=key, bytes=len(entry.value), hash=found)
+        return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
+
+    def _redeemed(self, messages: list[Message], bytes_max: int) -> list[Message]:
+        """A prefix of them whose values together stay within `bytes_max`, at least one."""
+        if not any(is_claim(message) for message in messages):
+            return messages
+        redeemed: list[Message] = []
+        size = 0
+        for message in messages:
+            whole = self.redeem(message) if is_claim(message) else message
+            size += len(whole.value or b"")
+            if redeemed and size > bytes_max:
+                break
+            redeemed.append(whole)
+        return redeemed
+
+
+class _Redeeming:
+    """A member of a group whose messages are whole."""
+
+    def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:
+        self._bus, self._inner = bus, inner
+
+    def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
+        messages = self._inner.poll(wait_s, records_max)
+        return [self._bus.redeem(m) if is_claim(m) else m for m in messages]
+
+    def commit(self) -> None:
+        self._inner.commit()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _envelope(value: bytes) -> Envelope | None:
+    """A bus carries any bytes, not only records."""
+    try:
+        return envelope_of(value)
+    except DecodeError:
+        return None
+
+
+def is_claim(message: Message) -> bool:
+    """Whether its value lies in the object store."""
+    return message.value is not None and message.value.startswith(CLAIM_START, 16)

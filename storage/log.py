@@ -1,0 +1,13 @@
+"""A run's log as every role and every reader opens it: the bus, with its large records."""
+
+from typing import Literal
+
+from storage.claim_check import ClaimCheck
+from storage.connect import open_store
+from streams.bus import Bus
+from streams.connect import open_bus
+
+
+def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:
+    """The bus at `bus_url`, whose large records lie in the store at `store_url`."""
+    return ClaimCheck(open_bus(bus_url, sync=sync), open_store(store_url, sync))

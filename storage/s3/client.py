@@ -1,0 +1,245 @@
+"""Requests to an S3 server, one each, as typed values: the only file that knows boto3.
+
+A request either returns or raises `S3Failure`; nothing is tried again here. Checksums of boto3's
+own are off where S3 does not require them, because other servers reject the trailers; each body is
+covered by its signature instead and each object by its xxh3 (see `docs/s3.md`).
+"""
+
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from boto3.session import Session
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
+
+from storage.s3.failures import Kind, S3Failure, failure_of
+from storage.s3.place import S3Place
+from storage.s3.ranges import Range
+from storage.s3.retries import Limits
+from streams.errors import ConfigurationError
+
+CHUNK_BYTES = 1 << 20
+CONNECTIONS_MAX = 32
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_NOT_SENT = (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object of `size` bytes as it was at the moment of one answer."""
+
+    size: int
+    etag: str
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A piece of a listing: (name, bytes) in the server's order; `more` asks for the next one."""
+
+    entries: list[tuple[str, int]]
+    more: str | None
+
+
+class S3Client:
+    """One bucket; safe to share between threads. Names are whole keys, prefix included."""
+
+    def __init__(self, place: S3Place, limits: Limits) -> None:
+        config = Config(
+            connect_timeout=limits.connect_s,
+            read_timeout=limits.silence_s,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=CONNECTIONS_MAX,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path" if place.path_style else "auto"},
+            tcp_keepalive=True,
+        )
+        try:
+            self._s3: Any = Session().client(
+                "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
+            )
+        except (boto.BotoCoreError, ValueError) as error:
+            raise ConfigurationError(f"store {place}: {error}") from None
+        self._bucket = place.bucket
+        self._encryption = _encryption(place)
+
+    def get(
+        self, name: str, wanted: Range, etag: str | None, take: Callable[[bytes], None]
+    ) -> Found:
+        """Hand a range, cut off at the end, of the object that has `etag` to `take`, in chunks.
+
+        `take` may raise. What it took is right only once this has returned.
+        """
+        condition = {"IfMatch": etag} if etag else {}
+        with _failures():
+            answer = self._s3.get_object(
+                Bucket=self._bucket,
+                Key=name,
+                Range=f"bytes={wanted.start}-{wanted.end - 1}",
+                **condition,
+            )
+            given, size = _given_range(answer)
+            if given != Range(wanted.start, min(wanted.end, size)):
+                answer["Body"].close()
+                raise S3Failure(Kind.TRANSIENT, "BadAnswer", f"{wanted} became {given}", False)
+            taken = _read(answer["Body"], take)
+        if taken != given.end - given.start:
+            raise S3Failure(Kind.TRANSIENT, "Truncated", f"{taken} bytes of {given}", False)
+        return Found(size, _field(answer, "ETag"), answer.get("Metadata", {}))
+
+    def get_empty(self, name: str) -> Found:
+        """An object of no bytes, of which no range can be asked; with bytes it is `CONFLICT`."""
+        with _failures():
+            answer = self._s3.get_object(Bucket=self._bucket, Key=name)
+            answer["Body"].close()
+        if answer["ContentLength"] != 0:
+            raise S3Failure(Kind.CONFLICT, "Replaced", "it was empty a moment ago", False)
+        return Found(0, _field(answer, "ETag"), answer.get("Metadata", {}))
+
+    def put(
+        self,
+        name: str,
+        body: bytes | bytearray,
+        metadata: Mapping[str, str],
+        condition: "Condition",
+    ) -> str:
+        with _failures():
+            answer = self._s3.put_object(
+                Bucket=self._bucket,
+                Key=name,
+                Body=body,
+                Metadata=dict(metadata),
+                **self._encryption,
+                **condition.arguments,
+            )
+        return _field(answer, "ETag")
+
+    def create_upload(self, name: str, metadata: Mapping[str, str]) -> str:
+        with _failures():
+            answer = self._s3.create_multipart_upload(
+                Bucket=self._bucket, Key=name, Metadata=dict(metadata), **self._encryption
+            )
+        return _field(answer, "UploadId")
+
+    def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
+        with _failures():
+            answer = self._s3.upload_part(
+                Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
+            )
+        return _field(answer, "ETag")
+
+    def complete_upload(
+        self, name: str, upload: str, etags: Sequence[str], condition: "Condition"
+    ) -> str:
+        parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
+        with _failures():
+            answer = self._s3.complete_multipart_upload(
+                Bucket=self._bucket,
+                Key=name,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+                **condition.arguments,
+            )
+        return _field(answer, "ETag")
+
+    def abort_upload(self, name: str, upload: str) -> None:
+        with _failures():
+            self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
+
+    def list_page(self, prefix: str, more: str | None) -> Page:
+        token = {"ContinuationToken": more} if more else {}
+        with _failures():
+            answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
+        entries = [(entry["Key"], entry["Size"]) for entry in answer.get("Contents", [])]
+        return Page(entries, answer.get("NextContinuationToken") if answer["IsTruncated"] else None)
+
+    def delete(self, name: str) -> None:
+        with _failures():
+            self._s3.delete_object(Bucket=self._bucket, Key=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """When a write counts: always, if the key is free, or if the object has this etag."""
+
+    if_absent: bool = False
+    if_etag: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        if self.if_absent:
+            return {"IfNoneMatch": "*"}
+        return {} if self.if_etag is None else {"IfMatch": self.if_etag}
+
+
+def _encryption(place: S3Place) -> dict[str, str]:
+    named = {"ServerSideEncryption": place.sse, "SSEKMSKeyId": place.sse_kms_key_id}
+    return {name: value for name, value in named.items() if value}
+
+
+def _field(answer: Mapping[str, Any], name: str) -> str:
+    if not answer.get(name):
+        raise S3Failure(Kind.TRANSIENT, "BadAnswer", f"an answer without {name}", True)
+    return str(answer[name])
+
+
+def _given_range(answer: Mapping[str, Any]) -> tuple[Range, int]:
+    match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
+    if match is None:
+        raise S3Failure(Kind.REFUSED, "NotImplemented", "the server ignored a Range header", False)
+    first, last, size = map(int, match.groups())
+    return Range(first, last + 1), size
+
+
+def _read(body: Any, take: Callable[[bytes], None]) -> int:
+    taken = 0
+    with body as raw:
+        # read1 returns what has come, so a server that drips cannot hold the operation.
+        while chunk := raw.read1(CHUNK_BYTES):
+            take(chunk)
+            taken += len(chunk)
+    return taken
+
+
+@contextmanager
+def _failures() -> Generator[None]:
+    try:
+        yield
+    except boto.ClientError as error:
+        told: Any = error.response.get("Error", {})
+        answered: Any = error.response.get("ResponseMetadata", {})
+        raise failure_of(
+            int(answered.get("HTTPStatusCode", 0)),
+            str(told.get("Code", "Unknown")),
+            str(told.get("Message", "")),
+        ) from error
+    except _NO_CREDENTIALS as error:
+        raise S3Failure(Kind.REFUSED, "NoCredentials", str(error), False) from error
+    except boto.SSLError as error:
+        trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
+        kind, code = (Kind.TRANSIENT, "TLS") if trusted else (Kind.REFUSED, "Certificate")
+        raise S3Failure(kind, code, str(error), False) from error
+    except _NOT_SENT as error:
+        raise S3Failure(Kind.TRANSIENT, "Unreachable", str(error), False) from error
+    except (boto.HTTPClientError, ResponseParserError, HTTPError, OSError) as error:
+        # The answer was lost, not the request: it may have taken effect.
+        raise S3Failure(Kind.TRANSIENT, type(error).__name__, str(error), True) from error
+    except boto.BotoCoreError as error:
+        raise S3Failure(Kind.REFUSED, type(error).__name__, str(error), False) from error

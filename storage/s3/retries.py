@@ -1,0 +1,91 @@
+"""When a failed request is sent again: exponential pauses with jitter under one deadline.
+
+botocore's own retries are off: they know neither the operation's deadline nor whether an earlier
+request is in doubt, and would multiply with these.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
+from storage.s3.failures import Kind, S3Failure
+from streams.deadline import Deadline
+
+PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
+SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, eight of which go side by side
+BLOCKED_MAX = 4  # VersityGW says so, too, of a folder that a delete empties at that moment
+SLOWEST_BYTES_S = 8 << 20  # what a large object's deadline allows for beside `deadline_s`
+AGAIN = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How `deadline_s` is spent: an operation that began its last request at `begin_s` still ends
+    in time, because connecting and silence have limits of their own.
+    """
+
+    begin_s: float
+    connect_s: float
+    silence_s: float
+
+
+def limits_of(deadline_s: float) -> Limits:
+    """The seconds in which requests may begin, to connect, and to hear nothing."""
+    quarter = min(SILENCE_S_MAX, deadline_s / 4)
+    return Limits(deadline_s - 2 * quarter, quarter, quarter)
+
+
+def allowance_s(begin_s: float, size: int) -> float:
+    """Seconds in which requests of an operation on `size` bytes may begin."""
+    return begin_s + size / SLOWEST_BYTES_S
+
+
+def pause_s(failures: int, draw: float) -> float:
+    """The pause after so many failures; `draw` in [0, 1) spreads clients over half of it."""
+    longest = min(PAUSE_S_MAX, PAUSE_S_FIRST * 2.0 ** min(failures - 1, 10))
+    return longest * (0.5 + draw / 2)
+
+
+class Attempts:
+    """The requests of one operation; `in_doubt` once one of them may have taken effect unseen."""
+
+    def __init__(
+        self,
+        deadline: Deadline,
+        draw: Callable[[], float] = random.random,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.deadline = deadline
+        self.in_doubt = False
+        self._failures = 0
+        self._draw, self._sleep = draw, sleep
+
+    def run(self, step: Callable[[], _T], again: Collection[Kind] = AGAIN) -> _T:
+        """What `step` returns, tried again while it fails in passing and time is left."""
+        while True:
+            try:
+                return step()
+            except S3Failure as failure:
+                self.in_doubt |= failure.in_doubt
+                blocked = failure.kind is Kind.IN_THE_WAY and self._failures < BLOCKED_MAX
+                if failure.kind not in again and not blocked:
+                    raise
+                self.wait(failure)
+
+    def wait(self, failure: S3Failure) -> None:
+        """Pause before the next attempt, or raise the failure where no time is left for one."""
+        self._failures += 1
+        if self._failures == 3:  # once: below that it is an ordinary day
+            left = self.deadline.remaining_s()
+            _log.warning("object store: %s; trying again for %.0f s", failure, left)
+        pause = pause_s(self._failures, self._draw())
+        self._sleep(min(pause, self.deadline.remaining_s()))
+        if self.deadline.passed():
+            failure.in_doubt = self.in_doubt
+            raise failure

@@ -1,0 +1,151 @@
+"""Writing an object: in one request, or in parts that appear together; conditional or not.
+
+A conditional write that is sent again after its answer was lost meets its own earlier self. Each
+write therefore carries a nonce in the object's metadata, and a condition that fails after a request
+in doubt is settled by looking whose nonce is there.
+"""
+
+import logging
+import uuid
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+
+from storage.hashing import content_hash
+from storage.objects import Data
+from storage.s3.client import Condition, S3Client
+from storage.s3.failures import Kind, S3Failure
+from storage.s3.ranges import PART_BYTES, Range, plan_parts
+from storage.s3.reading import HASH, NONCE, Reader
+from storage.s3.retries import AGAIN, Attempts, Limits, allowance_s
+from storage.s3.threads import all_of
+from streams.deadline import Deadline
+
+UPLOADS = 3  # a completion that conflicts must upload its parts again, so S3 says
+_log = logging.getLogger(__name__)
+_LOST = (Kind.PRECONDITION, Kind.MISSING, Kind.NO_UPLOAD)
+
+
+class Writer:
+    """Writes to one bucket; `pool` bounds the requests in flight of all of them."""
+
+    def __init__(self, client: S3Client, reader: Reader, pool: Executor, limits: Limits) -> None:
+        self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
+
+    def put(self, name: str, data: Data) -> str:
+        if len(_view(data)) > PART_BYTES:
+            return self._in_parts(name, data, Condition())
+        return self._at_once(name, data, Condition())
+
+    def create(self, name: str, data: Data) -> str:
+        """The etag; `S3Failure` of kind `PRECONDITION` if another's object is there."""
+        condition = Condition(if_absent=True)
+        if len(_view(data)) <= PART_BYTES:
+            return self._at_once(name, data, condition)
+        if self._is_there(name):  # only to save the upload: the condition is what decides
+            raise S3Failure(Kind.PRECONDITION, "PreconditionFailed", "it is there", False)
+        return self._in_parts(name, data, condition)
+
+    def swap(self, name: str, data: Data, etag: str) -> str:
+        """The new etag; `S3Failure` of kind `PRECONDITION` or `MISSING` if it was lost.
+
+        Always one request: some servers forget If-Match when parts are completed.
+        """
+        return self._at_once(name, data, Condition(if_etag=etag))
+
+    def _at_once(self, name: str, data: Data, condition: Condition) -> str:
+        body = data if isinstance(data, bytes | bytearray) else bytes(data)
+        metadata = {HASH: content_hash(body), NONCE: uuid.uuid4().hex}
+        attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(body))))
+        write = lambda: self._client.put(name, body, metadata, condition)  # noqa: E731
+        return self._settled(name, metadata[NONCE], attempts, write)
+
+    def _in_parts(self, name: str, data: Data, condition: Condition) -> str:
+        metadata = {HASH: content_hash(data), NONCE: uuid.uuid4().hex}
+        view = _view(data)
+        attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(view))))
+        for upload in range(1, UPLOADS + 1):
+            try:
+                return self._upload(name, view, metadata, condition, attempts)
+            except S3Failure as failure:
+                if failure.kind is not Kind.CONFLICT or upload == UPLOADS:
+                    raise
+                attempts.wait(failure)
+        raise AssertionError(UPLOADS)
+
+    def _upload(
+        self,
+        name: str,
+        view: memoryview,
+        metadata: dict[str, str],
+        condition: Condition,
+        attempts: Attempts,
+    ) -> str:
+        """(1) open the upload, (2) send its parts, (3) complete it, or else abort it."""
+        upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
+
+        def send(piece: tuple[int, Range]) -> str:
+            number, part = piece
+            body = bytes(view[part.start : part.end])
+            own = Attempts(attempts.deadline)
+            return own.run(lambda: self._client.upload_part(name, upload, number, body))
+
+        def complete() -> str:
+            return self._client.complete_upload(name, upload, etags, condition)
+
+        try:
+            pieces = list(enumerate(plan_parts(len(view)), start=1))
+            etags = all_of(self._pool, send, pieces)  # 2
+            nonce = metadata[NONCE]
+            return self._settled(name, nonce, attempts, complete, frozenset({Kind.TRANSIENT}))  # 3
+        except BaseException:
+            self._abort(name, upload)
+            raise
+
+    def _settled(
+        self,
+        name: str,
+        nonce: str,
+        attempts: Attempts,
+        write: Callable[[], str],
+        again: Collection[Kind] = AGAIN,
+    ) -> str:
+        """What `write` returns; a lost condition after a request in doubt is looked into."""
+        try:
+            return attempts.run(write, again)
+        except S3Failure as failure:
+            if failure.kind not in _LOST or not attempts.in_doubt:
+                raise
+            etag = self._own(name, nonce, attempts.deadline)
+            if etag is None:
+                raise
+            return etag
+
+    def _own(self, name: str, nonce: str, deadline: Deadline) -> str | None:
+        try:
+            found = self._reader.look(name, deadline)
+        except S3Failure as failure:
+            if failure.kind is Kind.MISSING:
+                return None
+            raise
+        return found.etag if found.metadata.get(NONCE) == nonce else None
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._reader.look(name)
+        except S3Failure as failure:
+            if failure.kind is Kind.MISSING:
+                return False
+            raise
+        return True
+
+    def _abort(self, name: str, upload: str) -> None:
+        """Free the parts if the server can be reached; what stays is collected by lifecycle."""
+        try:
+            self._client.abort_upload(name, upload)
+        except S3Failure as failure:
+            if failure.kind is not Kind.NO_UPLOAD:
+                _log.warning("object store: upload of %s not aborted: %s", name, failure)
+
+
+def _view(data: Data) -> memoryview:
+    return memoryview(data).cast("B")

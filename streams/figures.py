@@ -1,0 +1,35 @@
+"""What a role tells of itself while it runs: plain numbers under documented names.
+
+A role counts as it works and offers what it counted; whoever serves metrics asks at any moment from
+another thread. So `figures()` of a role only reads, never waits, and copies what the role may
+change meanwhile. Names, units and meanings are those of `docs/metrics.md`, without the prefix.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+
+class Tally:
+    """How many values were at most each of `bounds`, or above them; one thread adds, any reads."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.sum = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def counts(self) -> tuple[int, ...]:
+        """Values per bucket, not accumulated; the last bucket holds what is above all bounds."""
+        return tuple(self._counts)
+
+
+Figure: TypeAlias = float | Mapping[str, float] | Tally
+"""A number; numbers by the value of the family's one label; or a distribution."""
+Figures: TypeAlias = Mapping[str, Figure]

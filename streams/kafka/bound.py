@@ -1,0 +1,31 @@
+"""A bound of bytes in flight that threads share; kafka-python's producer has none of its own."""
+
+import threading
+
+from streams.deadline import Deadline
+
+
+class ByteBound:
+    """At most `limit` bytes are taken at any time; who asks for more than that never gets it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, amount: int, wait_s: float) -> bool:
+        """Whether they could be taken within `wait_s`."""
+        assert amount <= self.limit, f"{amount} bytes can never be taken of {self.limit}"
+        deadline = Deadline(wait_s)
+        with self._changed:
+            while self.taken + amount > self.limit:
+                if deadline.passed():
+                    return False
+                self._changed.wait(deadline.remaining_s())
+            self.taken += amount
+            return True
+
+    def give_back(self, amount: int) -> None:
+        with self._changed:
+            self.taken -= amount
+            self._changed.notify_all()

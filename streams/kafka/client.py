@@ -1,0 +1,300 @@
+"""kafka-python behind three small typed classes; no other file imports it.
+
+Every method may raise `KafkaError`; who retry, rebuild and bound stand beside this file.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from kafka import (
+    ConsumerRebalanceListener,
+    KafkaAdminClient,
+    KafkaConsumer,
+    KafkaProducer,
+    OffsetAndMetadata,
+    OffsetSpec,
+    TopicPartition,
+    errors,
+)
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import KafkaError
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from streams.bus import Message
+from streams.kafka.address import KafkaAddress, Secrets, client_settings
+from streams.kafka.quiet import quieten
+from streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
+
+DELIVERY_S = 120.0  # how long the producer itself repeats a batch before it is in doubt
+FETCH_BYTES = 8 << 20  # of one answer; a cursor holds at most two and one record beyond the limit
+PARTITION_BYTES = 4 << 20
+FETCH_WAIT_MS = 250  # a reader that goes elsewhere first waits for the answer under way
+POLL_EVERY_S = 300.0  # a member of a group that works longer on one poll loses its partitions
+
+LOST_MEMBERSHIP = (
+    errors.CommitFailedError,
+    errors.FencedInstanceIdError,
+    errors.IllegalGenerationError,
+    errors.RebalanceInProgressError,
+    errors.UnknownMemberIdError,
+)
+Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
+
+
+class OutOfRange(Exception):
+    """A position lies outside what a partition holds."""
+
+
+class Unplaced(Exception):
+    """A group has no position yet in a partition that came to it."""
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether a broker said no for good, so that asking again is of no use."""
+    return isinstance(error, errors.BrokerResponseError) and not error.retriable
+
+
+def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
+    """What all clients share; their log is quietened on the way."""
+    quieten()
+    settings: dict[str, Any] = {
+        **client_settings(address, secrets),
+        "request_timeout_ms": 20_000,
+        "bootstrap_timeout_ms": 5_000,
+        "retry_backoff_ms": 50,
+        "reconnect_backoff_max_ms": 1_000,
+        "metadata_max_age_ms": 60_000,
+    }
+    if settings.get("sasl_mechanism") == "OAUTHBEARER":
+        settings["sasl_oauth_token_provider"] = _Token(address.token, secrets.token_file)
+    return settings
+
+
+class _Token(AbstractTokenProvider):
+    """A token asked for anew with each connection."""
+
+    def __init__(self, function: str, file: str) -> None:
+        super().__init__()
+        self._function, self._file = function, file
+
+    def token(self) -> Any:
+        if not self._function:
+            return Path(self._file).read_text(encoding="utf-8").strip()
+        module, _, name = self._function.partition(":")
+        return str(getattr(importlib.import_module(module), name)())
+
+
+class Admin:
+    """What is asked of the cluster rather than of a log."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        make: Any = KafkaAdminClient
+        self._client = make(**settings)
+
+    def partitions(self, names: Collection[str]) -> dict[str, int]:
+        """By topic; topics that do not exist are absent."""
+        found = self._client.describe_topics(list(names))
+        return {t["name"]: len(t["partitions"]) for t in found if t["error_code"] == 0}
+
+    def configs(self, names: Collection[str]) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        found = self._client.describe_configs(resources, config_filter="all")["topic"]
+        return {
+            name: {key: config["value"] for key, config in configs.items()}
+            for name, configs in found.items()
+        }
+
+    def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int) -> None:
+        """Partitions and settings by name; that another process was first is no error."""
+        copies = {"replication_factor": replication}
+        wanted = {
+            name: {"num_partitions": partitions, "configs": dict(configs), **copies}
+            for name, (partitions, configs) in topics.items()
+        }
+        try:
+            self._client.create_topics(wanted)
+        except errors.TopicAlreadyExistsError:
+            if len(wanted) > 1:  # the others may have been created, or not
+                for name, topic in topics.items():
+                    self.create({name: topic}, replication)
+        self._client.wait_for_topics(list(wanted))
+
+    def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
+        """First kept offsets, or the next ones to be written."""
+        spec = OffsetSpec.LATEST if ends else OffsetSpec.EARLIEST
+        asked = {TopicPartition(topic, p): spec for p in range(partitions)}
+        found = self._client.list_partition_offsets(asked)
+        return {at.partition: offset.offset for at, offset in found.items()}
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        self._client.delete_records({TopicPartition(topic, p): o for p, o in before.items()})
+
+    def commit(self, group: str, topic: str, positions: Offsets) -> None:
+        """As no member, which is refused while the group has members."""
+        offsets = {
+            TopicPartition(topic, p): OffsetAndMetadata(offset, text, -1)
+            for p, (offset, text) in positions.items()
+        }
+        for error in self._client.alter_group_offsets(group, offsets).values():
+            if error is not errors.NoError:
+                raise error()
+
+    def committed(self, group: str, topic: str, partitions: int) -> Offsets:
+        asked = {group: [TopicPartition(topic, p) for p in range(partitions)]}
+        found = self._client.list_group_offsets(asked)[group]
+        return {
+            at.partition: (o.offset, o.metadata or "") for at, o in found.items() if o.offset >= 0
+        }
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Producer:
+    """Idempotent, acknowledged by all in-sync copies."""
+
+    def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
+        make: Any = KafkaProducer
+        self._producer = make(
+            **settings,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=linger_ms,
+            batch_size=batch_bytes,
+            max_request_size=RECORD_BYTES_LIMIT + BATCH_ROOM_BYTES,
+            max_block_ms=20_000,
+            delivery_timeout_ms=int(DELIVERY_S * 1000),
+            allow_auto_create_topics=False,
+            metrics_enabled=False,
+        )
+
+    def send(
+        self,
+        at: tuple[str, int],
+        record: tuple[bytes, bytes | None],
+        timestamp_ms: int,
+        acknowledged: Callable[[int], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Hand over one record; one of the callbacks runs in the sender's thread, before it sends
+        anything more of that partition.
+        """
+        (topic, partition), (key, value) = at, record
+        future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
+        future.add_callback(lambda metadata: acknowledged(metadata.offset))
+        future.add_errback(failed)
+
+    def abort(self) -> None:
+        """From any thread, callbacks too: nothing more is sent, all that waits fails."""
+        # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
+        self._producer._sender.force_close()
+
+    def close(self, wait_s: float) -> None:
+        self._producer.close(timeout=wait_s)
+
+
+class Consumer:
+    """Reads one topic; `group` empty reads by explicit positions."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        topic: str,
+        name: str,
+        group: str = "",
+        lease_s: float = 10,
+    ) -> None:
+        self._topic, self._name = topic, name
+        make: Any = KafkaConsumer
+        self._consumer = make(
+            **settings,
+            group_id=group or None,
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            fetch_max_bytes=FETCH_BYTES,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_partition_fetch_bytes=PARTITION_BYTES,
+            session_timeout_ms=int(lease_s * 1000),
+            heartbeat_interval_ms=int(lease_s * 1000 / 10),
+            max_poll_interval_ms=int(POLL_EVERY_S * 1000),
+            partition_assignment_strategy=[CooperativeStickyAssignor],
+            allow_auto_create_topics=False,
+            metrics_enabled=False,
+        )
+
+    def assign(self, partitions: Collection[int]) -> None:
+        self._consumer.assign([TopicPartition(self._topic, p) for p in partitions])
+
+    def subscribe(self, gone: Callable[[Collection[int]], None]) -> None:
+        """As a member of the group; `gone` hears of partitions that went, in another thread."""
+        self._consumer.subscribe([self._topic], listener=_Listener(gone))
+
+    def assignment(self) -> list[int]:
+        return [at.partition for at in self._consumer.assignment()]
+
+    def seek(self, partition: int, offset: int) -> None:
+        self._consumer.seek(TopicPartition(self._topic, partition), offset)
+
+    def poll(self, wait_s: float, records_max: int) -> list[Message]:
+        """What came within `wait_s`, in order per partition; `OutOfRange` or `Unplaced` else."""
+        try:
+            found = self._consumer.poll(int(wait_s * 1000), records_max)
+        except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
+            raise OutOfRange(str(error)) from error
+        except errors.NoOffsetForPartitionError as error:
+            raise Unplaced(str(error)) from error
+        name = self._name
+        return [
+            Message(name, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
+            for rows in found.values()
+            for row in rows
+        ]
+
+    def beat(self) -> None:
+        """A sign of life that reads nothing."""
+        held = self._consumer.assignment()
+        self._consumer.pause(*held)
+        try:
+            for at, rows in self._consumer.poll(0, 1).items():  # of a partition that just came
+                self._consumer.seek(at, rows[0].offset)
+        except (
+            errors.OffsetOutOfRangeError,
+            errors.LogTruncationError,
+            errors.NoOffsetForPartitionError,
+        ):
+            pass  # the next poll meets it again
+        finally:
+            self._consumer.resume(*(self._consumer.assignment() & held))
+
+    def commit(self, positions: Mapping[int, int], wait_s: float) -> None:
+        offsets = {
+            TopicPartition(self._topic, p): OffsetAndMetadata(offset, "", -1)
+            for p, offset in positions.items()
+        }
+        self._consumer.commit(offsets, timeout_ms=int(wait_s * 1000))
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False, timeout_ms=5_000)
+
+
+class _Listener(ConsumerRebalanceListener):
+    """Revoked and lost alike: what was read there and not committed is left to the next owner."""
+
+    def __init__(self, gone: Callable[[Collection[int]], None]) -> None:
+        self._gone = gone
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self._gone([at.partition for at in revoked])
+
+    def on_partitions_lost(self, lost: Any) -> None:
+        self._gone([at.partition for at in lost])
+
+    def on_partitions_assigned(self, assigned: Any) -> None:
+        """They are read from the group's commits on."""

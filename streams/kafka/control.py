@@ -1,0 +1,79 @@
+"""Questions to the cluster, asked again until it answers: a client that failed is closed and a new
+one built, with growing pauses and up to a deadline.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from streams.deadline import Deadline
+from streams.errors import BusError, BusTimeout
+from streams.kafka.client import Admin, KafkaError, is_refusal
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ANSWER_S = 60.0  # a broker that restarts is back by then
+PAUSE_S = 0.05
+PAUSE_S_MAX = 2.0
+
+
+def insisting(
+    what: str, answer_s: float, once: Callable[[], T], mend: Callable[[Exception], None]
+) -> T:
+    """The result of `once`, tried again after `mend` while the cluster does not answer.
+
+    `BusTimeout` after `answer_s`, `BusError` at once where the broker says no.
+    """
+    deadline, pause_s = Deadline(answer_s), PAUSE_S
+    while True:
+        try:
+            return once()
+        except (KafkaError, OSError) as error:
+            if isinstance(error, BusError):
+                raise
+            mend(error)
+            if isinstance(error, KafkaError) and is_refusal(error):
+                raise BusError(f"cannot {what}: the broker refuses it ({error})") from error
+            if deadline.passed():
+                raise BusTimeout(
+                    f"cannot {what}: no answer within {answer_s:g} s ({error}); check that the "
+                    "brokers run and can be reached, and the security settings of the URL"
+                ) from error
+        time.sleep(min(pause_s, deadline.remaining_s()))
+        pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+class Control:
+    """One admin client at a time, which threads share."""
+
+    def __init__(self, where: str, make: Callable[[], Admin], answer_s: float) -> None:
+        self._where = where
+        self._make = make
+        self._answer_s = answer_s
+        self._lock = threading.RLock()
+        self._admin: Admin | None = None
+
+    def ask(self, what: str, question: Callable[[Admin], T]) -> T:
+        """The answer; see `insisting`."""
+        with self._lock:
+            what = f"{what} at {self._where}"
+            return insisting(what, self._answer_s, lambda: question(self._client()), self._drop)
+
+    def close(self) -> None:
+        with self._lock:
+            admin, self._admin = self._admin, None
+            if admin is not None:
+                admin.close()
+
+    def _drop(self, error: Exception) -> None:
+        """A client keeps what it once learnt of coordinators and controllers; a new one asks."""
+        self.close()
+
+    def _client(self) -> Admin:
+        if self._admin is None:
+            self._admin = self._make()
+        return self._admin

@@ -1,0 +1,121 @@
+"""Reading one topic by explicit positions, with a consumer that is kept between reads.
+
+Consecutive reads go on where the last one ended and fetch nothing twice; any other position is
+sought. What was fetched but not asked for yet stays here, bounded by the size of an answer.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from streams.bus import Bus, Message
+from streams.deadline import Deadline
+from streams.errors import BusTimeout
+from streams.kafka.client import Consumer, OutOfRange
+from streams.refusals import check_position
+
+SLICE_S = 0.5  # a waiting reader looks this often whether its position is still there
+RECORDS_MAX = 100_000  # more than an answer holds of any size that matters
+
+
+class Cursor:
+    """One reader; not for several threads at once."""
+
+    def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
+        self._bus = bus  # its own connection: an answer to this one's may be under way for long
+        self._topic = topic
+        self._consumer = consumer
+        self._next: dict[int, int] = {}  # where the last read of a partition ended
+        self._pending: dict[int, deque[Message]] = {}
+
+    def goes_on_at(self, positions: Mapping[int, int]) -> bool:
+        """Whether a read there needs no seeking."""
+        return self._next == positions
+
+    def read(
+        self,
+        positions: Mapping[int, int],
+        records_max: int,
+        bytes_max: int,
+        wait_s: float,
+        answer_s: float,
+    ) -> list[Message]:
+        """See `Bus.read`; `BusTimeout` when the brokers do not say within `answer_s` whether there
+        is anything.
+        """
+        goes_on = not self._seek(positions)
+        deadline = Deadline(wait_s)
+        while True:
+            messages = self._take(positions, records_max, bytes_max)
+            if messages:
+                return messages
+            if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
+                if goes_on:  # the next answer is under way while this one is worked on
+                    self._fetch(0.0, positions)
+            else:
+                if self._is_dry(positions):
+                    if deadline.passed():
+                        return []
+                elif not self._fetch(answer_s, positions):
+                    raise BusTimeout(
+                        f"cannot read {self._topic!r}: the brokers hold records there but sent "
+                        f"none within {answer_s:g} s; check that all of them run"
+                    )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _seek(self, positions: Mapping[int, int]) -> bool:
+        """Whether anything had to be sought."""
+        sought = False
+        if self._next.keys() != positions.keys():
+            self._consumer.assign(positions.keys())
+            self._pending = {p: deque() for p in positions}
+            self._next = {}
+        for partition, offset in positions.items():
+            if self._next.get(partition) != offset:
+                self._consumer.seek(partition, offset)
+                self._pending[partition].clear()
+                self._next[partition] = offset
+                sought = True
+        return sought
+
+    def _take(
+        self, positions: Mapping[int, int], records_max: int, bytes_max: int
+    ) -> list[Message]:
+        """From what was fetched, partition after partition."""
+        messages: list[Message] = []
+        for partition in positions:
+            pending = self._pending[partition]
+            while pending and len(messages) < records_max:
+                message = pending[0]
+                bytes_max -= len(message.key) + len(message.value or b"")
+                if bytes_max < 0 and messages:
+                    return messages
+                messages.append(pending.popleft())
+                self._next[partition] = message.offset + 1
+        return messages
+
+    def _fetch(self, wait_s: float, positions: Mapping[int, int]) -> bool:
+        """Whether anything came within `wait_s`: all of it, so that no partition waits behind a
+        full one.
+        """
+        try:
+            messages = self._consumer.poll(wait_s, RECORDS_MAX)
+        except OutOfRange:
+            self._check(positions)
+            return False  # it is in range by now: a leader was behind
+        for message in messages:
+            self._pending[message.partition].append(message)
+        return bool(messages)
+
+    def _is_dry(self, positions: Mapping[int, int]) -> bool:
+        """Whether nothing lies behind these positions; one beyond the end is an error."""
+        ends = self._bus.end(self._topic)
+        if any(ends[partition] < offset for partition, offset in positions.items()):
+            self._check(positions)
+        return all(ends[partition] <= offset for partition, offset in positions.items())
+
+    def _check(self, positions: Mapping[int, int]) -> None:
+        begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
+        for partition, offset in positions.items():
+            check_position(self._topic, partition, offset, begins[partition], ends[partition])

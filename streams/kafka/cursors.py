@@ -1,0 +1,70 @@
+"""The cursors that a bus keeps, so that each of its readers finds its own again.
+
+A reader is known by where it reads: the cursor that ended exactly there is its own. Without one a
+new cursor is made, up to a bound; beyond it the one unused for longest is sought or closed.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+from streams.kafka.cursor import Cursor
+
+PER_TOPIC_MAX = 2
+CURSORS_MAX = 16
+
+
+class Cursors:
+    """Threads share it; a cursor is lent to one at a time."""
+
+    def __init__(self, make: Callable[[str], Cursor]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._free: list[tuple[str, Cursor]] = []  # the one used last is last
+
+    @contextmanager
+    def lent(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
+        """The best cursor for a read there; after an error it is closed, not kept."""
+        cursor = self._borrow(topic, positions) or self._make(topic)
+        try:
+            yield cursor
+        except BaseException:
+            cursor.close()
+            raise
+        for old in self._give_back(topic, cursor):
+            old.close()
+
+    def forget(self, topic: str) -> None:
+        """Close the topic's cursors: what they had fetched may be gone."""
+        with self._lock:
+            gone = [cursor for name, cursor in self._free if name == topic]
+            self._free = [free for free in self._free if free[0] != topic]
+        for cursor in gone:
+            cursor.close()
+
+    def close(self) -> None:
+        with self._lock:
+            gone, self._free = self._free, []
+        for _, cursor in gone:
+            cursor.close()
+
+    def _borrow(self, topic: str, positions: Mapping[int, int]) -> Cursor | None:
+        with self._lock:
+            mine = [free for free in self._free if free[0] == topic]
+            exact = [free for free in mine if free[1].goes_on_at(positions)]
+            if not exact and len(mine) < PER_TOPIC_MAX:
+                return None
+            chosen = (exact or mine)[0]
+            self._free.remove(chosen)
+            return chosen[1]
+
+    def _give_back(self, topic: str, cursor: Cursor) -> list[Cursor]:
+        """Those that are too many now."""
+        with self._lock:
+            self._free.append((topic, cursor))
+            mine = [free for free in self._free if free[0] == topic]
+            surplus = mine[: max(0, len(mine) - PER_TOPIC_MAX)]
+            rest = [free for free in self._free if free not in surplus]
+            surplus += rest[: max(0, len(rest) - CURSORS_MAX)]
+            self._free = [free for free in self._free if free not in surplus]
+            return [cursor for _, cursor in surplus]

@@ -1,0 +1,125 @@
+"""One member of a consumer group (`GroupReader` in bus.py), in Kafka's own groups with cooperative
+rebalancing: only partitions that move are interrupted.
+
+A commit holds what `poll` returned of partitions still held; of partitions that went meanwhile
+nothing is committed and their new owner reads it again. A client that fails for good is replaced by
+a new one, with growing pauses and up to a bound.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from streams.bus import Bus, Message
+from streams.deadline import Deadline
+from streams.errors import BusError
+from streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError, OutOfRange, Unplaced
+from streams.kafka.control import insisting
+from streams.refusals import check_position
+
+JOIN_S = 0.02  # joining goes on within polls, so each takes at least this long
+
+T = TypeVar("T")
+
+
+class KafkaGroupReader:
+    """See `GroupReader`."""
+
+    def __init__(
+        self, bus: Bus, group: str, topic: str, make: Callable[[], Consumer], answer_s: float
+    ) -> None:
+        self._bus = bus
+        self._group = group
+        self._topic = topic
+        self._make = make
+        self._answer_s = answer_s
+        self._lock = threading.Lock()
+        self._read: dict[int, int] = {}  # by partition held, where what was polled ends
+        self._stored: dict[int, int] = {}
+        self._consumer: Consumer | None = None
+        self._insist(self._joined)
+
+    def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
+        deadline = Deadline(wait_s)
+        if not records_max:
+            self._insist(lambda: self._joined().beat())
+            return []
+        while True:
+            messages = self._insist(lambda: self._poll_once(deadline, records_max))
+            with self._lock:
+                for message in messages:
+                    self._read[message.partition] = message.offset + 1
+            if messages or deadline.passed():
+                return messages
+
+    def commit(self) -> None:
+        with self._lock:
+            due = {p: at for p, at in self._read.items() if self._stored.get(p) != at}
+        if not due or self._consumer is None:
+            return
+        try:
+            self._consumer.commit(due, self._answer_s)
+        except LOST_MEMBERSHIP:
+            return  # the next commit tries again for what is still held then
+        except KafkaError as error:
+            raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
+        with self._lock:
+            self._stored |= due
+
+    def close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _insist(self, once: Callable[[], T]) -> T:
+        return insisting(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)
+
+    def _poll_once(self, deadline: Deadline, records_max: int) -> list[Message]:
+        consumer = self._joined()
+        try:
+            return consumer.poll(max(deadline.remaining_s(), JOIN_S), records_max)
+        except Unplaced:
+            self._place(consumer)
+        except OutOfRange:
+            self._check(consumer)
+        return []
+
+    def _place(self, consumer: Consumer) -> None:
+        """A partition that the group never committed is read from its begin."""
+        committed, begins = (
+            self._bus.committed(self._group, self._topic),
+            self._bus.begin(self._topic),
+        )
+        for partition in consumer.assignment():
+            if partition not in committed and partition not in self._read:
+                consumer.seek(partition, begins[partition])
+
+    def _check(self, consumer: Consumer) -> None:
+        """`PositionLost` where the group's commit lies below what is kept."""
+        begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
+        at = {p: at.offset for p, at in self._bus.committed(self._group, self._topic).items()}
+        for p, offset in (at | self._read).items():
+            if p in consumer.assignment():
+                check_position(self._topic, p, offset, begins[p], ends[p])
+
+    def _joined(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = self._make()
+            self._consumer.subscribe(self._forget)
+        return self._consumer
+
+    def _forget(self, partitions: Collection[int]) -> None:
+        """In the client's thread: these partitions are another's from here on."""
+        with self._lock:
+            for partition in partitions:
+                self._read.pop(partition, None)
+                self._stored.pop(partition, None)
+
+    def _replace(self, error: Exception) -> None:
+        """A client that failed for good goes, with all that it held; others mend themselves."""
+        if isinstance(error, KafkaError) and error.retriable:
+            return
+        with contextlib.suppress(KafkaError):  # it failed before
+            self.close()
+        self._forget([*self._read])

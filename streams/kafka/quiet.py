@@ -1,0 +1,41 @@
+"""kafka-python's log, quietened: warnings and errors only, the same one at most twice a minute.
+
+While a broker is away it logs every attempt to reconnect, dozens a second; and at its debug level
+it logs passwords, so that level cannot be switched on from outside.
+"""
+
+import logging
+import time
+
+EVERY_S = 30.0
+KINDS_MAX = 1000
+
+
+class Seldom(logging.Handler):
+    """Hands a record on to the root's handlers unless one of its kind was within `EVERY_S`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._last_s: dict[tuple[str, str], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind, now_s = (record.name, str(record.msg)), time.monotonic()
+        if now_s - self._last_s.get(kind, -EVERY_S) < EVERY_S:
+            return
+        if len(self._last_s) >= KINDS_MAX:
+            self._last_s.clear()
+        self._last_s[kind] = now_s
+        if record.name.startswith("kafka.net"):
+            record.exc_info = None  # of a connection that broke the message says enough
+        logging.getLogger().handle(record)
+
+
+def quieten() -> None:
+    """Once per process; who has set a handler of his own on `kafka` keeps it."""
+    log = logging.getLogger("kafka")
+    if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
+        log.setLevel(logging.WARNING)
+        log.propagate = False
+        log.addHandler(Seldom())
+        # it warns of each first meeting with a group
+        logging.getLogger("kafka.coordinator.assignors").setLevel(logging.ERROR)

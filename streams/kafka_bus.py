@@ -1,0 +1,228 @@
+"""The bus contract over Apache Kafka, for runs on several machines.
+
+What `append` returned offsets for is on all in-sync copies. Topics and consumer groups are named
+`<prefix>.<name>`; positions of groups lie in Kafka's own offsets, with the fence beside each. What
+differs from the other back ends, and what to set on the brokers: `docs/kafka.md`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from streams.bus import Entry, GroupReader, Message
+from streams.claims import LEASE_S
+from streams.errors import BusError
+from streams.kafka.address import KafkaAddress, Secrets
+from streams.kafka.appending import Appender
+from streams.kafka.bound import ByteBound
+from streams.kafka.client import Admin, Consumer, Producer, base_settings
+from streams.kafka.control import ANSWER_S, Control, insisting
+from streams.kafka.cursor import Cursor
+from streams.kafka.cursors import Cursors
+from streams.kafka.member import KafkaGroupReader
+from streams.kafka.topic_settings import check_unbounded, configs_of, topic_of, with_writer
+from streams.records import Fence, Position
+from streams.refusals import check_entries, check_same_settings, missing_topic
+from streams.topics import Topic, partition_of
+
+CLOSE_S = 10.0
+
+
+class KafkaBus:
+    """See `Bus`. Threads share it; after a fork a process opens its own.
+
+    A call that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
+    """
+
+    def __init__(
+        self,
+        address: KafkaAddress,
+        secrets: Secrets,
+        clock: Callable[[], float] = time.time,
+        *,
+        lease_s: float = LEASE_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._address = address
+        self._clock = clock
+        self._lease_s = lease_s
+        self._answer_s = answer_s
+        self._settings = base_settings(address, secrets)
+        self._topics: dict[str, Topic] = {}
+        self._process = os.getpid()
+        where = str(address)
+        self._control = Control(where, lambda: Admin(self._settings), answer_s)
+        bound = ByteBound(address.in_flight_bytes)
+        self._appender = Appender(where, self._producer, bound, address.when_full, answer_s)
+        self._cursors = Cursors(self._cursor)
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        existing = self._described([topic.name for topic in topics])
+        missing = {
+            self._address.topic(topic.name): (
+                topic.partitions,
+                configs_of(topic, self._address.min_isr),
+            )
+            for topic in topics
+            if topic.name not in existing
+        }
+        if missing:
+            copies = self._address.replication
+            self._control.ask("create topics", lambda admin: admin.create(missing, copies))
+            existing = self._described([topic.name for topic in topics])
+        for topic in topics:
+            found = with_writer(existing[topic.name], topic.writer)
+            check_same_settings(found, topic)
+            self._topics[topic.name] = found
+
+    def settings(self, topic: str) -> Topic:
+        return self._topic(topic)
+
+    def partitions(self, topic: str) -> int:
+        return self._topic(topic).partitions
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        settings = self._topic(topic)
+        check_entries(settings, entries)
+        records = [
+            (
+                partition_of(entry.key, settings.partitions)
+                if entry.partition is None
+                else entry.partition,
+                entry.key,
+                entry.value,
+            )
+            for entry in entries
+        ]
+        timestamp_ms = int(self._clock() * 1000)
+        return self._appender.append(self._address.topic(topic), records, timestamp_ms)
+
+    def read(
+        self,
+        topic: str,
+        positions: Mapping[int, int],
+        *,
+        records_max: int = 512,
+        bytes_max: int = 16 << 20,
+        wait_s: float = 0.0,
+    ) -> list[Message]:
+        settings = self._topic(topic)
+        for partition in positions:
+            if not 0 <= partition < settings.partitions:
+                raise BusError(f"topic {topic!r} has no partition {partition}")
+        if not positions:
+            time.sleep(wait_s)
+            return []
+
+        def once() -> list[Message]:
+            with self._cursors.lent(topic, positions) as cursor:
+                return cursor.read(positions, records_max, bytes_max, wait_s, self._answer_s)
+
+        what = f"read {topic!r} at {self._address}"
+        return insisting(what, self._answer_s, once, lambda _: None)
+
+    def begin(self, topic: str) -> dict[int, int]:
+        return self._offsets(topic, ends=False)
+
+    def end(self, topic: str) -> dict[int, int]:
+        return self._offsets(topic, ends=True)
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        offsets = {p: (at.offset, _fence_text(at.fence)) for p, at in positions.items()}
+        names = self._group(group, topic), self._address.topic(topic)
+        self._control.ask(
+            f"commit positions of {group!r} in {topic!r}",
+            lambda admin: admin.commit(*names, offsets),
+        )
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        partitions = self.partitions(topic)
+        names = self._group(group, topic), self._address.topic(topic)
+        found = self._control.ask(
+            f"look up positions of {group!r} in {topic!r}",
+            lambda admin: admin.committed(*names, partitions),
+        )
+        return {p: Position(offset, _fence(text)) for p, (offset, text) in found.items()}
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        if self._topic(topic).cleanup == "compact":
+            raise BusError(f"topic {topic!r} is compacted; Kafka truncates no such topic")
+        begins, ends = self.begin(topic), self.end(topic)
+        due = {
+            partition: min(offset, ends[partition] - 1)
+            for partition, offset in before.items()
+            if min(offset, ends[partition] - 1) > begins[partition]
+        }
+        if due:
+            name = self._address.topic(topic)
+            self._control.ask(f"truncate {topic!r}", lambda admin: admin.delete_records(name, due))
+            self._cursors.forget(topic)
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        self._topic(topic)
+        names = self._address.topic(topic), topic, self._group(group, topic), self._lease_s
+        settings = self._settings | {"client_id": member}
+        return KafkaGroupReader(
+            self, group, topic, lambda: Consumer(settings, *names), self._answer_s
+        )
+
+    def close(self) -> None:
+        if os.getpid() == self._process:
+            self._appender.close(CLOSE_S)
+            self._cursors.close()
+            self._control.close()
+
+    def _producer(self) -> Producer:
+        return Producer(self._settings, self._address.linger_ms, self._address.batch_bytes)
+
+    def _cursor(self, topic: str) -> Cursor:
+        return Cursor(self, topic, Consumer(self._settings, self._address.topic(topic), topic))
+
+    def _group(self, group: str, topic: str) -> str:
+        """Kafka's groups span topics, ours do not: a group of its own for each."""
+        return self._address.topic(f"{group}.{topic}")
+
+    def _offsets(self, topic: str, *, ends: bool) -> dict[int, int]:
+        name, partitions = self._address.topic(topic), self.partitions(topic)
+        return self._control.ask(
+            f"look up offsets of {topic!r}",
+            lambda admin: admin.offsets(name, partitions, ends=ends),
+        )
+
+    def _topic(self, topic: str) -> Topic:
+        """The topic's settings, asked for once; another process may have created it."""
+        if os.getpid() != self._process:
+            raise BusError(f"{self._address} was opened before a fork; open it in this process")
+        if topic not in self._topics:
+            found = self._described([topic])
+            if topic not in found:
+                raise missing_topic(topic, str(self._address))
+            self._topics[topic] = found[topic]
+        return self._topics[topic]
+
+    def _described(self, topics: Sequence[str]) -> dict[str, Topic]:
+        """Those topics that exist, as they are on the broker."""
+        names = {topic: self._address.topic(topic) for topic in topics}
+        partitions = self._control.ask("look up topics", lambda a: a.partitions(names.values()))
+        present = {topic: name for topic, name in names.items() if name in partitions}
+        if not present:
+            return {}
+        configs = self._control.ask("look up topics", lambda a: a.configs(present.values()))
+        found = {t: topic_of(t, partitions[n], configs[n]) for t, n in present.items()}
+        for topic, name in present.items():
+            check_unbounded(found[topic], configs[name])
+        return found
+
+
+def _fence_text(fence: Fence) -> str:
+    return json.dumps([fence.term, fence.sequence]) if fence != Fence() else ""
+
+
+def _fence(text: str) -> Fence:
+    """Empty for a commit that carried none, also that of a foreign tool."""
+    try:
+        term, sequence = json.loads(text)
+        return Fence(int(term), int(sequence))
+    except (ValueError, TypeError):
+        return Fence()

@@ -1,0 +1,55 @@
+"""The asked run in each state that a run can be in: not archived, half, whole, its log gone."""
+
+import shutil
+
+import pytest
+from asked_run import CONFIGURATION, archive, make_run, open_log, publish_first, publish_rest
+
+from rollstream.analysis.place import find_place
+from rollstream.analysis.session import Session
+from streams.topics import catalogue
+
+STATES = ("live", "half", "whole", "archive")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """One folder per state; read them only."""
+    root = tmp_path_factory.mktemp("asked")
+    found = {state: root / state for state in STATES}
+    make_run(found["live"])
+    make_run(found["whole"])
+    archive(found["whole"])
+    shutil.copytree(found["whole"], found["archive"])
+    shutil.rmtree(found["archive"] / "bus")
+    shutil.copytree(found["live"], found["half"])
+    shutil.rmtree(found["half"] / "bus")
+    bus = open_log(found["half"])
+    bus.create(catalogue(2))
+    publish_first(bus)
+    archive(found["half"])
+    publish_rest(bus)
+    bus.close()
+    assert CONFIGURATION["run"] == "asked"
+    return found
+
+
+@pytest.fixture(params=STATES)
+def folder(request, folders):
+    """The run in each of its states."""
+    return folders[request.param]
+
+
+@pytest.fixture
+def asked(folder):
+    """Rows of a query, and what the person was told."""
+    told: list[str] = []
+    with Session(find_place(str(folder)), told.append) as session:
+
+        def ask(sql: str) -> list[tuple]:
+            answer = session.answer(sql)
+            return [row for rows in answer.batches for row in rows]
+
+        ask.told = told
+        ask.session = session
+        yield ask

@@ -1,0 +1,97 @@
+"""A damaged file is named, with what to do; going on without it is said aloud."""
+
+import shutil
+
+import pytest
+
+from rollstream.analysis.place import find_place
+from rollstream.analysis.session import Session
+from rollstream.main import main
+from streams.errors import CorruptObject
+
+
+@pytest.fixture(params=["archive", "whole"])
+def damaged(request, folders, tmp_path):
+    """A copy of a run, and a way to spoil one of its files."""
+    folder = tmp_path / "run"
+    shutil.copytree(folders[request.param], folder)
+    (file,) = folder.glob("store/archive/topic=trajectories/*/*/*-00001-*.parquet")
+    return folder, file
+
+
+def spoil_footer(file):
+    file.write_bytes(file.read_bytes()[:-200])
+
+
+def spoil_data(file):
+    content = bytearray(file.read_bytes())
+    content[4:2004] = b"\xff\x00" * 1000
+    file.write_bytes(content)
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def foreign(file):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"x": [1]}), file)
+
+
+READ_ALL = "SELECT bit_xor(hash(t)) FROM trajectories t"
+
+
+@pytest.mark.parametrize("spoil", [spoil_footer, spoil_data, empty, foreign])
+def test_a_damaged_file_is_named_with_what_to_do(damaged, spoil, capsys):
+    folder, file = damaged
+    spoil(file)
+    assert main(["query", READ_ALL, "--run", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "--skip-corrupt" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("spoil", [spoil_footer, spoil_data, empty, foreign])
+def test_the_others_answer_without_it_or_the_log_for_it(damaged, spoil):
+    folder, file = damaged
+    spoil(file)
+    told: list[str] = []
+    with Session(find_place(str(folder)), told.append, skip_corrupt=True) as session:
+        answer = session.answer(
+            "SELECT partition, count(*) FROM trajectories GROUP BY 1 ORDER BY 1"
+        )
+        counts = dict(row for rows in answer.batches for row in rows)
+    assert str(file) in told[0]
+    assert counts == ({0: 1, 1: 8} if (folder / "bus").exists() else {0: 1})
+
+
+def test_a_file_that_was_put_there_twice_is_refused(folders, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["archive"], folder)
+    (file,) = folder.glob("store/archive/topic=ledger/*/*/*.parquet")
+    shutil.copy(file, file.with_name("ledger-00000-00000000000000000002.parquet"))
+    with (
+        Session(find_place(str(folder)), print) as session,
+        pytest.raises(CorruptObject, match="the same rows of ledger"),
+    ):
+        session.answer("FROM steps")
+
+
+def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["half"], folder)
+    for file in folder.glob("store/archive/topic=trajectories/*/*/*.parquet"):
+        file.unlink()
+    from asked_run import open_log
+
+    bus = open_log(folder)
+    bus.truncate("trajectories", bus.end("trajectories"))
+    bus.close()
+    told: list[str] = []
+    with Session(find_place(str(folder)), told.append) as session:
+        (rows,) = session.answer("SELECT count(*) FROM trajectories").batches
+    assert rows == [(2,)]  # the last record of a partition always stays
+    assert "neither the archive nor the log holds offsets partition 1: 0 to 6" in told[0]

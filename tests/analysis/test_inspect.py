@@ -1,0 +1,99 @@
+"""`rollstream inspect`: one trajectory, all that is known of it."""
+
+import json
+
+import pytest
+
+from rollstream.main import main
+
+
+def inspect(capsys, *words):
+    assert main(["inspect", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_trajectory_tells_its_story(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    said = inspect(capsys, "1.0", folder)
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert lines[0] == "trajectory 1.0"
+    for expected in (
+        "finish       stop, 9 tokens generated",
+        "reward       0.5, from its annotation",
+        "scores       style/full 1",
+        "where        rollout-0 term 1, attempt 1, 0 moves",
+        "annotations  reward 0.5, by judge",
+        "versions     version 0 term 1: tokens 0 to 2, lag 1 at finish, 1 when trained",
+        "             version 1 term 1: tokens 2 to 9, lag 0 at finish, 0 when trained",
+    ):
+        assert expected in lines
+    assert any(
+        line.startswith("trained      step 2, update 0, micro-batch 0, term 2;") for line in lines
+    )
+    assert any(
+        line.startswith("group        group 1 of wave 0, 2 trajectories: trained") for line in lines
+    )
+    assert lines[-1] == "⟨prompt⟩<bos>118%83⟨v0⟩>5⟨v1⟩31=531<eos>"
+
+
+def test_moves_and_orders_are_told_while_the_log_keeps_them(folders, capsys):
+    said = inspect(capsys, "0.0", folders["live"])
+    assert "attempt 1: start on rollout-0 term 1 under version 0" in said
+    assert "attempt 2: resume on rollout-0 term 1 under version 0 from partial 0:0" in said
+    assert "attempt 1: tokens 7 to 10 by rollout-0 term 1" in said
+    assert "1 later ones do not count" in said
+
+
+def test_every_token_has_its_probability(folder, capsys):
+    said = inspect(capsys, "0.0", folder, "--logprobs")
+    rows = [line.split(" │ ") for line in said.splitlines() if line.count("│") == 5]
+    assert len(rows) == 16
+    assert [cell.strip() for cell in rows[7]] == ["7", "16", "-3.0000", "0.0498", "v0", ">"]
+    assert [cell.strip() for cell in rows[0]] == ["0", "1", "", "", "prompt", "<bos>"]
+
+
+def test_a_program_reads_the_same(folder, capsys):
+    told = json.loads(inspect(capsys, "1.1", folder, "--json"))
+    assert told["reward"]["reward"] == 0.75
+    assert [span["version"] for span in told["spans"]] == [0, 1]
+    assert told["record"]["pieces"][:2] == ["<bos>", "1"]
+    assert len(told["record"]["tokens"]) == len(told["record"]["sources"]) == 16
+    assert told["trained"][0]["step"] == 2
+    assert told["group"]["ended"] == "trained"
+    assert [note["name"] for note in told["annotations"]] == ["length", "reward"]
+
+
+def test_a_group_a_beginning_and_the_last_are_found(folder, capsys):
+    lines = inspect(capsys, "--group", 2, folder, "--json").splitlines()
+    assert [json.loads(line)["trajectory"] for line in lines] == ["2.0", "2.1"]
+    assert all(json.loads(line)["group"]["detail"] == "all rewards are 1" for line in lines)
+    (last,) = inspect(capsys, "--last", folder, "--json").splitlines()
+    assert json.loads(last)["record"] is not None
+
+
+def test_one_that_is_dead_and_one_that_is_not_finished_say_so(folder, capsys):
+    assert "dead: no room, 0 tokens generated" in inspect(capsys, "3.0", folder)
+    said = inspect(capsys, "3.1", folder)
+    assert "not finished" in said
+    assert "group 3 of wave 1, 2 trajectories: open" in said
+
+
+def test_without_a_tokenizer_tokens_are_numbers(folders, capsys):
+    said = inspect(capsys, "0.0", folders["archive"] / "store")
+    assert "no tokenizer is there, so tokens are numbers" in " ".join(said.split())
+    assert "⟨prompt⟩1 5 5 12 14 12 7 ⟨v0⟩16" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["9.9"], "no trajectory is called '9.9'"),
+        (["1."], "'1.' begins several names: 1.0, 1.1"),
+        (["--group", "77"], "no group 77 was admitted"),
+        (["--group", "1", "--last"], "one of them"),
+    ],
+)
+def test_a_mistake_is_told(words, said, folders, capsys):
+    name = [] if words[0].startswith("--") else [words.pop(0)]
+    assert main(["inspect", *name, str(folders["archive"]), *words]) == 2
+    assert said in capsys.readouterr().err

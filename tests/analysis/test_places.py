@@ -1,0 +1,126 @@
+"""What may be named as a run, where its files are found, and what starting to ask costs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollstream.analysis.fetched import Fetched
+from rollstream.analysis.place import find_place
+from rollstream.main import main
+from storage.archive.names import PREFIX, parsed
+from storage.connect import open_store
+from storage.memory_store import MemoryStore
+from streams.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+COUNT = "SELECT count(*) AS n FROM completions"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda folder: folder,
+        lambda folder: folder / "config.json",
+        lambda folder: folder / "store",
+        lambda folder: folder / "store" / "archive",
+        lambda folder: f"file:{folder}/store",
+    ],
+)
+def test_a_run_is_its_folder_its_configuration_or_its_archive(of, folders, capsys):
+    assert main(["query", COUNT, "--run", str(of(folders["archive"])), "--json"]) == 0
+    assert capsys.readouterr().out == '{"n": 7}\n'
+
+
+def test_the_newest_run_is_asked_where_none_is_named(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["query", COUNT]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    shutil.copytree(folders["archive"], tmp_path / "runs" / "one")
+    assert main(["query", COUNT, "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.out == '{"n": 7}\n'
+    assert "asking the newest run" in said.err
+
+
+def test_an_archive_of_several_runs_wants_a_name(folders, tmp_path, capsys):
+    store = tmp_path / "store"
+    shutil.copytree(folders["archive"] / "store", store)
+    for topic in (store / "archive").iterdir():
+        for run in list(topic.iterdir()):
+            shutil.copytree(run, topic / "run=other")
+    assert main(["query", COUNT, "--run", str(store)]) == 2
+    assert "2 runs (asked, other): name one with --name NAME" in capsys.readouterr().err
+    assert main(["query", COUNT, "--run", str(store), "--name", "other", "--json"]) == 0
+    assert capsys.readouterr().out == '{"n": 7}\n'
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_rubbish_is_no_run(content, tmp_path):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="no run's configuration"):
+        find_place(str(tmp_path))
+
+
+def test_asking_makes_no_folder(folders, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(folders["live"] / "config.json", folder)
+    assert main(["query", "FROM steps", "--run", str(folder)]) == 0
+    assert os.listdir(folder) == ["config.json"]
+
+
+def test_files_of_other_stores_are_fetched_once_and_forgotten_in_turn(folders, tmp_path):
+    local, remote, told = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
+    files = [f for e in local.list(PREFIX) if (f := parsed(e.key, e.bytes)) is not None]
+    for file in files:
+        remote.put(file.key, local.get(file.key))
+    size = sum(file.bytes for file in files)
+    fetched = Fetched(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size)
+    paths = fetched.paths(files)
+    assert [Path(p).read_bytes() for p in paths] == [local.get(f.key) for f in files]
+    assert fetched.paths(files) == paths
+    assert len(told) == 1
+    other = Fetched(remote, "s3://bucket/other", told.append, tmp_path, bytes_max=size)
+    assert all(Path(path).exists() for path in other.paths(files[:2]))
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= size
+    small = Fetched(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size - 1)
+    with pytest.raises(ConfigurationError, match="copy the archive to a folder"):
+        small.paths(files)
+
+
+@pytest.mark.parametrize(
+    ("command", "absent"),
+    [
+        (
+            ["query", "SELECT count(*) FROM trajectories"],
+            "torch transformers pydantic numpy pyarrow rich",
+        ),
+        (["query", "FROM rewards"], "torch transformers pydantic rich"),
+        (["tail", "ledger"], "torch transformers pydantic"),
+        (["inspect", "--last"], "torch transformers pydantic"),
+    ],
+)
+def test_asking_imports_what_it_needs_and_no_more(command, absent, folders):
+    run = str(folders["archive"])
+    words = [*command, "--run", run] if command[0] == "query" else [*command[:2], run]
+    code = (
+        "import sys; from rollstream.main import main; assert main(sys.argv[1:]) == 0; "
+        f"print(sorted(set({absent.split()}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, rollstream; rollstream.open_run; "
+        "print(sorted({'duckdb', 'pyarrow', 'numpy', 'torch', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

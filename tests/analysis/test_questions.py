@@ -1,0 +1,125 @@
+"""What may be asked, and what is said to a question that cannot be answered."""
+
+import pytest
+
+from rollstream.main import main
+from streams.errors import ConfigurationError
+
+
+@pytest.fixture
+def complaint(folders, capsys):
+    """What `rollstream query` says to a query, and that it exits 2."""
+
+    def of(sql: str, state: str = "archive") -> str:
+        assert main(["query", sql, "--run", str(folders[state])]) == 2
+        return capsys.readouterr().err
+
+    return of
+
+
+def test_an_unknown_view_names_the_nearest_and_all(complaint):
+    said = complaint("SELECT * FROM trajectorys")
+    assert "no view trajectorys; nearest known: trajectories" in said
+    assert "ledger" in said
+
+
+def test_an_unknown_column_names_candidates(complaint):
+    said = complaint("SELECT reword FROM rewards")
+    assert 'Referenced column "reword" not found' in said
+    assert '"reward"' in said
+    assert "--tables" in said
+
+
+def test_a_word_of_sql_as_a_column_is_explained(complaint):
+    assert "words of SQL: as columns write them in quotes" in complaint("SELECT group FROM groups")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 1) TO '{file}'",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{file}'",
+        "CREATE TABLE x (i INT)",
+        "DROP VIEW steps",
+        "ATTACH '{file}'",
+        "INSTALL httpfs",
+        "SET threads = 1",
+        "PRAGMA database_list",
+    ],
+)
+def test_only_queries_are_run(sql, complaint, tmp_path):
+    file = tmp_path / "written"
+    assert "only queries are run here" in complaint(sql.format(file=file))
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("sql", ["", "-- nothing", "SELECT 1; SELECT 2"])
+def test_one_query_is_asked_at_a_time(sql, complaint):
+    assert "write one query" in complaint(sql)
+
+
+def test_a_failing_query_fails_with_its_reason(complaint):
+    assert "Could not convert string 'trained'" in complaint("SELECT ended::INT FROM groups")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH s AS (FROM steps) SELECT count(*) AS n FROM s",
+        "PIVOT groups ON ended USING count(*)",
+        "DESCRIBE steps",
+        "SUMMARIZE rewards",
+        "EXPLAIN SELECT * FROM lag",
+        "SHOW TABLES",
+        "SELECT view_name FROM duckdb_views() WHERE NOT internal",
+        "SELECT 1; -- the end",
+    ],
+)
+def test_every_kind_of_query_is_answered(sql, folders, capsys):
+    assert main(["query", sql, "--run", str(folders["half"])]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_an_answer_is_a_table_json_lines_or_csv(folders, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    run = ["--run", str(folders["live"])]
+    sql = "SELECT step, metrics, [1, 2] AS list, NULL AS n, 1/0 AS inf FROM steps LIMIT 1"
+    main(["query", sql, *run])
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split(" │ ")[0] == "step"
+    assert table[-1] == "not shown for want of width: list, n, inf"
+    main(["query", sql, *run, "--json"])
+    assert capsys.readouterr().out == (
+        '{"step": 1, "metrics": {"reward_mean": 0.5, "accuracy": 0.5, "of_term": 1.0}, '
+        '"list": [1, 2], "n": null, "inf": null}\n'
+    )
+    main(["query", "SELECT step, [1, 2] AS list, NULL AS n FROM steps", *run, "--csv"])
+    assert capsys.readouterr().out == 'step,list,n\n1,"[1, 2]",\n2,"[1, 2]",\n'
+
+
+def test_a_long_answer_is_cut_and_says_so(folders, capsys):
+    main(["query", "FROM range(100)", "--run", str(folders["live"]), "--rows", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:] == [
+        "    0",
+        "    1",
+        "    2",
+        "the first 3 rows; --rows N, --csv or --json print more",
+    ]
+
+
+def test_the_list_of_views_has_their_columns(folders, capsys):
+    assert main(["query", "--tables", "--run", str(folders["archive"])]) == 0
+    said = capsys.readouterr().out
+    assert "groups: one row per admitted group" in said
+    assert "ended VARCHAR" in " ".join(said.split())
+
+
+def test_nothing_asked_is_refused(capsys):
+    assert main(["query"]) == 2
+    assert "--tables" in capsys.readouterr().err
+
+
+def test_errors_are_of_the_projects_tree(asked):
+    with pytest.raises(ConfigurationError):
+        asked("SELECT")

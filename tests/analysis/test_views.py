@@ -1,0 +1,137 @@
+"""What each view says of a run whose figures are known, whether archived, live or half and half."""
+
+import pytest
+
+from rollstream.analysis.place import find_place
+from rollstream.analysis.session import Session
+from rollstream.analysis.views import VIEWS
+
+
+def rows_of(folder, sql):
+    with Session(find_place(str(folder)), lambda text: None) as session:
+        return [row for rows in session.answer(sql).batches for row in rows]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_the_same_however_much_is_archived(view, folders):
+    """Each row once: archived, or live where the archive does not reach."""
+    live, half, whole, archived = (
+        sorted(map(str, rows_of(folder, f"FROM {view}"))) for folder in folders.values()
+    )
+    assert live
+    assert half == live
+    assert whole == live
+    assert archived == live
+
+
+def test_a_topic_has_every_row_and_says_what_is_wrong_with_it(asked):
+    assert asked("SELECT count(*), count(schema), count(reason) FROM trajectories") == [(9, 8, 1)]
+    assert asked("SELECT reason, original FROM trajectories WHERE reason IS NOT NULL") == [
+        ("9 bytes are too few for a record", b"no record")
+    ]
+    assert asked("SELECT count(*) FROM ledger WHERE void") == [(2,)]
+
+
+def test_the_first_completion_counts(asked):
+    """Invariant 2."""
+    assert asked("SELECT attempt, reward FROM trajectories WHERE trajectory = '0.0'") == [
+        (1, 1.0),
+        (2, 0.25),
+    ]
+    assert asked("SELECT attempt, reward FROM completions WHERE trajectory = '0.0'") == [(1, 1.0)]
+    assert asked("SELECT count(*), count(DISTINCT trajectory) FROM completions") == [(7, 7)]
+
+
+def test_a_reward_is_the_records_or_the_first_annotation(asked):
+    rewards = asked("SELECT trajectory, reward, source FROM rewards ORDER BY trajectory")
+    assert rewards == [
+        ("0.0", 1.0, "record"),
+        ("0.1", 0.0, "record"),
+        ("1.0", 0.5, "annotation"),
+        ("1.1", 0.75, "annotation"),
+        ("2.0", 1.0, "record"),
+        ("2.1", 1.0, "record"),
+        ("3.0", None, None),
+    ]
+
+
+def test_a_scorer_that_gave_up_says_why(asked):
+    assert asked("SELECT trajectory, value, reason FROM scores WHERE name = 'length'") == [
+        ("1.1", None, "the scorer gave up")
+    ]
+
+
+def test_every_group_has_one_ending(asked):
+    """Invariant 1; the zombie's closing of group 99 is void (invariant 7)."""
+    assert asked('SELECT "group", ended, detail, step FROM groups') == [
+        (0, "trained", "", 1),
+        (1, "trained", "", 2),
+        (2, "filtered", "all rewards are 1", 2),
+        (3, "open", None, None),
+    ]
+
+
+def test_of_a_repeated_step_the_later_term_stands(asked):
+    steps = asked("SELECT step, term, version, reward_mean, loss, metrics['of_term'] FROM steps")
+    assert steps == [(1, 1, 1, 0.5, None, 1.0), (2, 2, 2, 1.0, None, 2.0)]
+
+
+def test_trained_says_in_which_step_a_trajectory_was_used(asked):
+    assert asked("SELECT trajectory, step, term FROM trained ORDER BY trajectory") == [
+        ("0.0", 1, 1),
+        ("0.1", 1, 1),
+        ("1.0", 2, 2),
+        ("1.1", 2, 2),
+    ]
+    assert asked("SELECT step, trajectories, groups FROM takes ORDER BY step") == [
+        (1, 2, 1),
+        (2, 2, 1),
+    ]
+
+
+def test_lag_is_counted_at_finish_and_at_consumption(asked):
+    """Invariant 5: step s trains from version s - 1; max_lag is 1 here."""
+    spans = asked(
+        'SELECT trajectory, start, "end", version, lag_finish, lag_consumed, masked FROM spans '
+        "WHERE trajectory IN ('0.0', '1.0', '2.0') ORDER BY trajectory, start"
+    )
+    assert spans == [
+        ("0.0", 0, 9, 0, 1, 0, False),
+        ("1.0", 0, 2, 0, 1, 1, False),
+        ("1.0", 2, 9, 1, 0, 0, False),
+        ("2.0", 0, 9, 1, 0, None, None),
+    ]
+    assert asked("FROM lag") == [(1, 0, 18, 2), (2, 0, 14, 2), (2, 1, 4, 2)]
+
+
+def test_evaluations_are_lines_of_the_metrics_file_without_the_torn_one(asked):
+    assert asked("SELECT step, accuracy_greedy, shares, line->>'dead' FROM evaluations") == [
+        (0, 0.5, {"full": 1.0}, "0")
+    ]
+
+
+def test_tokens_are_text(asked):
+    text = asked(
+        "SELECT text_of(tokens), text_of(prompt_of(tokens, sources)), "
+        "text_of(answer_of(tokens, sources)) FROM completions WHERE trajectory = '0.0'"
+    )
+    assert text == [("<bos>118%83>531=531<eos>", "<bos>118%83", ">531=531<eos>")]
+
+
+def test_counting_reads_no_tokens(folders):
+    """A projection reaches the files through the view, so columns that nobody asked for stay
+    unread.
+    """
+    plan = rows_of(
+        folders["archive"], "EXPLAIN SELECT task, avg(reward) FROM trajectories GROUP BY 1"
+    )
+    text = plan[0][1]
+    assert "reward" in text
+    assert "tokens" not in text
+    assert "logprobs" not in text
+
+
+def test_a_day_that_is_not_asked_for_is_not_opened(folders):
+    sql = "EXPLAIN SELECT count(*) FROM trajectories WHERE date < DATE '2000-01-01'"
+    (plan,) = rows_of(folders["archive"], sql)
+    assert "EMPTY_RESULT" in plan[1] or "Scanning Files: 0/" in plan[1]

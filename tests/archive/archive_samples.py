@@ -1,0 +1,118 @@
+"""Records of every archived class, drawn by Hypothesis from their own fields, and small logs."""
+
+import io
+import struct
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from xxhash import xxh3_64_intdigest
+
+from storage.archive.files import encoded
+from storage.archive.rows import CLASSES, WRITERS
+from streams.bus import Bus, Entry, Message
+from streams.codec import Envelope, encode
+from streams.records import Address, Admitted, Fence, Opened, Record, Span, Trajectory, Version
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(max_size=8),
+    int: st.integers(-(1 << 63), (1 << 63) - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+}
+ARRAYS = {"u4": np.uint32, "u1": np.uint8, "f4": np.float32}
+
+
+def records(cls: type[Record]) -> st.SearchStrategy[Record]:
+    """Any record of a class, NaN in its arrays included."""
+    parts: dict[str, st.SearchStrategy[Any]] = {}
+    for field in msgspec.structs.fields(cls):
+        kind = field.encode_name.partition(":")[2]
+        parts[field.name] = (
+            hnp.arrays(ARRAYS[kind], st.integers(0, 5)) if kind else values(field.type)
+        )
+    return st.builds(cls, **parts)
+
+
+def values(type_: Any) -> st.SearchStrategy[Any]:
+    origin, inner = get_origin(type_), get_args(type_)
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin is UnionType:
+        return st.one_of(st.none() if one is NoneType else values(one) for one in inner)
+    if origin is tuple:
+        return st.lists(values(inner[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        return st.builds(type_, **{f.name: values(f.type) for f in msgspec.structs.fields(type_)})
+    return SCALARS[type_]
+
+
+def any_record(topic: str) -> st.SearchStrategy[Record]:
+    return st.one_of(*map(records, CLASSES[topic]))
+
+
+def message(topic: str, offset: int, value: bytes | None, timestamp_ms: int = 1000) -> Message:
+    return Message(topic, 0, offset, timestamp_ms, b"key", value)
+
+
+def log_of(topic: str, given: Sequence[Record]) -> list[Message]:
+    """Messages as the topic's writer appends them."""
+    writer = WRITERS[topic]
+    return [
+        message(topic, at, encode(record, Envelope(writer, 1, at) if writer else None))
+        for at, record in enumerate(given)
+    ]
+
+
+def through_parquet(topic: str, messages: Sequence[Message]) -> pa.Table:
+    """The table of a file that was written and read again."""
+    return pq.read_table(io.BytesIO(encoded(topic, messages, Fence()).data))
+
+
+def sealed(header: bytes, arrays: bytes = b"") -> bytes:
+    """A record of this header with a right checksum."""
+    return sealed_as_is(header, bytes(-len(header) % 8) + arrays if arrays else b"")
+
+
+def sealed_as_is(header: bytes, rest: bytes) -> bytes:
+    body = header + rest
+    return struct.pack("<4sIQ", b"RSR1", len(header), xxh3_64_intdigest(body)) + body
+
+
+def trajectory(group: int, tokens: int = 6) -> Trajectory:
+    generated = tokens - tokens // 2
+    return Trajectory(
+        f"{group}.0", group, 0, 1, "remainder", "rollout-0", 2,
+        np.arange(tokens, dtype=np.uint32),
+        np.repeat(np.array([0, 1], np.uint8), [tokens // 2, generated]),
+        np.linspace(-2, 0, generated, dtype=np.float32),
+        (Span(0, generated, Version(2, 1)),), "stop", group / 10, Version(3, 1), 10.5, 12.25,
+        scores={"format": 0.5},
+    )  # fmt: skip
+
+
+def append(bus: Bus, topic: str, given: Sequence[Record], partition: int = 0) -> None:
+    """Append records to a topic of many writers."""
+    bus.append(topic, [Entry(b"key", encode(record), partition) for record in given])
+
+
+def admission(group: int) -> Admitted:
+    return Admitted(group, group // 4, (f"{group}.0", f"{group}.1"), 600.0, Address(0, group))
+
+
+def append_of_term(bus: Bus, term: int, first: int, count: int) -> None:
+    """Admissions of a term of dispatch: its sequence numbers `first` on, 0 being `Opened`."""
+    entries: list[Entry] = []
+    for sequence in range(first, first + count):
+        record = admission(sequence) if sequence else Opened("dispatch", term)
+        value = encode(record, Envelope("dispatch", term, sequence))
+        entries.append(Entry(b"k", value, 0))
+    bus.append("admissions", entries)

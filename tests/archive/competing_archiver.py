@@ -1,0 +1,17 @@
+"""An archiver without a lease, as fast as it can, until it is killed: `BUS_FOLDER STORE_FOLDER`."""
+
+import sys
+
+from consumers.archive.topic import TopicArchive
+from consumers.settings import ArchiveSettings
+from storage.connect import open_store
+from streams.connect import open_bus
+
+if __name__ == "__main__":
+    bus, store = open_bus(f"sqlite:{sys.argv[1]}"), open_store(f"file:{sys.argv[2]}")
+    settings = ArchiveSettings(roll_bytes=4000, roll_s=0.02)
+    archive = TopicArchive(bus, store, "tiny", "trajectories", settings)
+    archive.start()
+    print("up", flush=True)
+    while True:
+        archive.advance()

@@ -1,0 +1,308 @@
+"""Two archivers that compete and die wherever they like leave every row exactly once.
+
+Every call to bus and store is a boundary. At each boundary of one archiver another one runs, alive
+or killed at each boundary of its own, before the call or after it; the log grows meanwhile, so the
+two have different amounts in hand when they want the same name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from archive_samples import append_of_term
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from consumers.archive.topic import GROUP, TopicArchive
+from consumers.settings import ArchiveSettings
+from storage.archive.columns import originals_of
+from storage.archive.names import size_of
+from storage.archive.reading import archived_files, archived_to, table_from
+from storage.archive.rows import judge
+from storage.memory_store import MemoryStore
+from streams.bus import Message
+from streams.errors import BusError, PositionLost
+from streams.memory_bus import MemoryBus
+from streams.records import Fence
+from streams.topics import catalogue
+from streams.truncation import truncate
+
+TOPIC = "admissions"
+SETTINGS = ArchiveSettings(roll_bytes=400, roll_s=1000.0)  # about three records a file
+NEVER = 10**9
+
+
+class Killed(Exception):
+    """The process would be gone here."""
+
+
+class Boundaries:
+    """Counts an archiver's calls to bus and store; at number `fatal` `act` happens, before the call
+    takes effect or after it.
+    """
+
+    def __init__(self, fatal: int, after: bool, act: Callable[[], None]) -> None:
+        self.fatal, self.after, self.act = fatal, after, act
+        self.calls = 0
+
+    def wrap(self, target: Any) -> Any:
+        return _Wrapped(target, self)
+
+    def call(self, step: Callable[[], Any]) -> Any:
+        here = self.calls == self.fatal
+        self.calls += 1
+        if here and not self.after:
+            self.act()
+        result = step()
+        if here and self.after:
+            self.act()
+        return result
+
+
+class _Wrapped:
+    """A bus or a store whose every method is a boundary."""
+
+    def __init__(self, target: Any, boundaries: Boundaries) -> None:
+        self._target, self._boundaries = target, boundaries
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._target, name)
+        return lambda *args, **named: self._boundaries.call(lambda: method(*args, **named))
+
+
+def die() -> None:
+    raise Killed
+
+
+class Sips(MemoryBus):
+    """Gives three records a read, so that a life has several files."""
+
+    def read(self, topic: str, positions: Any, **bounds: Any) -> list[Message]:
+        return super().read(topic, positions, **bounds | {"records_max": 3})
+
+
+class World:
+    """A log of 10 records by two terms, one of them a zombie for a while, and a store."""
+
+    def __init__(self) -> None:
+        self.bus: MemoryBus = Sips(lambda: 1_763_683_200.0)
+        self.bus.create(catalogue(1))
+        self.store = MemoryStore()
+        append_of_term(self.bus, 1, 0, 4)
+        append_of_term(self.bus, 2, 0, 2)
+        append_of_term(self.bus, 1, 4, 2)  # void
+        append_of_term(self.bus, 2, 2, 2)
+        self.grown = 0
+
+    def grow(self) -> None:
+        append_of_term(self.bus, 2, 4 + self.grown, 3)
+        self.grown += 3
+
+    def archiver(self, boundaries: Boundaries) -> TopicArchive:
+        bus, store = boundaries.wrap(self.bus), boundaries.wrap(self.store)
+        return TopicArchive(bus, store, "tiny", TOPIC, SETTINGS, lambda: 0.0)
+
+    def run(self, boundaries: Boundaries) -> int:
+        """A life from start to clean stop, or to its death; the calls that it made."""
+        archiver = self.archiver(boundaries)
+        try:
+            archiver.start()
+            while archiver.advance():
+                pass
+            archiver.finish()
+        except Killed:
+            pass
+        return boundaries.calls
+
+    def log(self) -> list[Message]:
+        return MemoryBus.read(self.bus, TOPIC, self.bus.begin(TOPIC), records_max=1000)
+
+    def assert_exactly_once(self) -> None:
+        """Rows are the log, in order, each once, with its bytes and with what its fence says."""
+        tables = [
+            table_from(self.store, file) for file in archived_files(self.store, "tiny", TOPIC)
+        ]
+        offsets = [at for table in tables for at in table.column("offset").to_pylist()]
+        wanted = self.log()
+        assert offsets == [message.offset for message in wanted]
+        values = [value for table in tables for value in originals_of(table, TOPIC)]
+        assert values == [message.value for message in wanted]
+        voids = [void for table in tables for void in table.column("void").to_pylist()]
+        assert voids == [row.void for row in judge(TOPIC, wanted, {0: Fence()}).rows]
+
+
+def calls_of_a_life() -> int:
+    return World().run(Boundaries(NEVER, False, die))
+
+
+def test_a_life_has_boundaries_enough_to_be_worth_killing_at() -> None:
+    assert calls_of_a_life() > 12
+    world = World()
+    world.run(Boundaries(NEVER, False, die))
+    assert len(archived_files(world.store, "tiny", TOPIC)) >= 3
+    world.assert_exactly_once()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_one_archive_killed_at_every_boundary_and_started_again(after: bool) -> None:
+    for fatal in range(calls_of_a_life()):
+        world = World()
+        world.run(Boundaries(fatal, after, die))
+        world.grow()
+        world.run(Boundaries(NEVER, False, die))
+        world.assert_exactly_once()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("then_dies", [False, True])
+def test_two_archives_at_every_pair_of_boundaries(after: bool, then_dies: bool) -> None:
+    """While the first stands at boundary m the log grows and the second lives, until its own
+    boundary n; then the first goes on, or dies.
+    """
+    boundaries = calls_of_a_life() + 2
+    for m in range(boundaries):
+        for n in [*range(0, boundaries, 2), NEVER]:
+            world = World()
+
+            def meanwhile(world: World = world, n: int = n) -> None:
+                world.grow()
+                world.run(Boundaries(n, not after, die))
+                if then_dies:
+                    die()
+
+            world.run(Boundaries(m, after, meanwhile))
+            world.run(Boundaries(NEVER, False, die))
+            world.assert_exactly_once()
+
+
+class Competition(RuleBasedStateMachine):
+    """Any number of archivers, step by step, while the log grows and is truncated as far as the
+    archive has committed; each step may be interrupted by a step of another, or killed.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.archivers: dict[int, TopicArchive] = {}
+        self.boundaries: dict[int, Boundaries] = {}
+        self.seen = {m.offset: m.value for m in self.world.log()}
+
+    @rule(who=st.integers(0, 2))
+    def start(self, who: int) -> None:
+        self.boundaries[who] = Boundaries(NEVER, False, die)
+        self.archivers[who] = self.world.archiver(self.boundaries[who])
+        self.step(who, self.archivers[who].start)
+
+    @rule()
+    def grow(self) -> None:
+        self.world.grow()
+        self.seen |= {m.offset: m.value for m in self.world.log()}
+
+    @precondition(lambda self: self.archivers)
+    @rule(data=st.data(), ends=st.booleans(), at=st.integers(0, 12), after=st.booleans())
+    def act(self, data: st.DataObject, ends: bool, at: int, after: bool) -> None:
+        """A step of one archiver; at one of its boundaries another one steps, or it is killed."""
+        who = data.draw(st.sampled_from(sorted(self.archivers)))
+        other = data.draw(st.sampled_from([*sorted(set(self.archivers) - {who}), None]))
+        boundaries = self.boundaries[who]
+        boundaries.fatal, boundaries.after = boundaries.calls + at, after
+        boundaries.act = die if other is None else lambda: self.step(other, self.finish(other))
+        self.step(who, self.finish(who) if ends else self.archivers[who].advance)
+        boundaries.fatal = NEVER
+
+    @rule()
+    def truncate(self) -> None:
+        committed = self.world.bus.committed(GROUP, TOPIC)
+        truncate(self.world.bus, TOPIC, committed)
+
+    def finish(self, who: int) -> Callable[[], object]:
+        return self.archivers[who].finish
+
+    def step(self, who: int, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Killed:
+            self.archivers.pop(who, None)
+        except PositionLost:  # it slept while another archived on and the log was truncated there
+            self.archivers.pop(who, None)
+
+    def rows(self) -> list[tuple[int, bytes | None]]:
+        found: list[tuple[int, bytes | None]] = []
+        for file in archived_files(self.world.store, "tiny", TOPIC):
+            table = table_from(self.world.store, file)
+            found += zip(
+                table.column("offset").to_pylist(), originals_of(table, TOPIC), strict=True
+            )
+        return found
+
+    @invariant()
+    def rows_are_the_log_so_far(self) -> None:
+        for expected, (offset, value) in enumerate(self.rows()):
+            assert (offset, value) == (expected, self.seen[offset])
+
+    def teardown(self) -> None:
+        self.world.run(Boundaries(NEVER, False, die))
+        assert dict(self.rows()) == self.seen
+        assert archived_to(self.world.store, "tiny", TOPIC) == self.world.bus.end(TOPIC)
+
+
+TestCompetition = Competition.TestCase
+TestCompetition.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_what_was_truncated_before_it_was_archived_is_said_and_no_gap_is_left() -> None:
+    world = World()
+    first = world.archiver(Boundaries(NEVER, False, die))
+    first.start()
+    first.advance()
+    world.grow()
+    archived = archived_to(world.store, "tiny", TOPIC)[0]
+    world.bus.truncate(TOPIC, {0: archived + 2})
+    with pytest.raises(PositionLost, match=f"records {archived} to {archived + 1} were truncated"):
+        world.archiver(Boundaries(NEVER, False, die)).start()
+    assert archived_to(world.store, "tiny", TOPIC)[0] == archived
+
+
+def test_a_log_that_was_replaced_by_a_shorter_one_is_refused() -> None:
+    world = World()
+    world.run(Boundaries(NEVER, False, die))
+    world.bus = MemoryBus()
+    world.bus.create(catalogue(1))
+    with pytest.raises(BusError, match="beyond the end"):
+        world.run(Boundaries(NEVER, False, die))
+
+
+def test_commits_say_how_far_the_log_may_be_truncated() -> None:
+    """Invariant 11: never beyond what is archived, with the fence there."""
+    world = World()
+    archiver = world.archiver(Boundaries(NEVER, False, die))
+    archiver.start()
+    assert world.bus.committed(GROUP, TOPIC)[0].offset == 0
+    archiver.advance()
+    at = world.bus.committed(GROUP, TOPIC)[0]
+    assert at.offset == archived_to(world.store, "tiny", TOPIC)[0] > 0
+    assert at.fence == judge(TOPIC, world.log()[: at.offset]).fences[0]
+
+
+def test_what_is_held_has_a_bound() -> None:
+    """Invariant 8: a file is written as soon as a topic's records take `roll_bytes`."""
+    world = World()
+    for _ in range(30):
+        world.grow()
+    archiver = world.archiver(Boundaries(NEVER, False, die))
+    archiver.start()
+    smallest, largest = (of(map(size_of, world.log())) for of in (min, max))
+    while archiver.advance():
+        assert archiver.pending() * smallest < SETTINGS.roll_bytes
+    assert len(archived_files(world.store, "tiny", TOPIC)) > 10
+    assert all(
+        table_from(world.store, file).num_rows * smallest <= SETTINGS.roll_bytes + 3 * largest
+        for file in archived_files(world.store, "tiny", TOPIC)
+    )

@@ -1,0 +1,235 @@
+"""Files as others see them: names, contents, what reads them, and what is said of broken ones."""
+
+import io
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from archive_samples import admission, append, log_of, trajectory
+from numpy.testing import assert_array_equal
+
+from consumers.archive.topic import TopicArchive
+from consumers.settings import ArchiveSettings
+from storage.archive.columns import records_of
+from storage.archive.files import encoded
+from storage.archive.names import ArchiveFile, day_of, key_of, parsed
+from storage.archive.reading import (
+    archived_files,
+    archived_to,
+    ending,
+    endings,
+    local_path,
+    table_from,
+)
+from storage.archive.rows import CLASSES
+from storage.archive.shapes import arrow_schema
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from streams.errors import CorruptObject
+from streams.memory_bus import MemoryBus
+from streams.records import Fence, Trajectory
+from streams.topics import catalogue
+
+FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
+SPARK_ENCODINGS = {"PLAIN", "RLE", "RLE_DICTIONARY", "BIT_PACKED"}
+"""What Spark 3.2 and later read in their vectorised reader; BYTE_STREAM_SPLIT they do not."""
+
+
+class Clock:
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An archive of six trajectories on two days, in four partitions, and of the admissions."""
+    clock = Clock(FRIDAY_MS / 1000 + 86_390)
+    bus = MemoryBus(clock)
+    bus.create(catalogue(2))
+    store = open_store(f"file:{tmp_path}")
+    for group in range(6):
+        append(bus, "trajectories", [trajectory(group)], group % 2)
+        clock.now_s += 5
+    append(bus, "annotations", [])
+    for topic in ("trajectories", "annotations"):
+        archive = TopicArchive(bus, store, "tiny", topic, ArchiveSettings())
+        archive.start()
+        archive.finish()
+    return tmp_path
+
+
+def test_names_hold_topic_run_day_partition_and_first_offset_never_the_last() -> None:
+    key = key_of("trajectories", "run-1", 3, 1234, FRIDAY_MS + 86_399_999)
+    assert key == (
+        "archive/topic=trajectories/run=run-1/date=2025-11-21/"
+        "trajectories-00003-00000000000000001234.parquet"
+    )
+    assert parsed(key, 7) == ArchiveFile(key, 7, "trajectories", "run-1", "2025-11-21", 3, 1234)
+    assert parsed(key.replace(".parquet", ".json"), 7) is None
+    assert parsed(key.replace("/trajectories-", "/ledger-"), 7) is None
+    assert day_of(-5) == 0  # a record that a broker stamped with nonsense still has a day
+    assert "date=9999-12-31" in key_of("ledger", "r", 0, 0, 1 << 62)
+
+
+def dated(table: pa.Table, date: str) -> list[tuple[int, str]]:
+    """Group and the file's date; the records' own day must be the same."""
+    days = {str(at.date()) for at in table.column("timestamp").to_pylist()}
+    assert days == {date}
+    return [(group, date) for group in table.column("group").to_pylist()]
+
+
+def test_a_record_of_a_later_day_begins_a_new_file(folder: Path) -> None:
+    """The records' own timestamps decide, whenever the archive ran."""
+    files = archived_files(open_store(f"file:{folder}"), "tiny", "trajectories")
+    store = open_store(f"file:{folder}")
+    rows = [row for file in files for row in dated(table_from(store, file), file.date)]
+    assert sorted(rows) == [
+        (group, "2025-11-21" if group < 2 else "2025-11-22") for group in range(6)
+    ]
+    assert len(files) == 4  # two partitions, two days
+    assert sum(archived_to(store, "tiny", "trajectories").values()) == 6
+
+
+def test_a_clock_that_goes_back_over_midnight_makes_no_more_files() -> None:
+    from consumers.archive.pending import Pending
+    from streams.bus import Message
+
+    held = Pending(0.0)
+    for offset, minutes in enumerate((-1, 1, -1, 1, 2)):
+        stamp = FRIDAY_MS + minutes * 60_000
+        held.add(Message("applied", 0, offset, stamp, b"", b"x"))
+    assert [m.offset for m in held.file()] == [0]
+    held.forget(1)
+    assert [m.offset for m in held.file()] == [1, 2, 3, 4]
+
+
+def test_duckdb_reads_the_folder_as_it_is(folder: Path) -> None:
+    found = duckdb.sql(
+        f"""SELECT date::VARCHAR, count(*), sum(reward), sum(len(tokens)),
+        min(spans[1].version.term)
+        FROM read_parquet('{folder}/archive/**/*.parquet', hive_partitioning = true)
+        WHERE run = 'tiny' AND topic = 'trajectories' GROUP BY date ORDER BY date"""
+    ).fetchall()
+    assert found == [
+        ("2025-11-21", 2, pytest.approx(0.1), 12, 1),
+        ("2025-11-22", 4, pytest.approx(1.4), 24, 1),
+    ]
+
+
+def test_polars_reads_the_folder_as_it_is(folder: Path) -> None:
+    frame = pl.scan_parquet(
+        f"{folder}/archive/topic=trajectories/**/*.parquet", hive_partitioning=True
+    ).sort("group").collect()  # fmt: skip
+    assert frame["group"].to_list() == list(range(6))
+    assert set(frame["run"]) == {"tiny"}
+    assert frame["tokens"].dtype == pl.List(pl.UInt32)
+    assert_array_equal(frame["logprobs"][0].to_numpy(), trajectory(0).logprobs)
+
+
+def test_pandas_reads_the_folder_as_it_is(folder: Path) -> None:
+    frame = pd.read_parquet(folder / "archive" / "topic=trajectories").sort_values("group")
+    assert list(frame["reward"]) == [group / 10 for group in range(6)]
+    assert_array_equal(frame["tokens"].iloc[2], trajectory(2).tokens)
+    assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
+
+
+@pytest.mark.parametrize("topic", CLASSES)
+def test_files_hold_only_encodings_and_types_that_spark_reads(topic: str) -> None:
+    """PySpark is a Java program and not installed here, so its limits are checked by name."""
+    samples = {"trajectories": [trajectory(1)], "admissions": [admission(1)]}
+    messages = log_of(topic, samples.get(topic, [])) or log_of("applied", [trajectory(1)])
+    parquet = pq.ParquetFile(io.BytesIO(encoded(topic, messages, Fence()).data))
+    group = parquet.metadata.row_group(0)
+    for index in range(group.num_columns):
+        column = group.column(index)
+        assert set(column.encodings) <= SPARK_ENCODINGS, column.path_in_schema
+        assert column.compression in ("ZSTD", "UNCOMPRESSED")
+        assert column.physical_type != "INT96"
+        logical = str(parquet.schema.column(index).logical_type)
+        assert not any(odd in logical for odd in ("nano", "Time(", "Float16", "UUID", "JSON"))
+    assert group.num_rows == len(messages)
+
+
+def test_statistics_let_readers_skip_row_groups(folder: Path) -> None:
+    files = archived_files(open_store(f"file:{folder}"), "tiny", "trajectories")
+    group = pq.ParquetFile(folder / files[0].key).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    assert columns["offset"].statistics.min == 0
+    assert columns["trainer_version.number"].statistics.max == 3
+
+
+def test_a_store_of_files_gives_the_path_and_any_store_the_table(folder: Path) -> None:
+    store = open_store(f"file:{folder}")
+    file = archived_files(store, topic="trajectories")[0]
+    path = local_path(store, file.key)
+    assert path is not None
+    assert path.stat().st_size == file.bytes
+    table = table_from(store, file)
+    assert table.schema.equals(arrow_schema("trajectories"))
+    assert all(isinstance(record, Trajectory) for record in records_of(table))
+    narrow = table_from(store, file, ["offset", "reward"])
+    assert narrow.column_names == ["offset", "reward"]
+    other = open_store("memory:")
+    other.put(file.key, store.get(file.key))
+    assert local_path(other, file.key) is None
+    assert table_from(other, file).equals(table)
+
+
+def store_with(data: bytes) -> tuple[ObjectStore, ArchiveFile]:
+    store = open_store("memory:")
+    key = key_of("trajectories", "tiny", 0, 0, FRIDAY_MS)
+    store.create(key, data)
+    return store, archived_files(store)[0]
+
+
+def whole_file() -> bytes:
+    messages = log_of("trajectories", [trajectory(group) for group in range(3)])
+    return bytes(encoded("trajectories", messages, Fence()).data)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 11, 200, -1, -9])
+def test_a_truncated_file_is_named_with_what_to_do(kept: int) -> None:
+    store, file = store_with(whole_file()[:kept])
+    for read in (ending, table_from):
+        with pytest.raises(CorruptObject, match=f"{file.key} is damaged .*; put back a copy"):
+            read(store, file)
+    with pytest.raises(CorruptObject, match="move it away"):
+        endings(store, "tiny", "trajectories")
+
+
+def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
+    data = whole_file()
+    sink = io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(data)).replace_schema_metadata(), sink)
+    renamed = bytes(
+        encoded("trajectories", log_of("trajectories", [trajectory(1)])[:1], Fence()).data
+    )
+    for broken in (data[:-200] + b"\x00" * 190 + data[-10:], sink.getvalue(), b"PAR1" * 9):
+        store, file = store_with(broken)
+        with pytest.raises(CorruptObject, match="is damaged"):
+            ending(store, file)
+    store = open_store("memory:")
+    store.create(key_of("trajectories", "tiny", 0, 5, FRIDAY_MS), renamed)
+    with pytest.raises(CorruptObject, match="holds offsets 0 to 0"):
+        endings(store, "tiny", "trajectories")
+
+
+def test_data_that_changed_in_the_middle_is_found_when_it_is_read() -> None:
+    """Parquet's pages carry no checksum by default; ours are found by zstd or by a row's hash."""
+    from storage.archive.columns import originals_of
+
+    data = bytearray(whole_file())
+    pages = pq.ParquetFile(io.BytesIO(bytes(data))).metadata.row_group(0)
+    paths = [pages.column(i).path_in_schema for i in range(pages.num_columns)]
+    column = pages.column(paths.index("logprobs.list.element"))
+    data[column.data_page_offset + column.total_compressed_size - 2] ^= 0x40
+    store, file = store_with(bytes(data))
+    with pytest.raises(CorruptObject):
+        list(originals_of(table_from(store, file), "trajectories"))

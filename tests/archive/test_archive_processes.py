@@ -1,0 +1,157 @@
+"""Real processes: archivers killed with -9 beside each other, the role, and who stops last."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from archive_samples import append, append_of_term, trajectory
+
+from consumers.archive.topic import TopicArchive
+from consumers.settings import ArchiveSettings
+from rollstream.children import Seat, last_lines
+from rollstream.supervisor import Limits, Supervisor
+from storage.archive.columns import originals_of
+from storage.archive.reading import archived_files, archived_to, table_from
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.topics import catalogue
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0  # a bound for what takes a second
+
+
+def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> None:
+    """All rows of all partitions are the log, in order, each once."""
+    for partition, end in bus.end(topic).items():
+        files = [f for f in archived_files(store, "tiny", topic) if f.partition == partition]
+        tables = [table_from(store, file) for file in files]
+        offsets = [at for table in tables for at in table.column("offset").to_pylist()]
+        assert offsets == list(range(end))
+        values = [value for table in tables for value in originals_of(table, topic)]
+        log = bus.read(topic, {partition: 0}, records_max=100_000) if end else []
+        assert values == [message.value for message in log]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None, "it ended early"
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_two_archivers_killed_again_and_again_leave_every_row_exactly_once(tmp_path: Path) -> None:
+    bus, store = open_bus(f"sqlite:{tmp_path}/bus"), open_store(f"file:{tmp_path}/store")
+    bus.create(catalogue(2))
+    line = [sys.executable, "-m", "competing_archiver", f"{tmp_path}/bus", f"{tmp_path}/store"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+
+    def start() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    chance = random.Random(7)
+    rivals = [start(), start()]
+    try:
+        for turn in range(8):
+            for group in range(40):
+                append(bus, "trajectories", [trajectory(group)], group % 2)
+            before = sum(archived_to(store, "tiny", "trajectories").values())
+            wait_for(
+                lambda: sum(archived_to(store, "tiny", "trajectories").values()) > before,  # noqa: B023
+                rivals[turn % 2],
+            )
+            time.sleep(chance.random() * 0.05)
+            rivals[turn % 2].kill()
+            rivals[turn % 2].wait()
+            rivals[turn % 2] = start()
+    finally:
+        for process in rivals:
+            process.kill()
+            process.wait()
+    last = TopicArchive(bus, store, "tiny", "trajectories", ArchiveSettings())
+    last.start()
+    last.finish()
+    assert_archived_exactly_once(bus, store, "trajectories")
+    assert len(archived_files(store, "tiny", "trajectories")) > 8
+    bus.close()
+
+
+def test_the_role_asked_to_stop_archives_all_of_the_log_and_a_standby_goes_on(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    bus, store = open_bus(f"sqlite:{folder}/bus"), open_store(f"file:{folder}/store")
+    bus.create(catalogue())
+    append_of_term(bus, 1, 0, 5)
+    append(bus, "trajectories", [trajectory(group) for group in range(9)], 3)
+    (tmp_path / "c.toml").write_text('run = "tiny"\n')
+    line = [sys.executable, "-m", "rollstream", "archive", str(tmp_path / "c.toml")]
+    line += ["--run", str(folder)]
+    first = subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE)
+    wait_for(lambda: bool(bus.committed("archive", "applied")), first)
+    assert os.getpriority(os.PRIO_PROCESS, first.pid) >= 10
+    second = subprocess.Popen([*line, "--name", "standby"], cwd=ROOT, stderr=subprocess.PIPE)
+    append_of_term(bus, 1, 5, 5)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(WAIT_S) == 143
+    assert_archived_exactly_once(bus, store, "admissions")
+    assert_archived_exactly_once(bus, store, "trajectories")
+    holder = folder / "store" / "roles" / "archive.json"
+    wait_for(lambda: json.loads(holder.read_text())["holder"] == "standby", second)
+    append_of_term(bus, 1, 10, 5)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(WAIT_S) == 143
+    assert_archived_exactly_once(bus, store, "admissions")
+    lines = (folder / "metrics" / "archive.jsonl").read_text().splitlines()
+    assert {"time_s", "key", "records", "bytes", "seconds"} == set(json.loads(lines[0]))
+    bus.close()
+
+
+def test_who_stops_last_is_asked_when_all_others_have_ended(tmp_path: Path) -> None:
+    """What a rollout appends while it stops is in the archive too."""
+    note, up = tmp_path / "note", tmp_path / "up"
+    slow = f"""
+import signal, sys, time, pathlib
+def stop(*_):
+    time.sleep(0.5)
+    pathlib.Path({str(note)!r}).write_text("the last record")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(up)!r}).touch()
+time.sleep(600)
+"""
+    last = f"""
+import signal, sys, time, pathlib
+def stop(*_):
+    print("saw", pathlib.Path({str(note)!r}).read_text(), flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(up)!r} + "2").touch()
+time.sleep(600)
+"""
+    done = f"""
+import pathlib, time
+while not (pathlib.Path({str(up)!r}).exists() and pathlib.Path({str(up)!r} + "2").exists()):
+    time.sleep(0.01)
+"""
+    seats = [
+        Seat("trainer", [sys.executable, "-c", done], ends="run"),
+        Seat("rollout", [sys.executable, "-c", slow]),
+        Seat("archive", [sys.executable, "-c", last], stops_last=True),
+    ]
+    supervisor = Supervisor(seats, tmp_path / "logs", limits=Limits(tick_s=0.01))
+    outcome = supervisor.run(threading.Event(), threading.Event(), lambda states: None)
+    assert outcome.kind == "complete"
+    assert last_lines(tmp_path / "logs" / "archive.log") == ["saw the last record"]

@@ -1,0 +1,189 @@
+"""Warnings about flow, log and versions, each from a planted state; and the report with them."""
+
+from dataclasses import replace
+
+import numpy as np
+import planted
+from planted import GROUPS, NOW_S, SAMPLES, STEP_S, STEPS, healthy, kinds, moment
+
+from rollstream.live.state import DeadLetters, RunState, Unarchived
+from rollstream.report.history import History
+from rollstream.report.summary import summarise
+from rollstream.report.write import report
+from rollstream.warnings import flow
+from rollstream.warnings.all import CHECKS, concerns_of
+from streams.records import GroupClosed, Prompt, Sampling, Version
+
+OPEN = STEPS * GROUPS  # the first of the open groups
+
+
+# ---- flow ----------------------------------------------------------------------------------------
+
+
+def test_a_run_in_which_nothing_is_written():
+    state = healthy()
+    assert kinds(state, NOW_S + 60) == ["run_silent"]
+    silent = moment(state, NOW_S + 60)
+    assert (silent.phase, silent.pace.left_s) == ("silent for 60\N{NO-BREAK SPACE}s", None)
+
+
+def test_a_run_that_was_started_again_just_now_may_be_silent():
+    state = healthy()
+    state.apply_event({"time_s": NOW_S + 590, "event": "start", "role": "rollout-0"})
+    assert kinds(state, NOW_S + 600) == []
+    assert moment(state, NOW_S + 600).phase == "starting"
+    assert kinds(state, NOW_S + 900) == ["run_silent"]
+
+
+def test_no_step_for_long():
+    state, later = healthy(), NOW_S + 100
+    state.newest_s["status"] = later
+    for number in range(2):
+        state.apply(planted.status(f"rollout-{number}", later))
+    assert kinds(state, later) == ["step_overdue"]
+    state.apply(planted.done(STEPS + 1, later - 1))
+    assert kinds(state, later) == []
+
+
+def test_no_first_step_for_long():
+    state = planted.plan().state()
+    state.began_s = NOW_S - flow.FIRST_STEP_S - 1
+    state.apply(planted.announced(0))
+    state.apply(planted.status("rollout-0"))
+    state.newest_s["status"] = NOW_S
+    assert kinds(state) == ["step_overdue"]
+
+
+def test_silent_rollouts_are_named():
+    state = healthy(6)
+    for number in range(1, 6):
+        state.apply(planted.status(f"rollout-{number}", NOW_S - 60, term=2))
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "rollouts_silent"
+    assert "rollout-1, rollout-2, rollout-3 and 2 more are silent for 60" in concern.what
+
+
+def test_a_rollout_that_left_is_not_silent():
+    state = healthy()
+    state.apply(planted.status("rollout-1", NOW_S - 60, term=2, health="leaving"))
+    assert kinds(state) == []
+
+
+def test_starving_rollouts_are_told_apart_by_what_is_missing():
+    state = idle(healthy())
+    (concern,) = concerns_of(moment(state))
+    assert (concern.kind, "no prompt is waiting" in concern.do) == ("rollouts_starved", True)
+    state.apply(prompt(OPEN + GROUPS), NOW_S)
+    assert "logs/dispatch.log" in concerns_of(moment(state))[0].do
+    for group in range(OPEN + GROUPS, OPEN + 5 * GROUPS):
+        state.apply(planted.admitted(group), NOW_S)
+    assert "the trainer is the slower side" in concerns_of(moment(state))[0].do
+
+
+def idle(state: RunState) -> RunState:
+    for number in range(2):
+        status = planted.status(f"rollout-{number}", NOW_S, idle_s=1.19)
+        state.apply(status)
+    return state
+
+
+def prompt(group: int) -> Prompt:
+    return Prompt(group, "remainder", np.zeros(4, np.uint32), SAMPLES, Sampling(), 0)
+
+
+def test_a_starving_trainer():
+    state = healthy()
+    for step in range(STEPS - 9, STEPS + 1):
+        state.apply(planted.done(step, wait_s=1.5))
+    assert kinds(state) == ["trainer_starved"]
+
+
+def test_a_full_ready_queue():
+    state = healthy()
+    for group in range(OPEN, OPEN + 5 * GROUPS):
+        state.apply(planted.admitted(group), NOW_S - 1)
+        for index in range(SAMPLES):
+            state.apply(planted.finished(group, index, index % 2, STEPS), NOW_S)
+    assert moment(state).queue.ready_groups == 5 * GROUPS
+    assert kinds(state) == ["queue_full"]
+
+
+def test_lag_near_its_bound_and_what_it_costs():
+    state = healthy()
+    for step in range(STEPS - 10, STEPS + 1):
+        state.apply(planted.done(step, lag_consumed_mean=3.6, counts={"masked_tokens": 60}))
+    for group in range(1000, 1003):
+        state.apply(GroupClosed(group, "expired", "all above max_lag", STEPS), NOW_S)
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "lag_high"
+    assert "mean lag when trained is 3.6 of at most 4" in concern.what
+    assert "11% of generated tokens are masked" in concern.what
+    assert "3 of 83 groups expired" in concern.what
+
+
+def test_roles_that_die_again_and_again():
+    state = healthy()
+    for ago_s in (700, 50, 40, 30):
+        event = {"event": "death", "role": "rollout-1", "code": -9}
+        state.apply_event({"time_s": NOW_S - ago_s, **event})
+    (concern,) = concerns_of(moment(state))
+    assert (concern.kind, concern.what[:8]) == ("roles_dying", "3 deaths")
+
+
+# ---- log -----------------------------------------------------------------------------------------
+
+
+def test_dead_letters():
+    state = healthy()
+    state.dead_letters = {
+        "status": DeadLetters(1, "odd"),
+        "trajectories": DeadLetters(1200, "starts with b'\\x00'"),
+    }
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "dead_letters"
+    assert "1\N{NO-BREAK SPACE}200 in trajectories.dead; the newest: starts with" in concern.what
+    assert "rollstream tail trajectories.dead" in concern.do
+
+
+def test_an_archive_that_is_behind():
+    state = healthy()
+    state.unarchived = {"ledger": Unarchived(5, NOW_S - 60)}
+    assert kinds(state) == []
+    state.unarchived = {"trajectories": Unarchived(70_000, NOW_S - 7200)}
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "archive_behind"
+    assert "2:00:00" in concern.what
+
+
+def test_weights_that_nobody_verified_or_announced():
+    state = healthy(3)
+    state.apply(planted.status("rollout-0", NOW_S, verified=False))
+    state.apply(planted.applied("rollout-1", "h"))
+    state.apply(planted.applied("rollout-2", "another"))
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "unverified_versions"
+    assert concern.what.endswith("rollout-0 (v20), rollout-2 (v20)")
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+def test_the_report_shows_warnings_and_is_silent_without():
+    history = History()
+    assert "Warnings" not in report(history, summarise(history))
+    history.concerns = concerns_of(moment(healthy(reward=lambda index: 0.0)))
+    text = report(history, summarise(history))
+    assert "Warnings" in text
+    assert "groups of task remainder" in text
+
+
+def test_every_check_stands_an_empty_moment():
+    empty = replace(moment(planted.plan().state()), is_over=False, version=1)
+    assert [list(check(empty)) for check in CHECKS] == [[] for _ in CHECKS]
+
+
+def test_a_version_of_another_term_is_not_taken_for_the_announced_one():
+    state = healthy(1)
+    record = planted.applied("rollout-0", "another")
+    state.apply(type(record)("rollout-0", 1, Version(STEPS, 2), "o", "hashes", 1, STEP_S, NOW_S))
+    assert kinds(state) == []

@@ -1,0 +1,156 @@
+"""Following a log and metrics files as an onlooker: in order, bounded, and writing nothing."""
+
+import planted
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import GROUPS
+
+from rollstream.live.feed import Feed
+from rollstream.live.lines import TAIL_BYTES, LineTail
+from rollstream.live.numbers import NumberSet
+from rollstream.live.watching import Watcher, since, tail_of
+from streams.bus import Entry
+from streams.connect import open_bus
+from streams.errors import SequenceGap
+from streams.memory_bus import MemoryBus
+from streams.records import GroupClosed, Position, WeightsAnnounced
+from streams.topics import catalogue
+from streams.writer import FencedWriter, publish
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    made = MemoryBus(lambda: planted.NOW_S)
+    made.create(catalogue())
+    return made
+
+
+# ---- an old run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", [10, 37, 100])
+def test_of_an_old_run_only_a_tail_is_read_and_what_is_open_is_right(run_folder, tail):
+    state, bus = planted.plan().state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
+    feed = Feed(bus, run_folder.metrics, tail)
+    while feed.follow(state, 0.0):
+        pass
+    bus.close()
+    assert state.is_tail
+    assert 0 < state.groups.endings["trained"] < 60 * GROUPS
+    assert list(state.groups.open) == [60 * GROUPS + 1]
+    assert state.steps[-1].step == 60
+
+
+def test_a_reader_that_begins_in_the_middle_begins_at_the_asked_time(bus):
+    clock = iter(range(1000, 2000))
+    timed = MemoryBus(lambda: next(clock))
+    timed.create(catalogue())
+    for group in range(100):
+        publish(timed, "partials", str(group), planted.finished(group, 0, 1.0))
+    last = timed.read("partials", dict.fromkeys(range(4), 0), records_max=1000)
+    found = since(timed, "partials", 1050)
+    later = [m for m in last if m.offset >= found[m.partition]]
+    assert sorted(m.timestamp_ms for m in later) == [1000 * s for s in range(1050, 1100)]
+    assert since(timed, "partials", 9e9) == timed.end("partials")
+    assert since(timed, "partials", 0) == timed.begin("partials")
+    assert (
+        sum(timed.end("partials")[p] - at for p, at in tail_of(timed, "partials", 8).items()) == 8
+    )
+
+
+def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus):
+    old, new = (FencedWriter(bus, "ledger", "trainer", term) for term in (1, 2))
+    old.open()
+    old.append([("run", GroupClosed(1, "dead", "", 1))])
+    new.open()
+    old.append([("run", GroupClosed(2, "dead", "", 1))])
+    new.append([("run", GroupClosed(3, "dead", "", 1))])
+    watcher = Watcher(bus, "ledger", {0: 0})
+    assert [seen.record.group for seen in watcher.poll(100)] == [1, 3]
+    assert Watcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3
+
+
+def test_a_lost_record_is_said(bus):
+    writer = FencedWriter(bus, "ledger", "trainer", 1)
+    writer.open()
+    writer.append([("run", GroupClosed(1, "dead", "", 1))])
+    writer.append([("run", GroupClosed(2, "dead", "", 1))])
+    values = [message.value for message in bus.read("ledger", {0: 0})]
+    bus.append("admissions", [Entry(b"run", values[n]) for n in (0, 2)])
+    with pytest.raises(SequenceGap):
+        Watcher(bus, "admissions", {0: 0}).poll(100)
+
+
+def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
+    writer = FencedWriter(bus, "ledger", "trainer", 1)
+    writer.open()
+    for group in range(9):
+        writer.append([("run", GroupClosed(group, "dead", "", 1))])
+    watcher = Watcher(bus, "ledger", {0: 0})
+    bus.truncate("ledger", {0: 5})
+    assert watcher.poll(100) == []
+    assert [seen.record.group for seen in watcher.poll(100)] == [4, 5, 6, 7, 8]
+
+
+def test_an_archive_that_commits_is_measured(bus, tmp_path):
+    for group in range(3):
+        publish(bus, "trajectories", "1", planted.finished(group, 0, 1.0))
+    state, feed = planted.plan().state(), Feed(bus, tmp_path)
+    feed.follow(state, 0.0)
+    assert state.unarchived == {}
+    (partition,) = (p for p, end in bus.end("trajectories").items() if end)
+    bus.commit("archive", "trajectories", {partition: Position(1)})
+    feed.follow(state, 100.0)
+    assert state.unarchived["trajectories"].records == 2
+    assert state.unarchived["trajectories"].oldest_s == pytest.approx(planted.NOW_S)
+
+
+def test_topics_of_another_program_are_followed_beside_unknown_records(bus, tmp_path):
+    bus.append("weights", [Entry(b"run", b"rubbish")])
+    writer = FencedWriter(bus, "weights", "trainer", 1)
+    writer.open()
+    writer.append([("run", planted.announced(3))])
+    state, feed = planted.plan().state(), Feed(bus, tmp_path)
+    while feed.follow(state, 0.0):
+        pass
+    assert isinstance(state.weights, WeightsAnnounced)
+    assert (state.weights.version.number, state.unreadable) == (3, 1)
+
+
+# ---- metrics files and sets ----------------------------------------------------------------------
+
+
+def test_lines_are_read_as_they_come_and_a_torn_one_waits(tmp_path):
+    tail = LineTail(tmp_path / "eval.jsonl")
+    assert tail.read() == []
+    tail.path.write_text('{"step": 1}\n{"st')
+    assert tail.read() == [{"step": 1}]
+    assert tail.read() == []
+    with tail.path.open("a") as file:
+        file.write('ep": 2}\nno json\n[3]\n{"step": 4}\n')
+    assert tail.read() == [{"step": 2}, {"step": 4}]
+    assert tail.broken == 2
+    tail.path.write_text('{"step": 5}\n')
+    assert tail.read() == [{"step": 5}]
+
+
+def test_of_a_long_file_the_end_is_read(tmp_path):
+    tail, line = LineTail(tmp_path / "x.jsonl"), '{"step": 1, "words": "%s"}\n' % ("x" * 973)
+    tail.path.write_text(line * 1000)
+    assert 0 < len(tail.read()) <= TAIL_BYTES // len(line)
+    assert tail.broken == 0
+    tail.path.write_text("x" * (2 * TAIL_BYTES))
+    assert tail.read() == []
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_a_number_set_is_a_set(numbers):
+    found, expected = NumberSet(), set()
+    for number in numbers:
+        assert found.add(number) == (number not in expected)
+        expected.add(number)
+    assert {n for n in range(-1, 42) if n in found} == expected
+    assert len(found) == len(expected)
+    gaps = zip(found.ends, found.starts[1:], strict=False)
+    assert all(end < start for end, start in gaps)

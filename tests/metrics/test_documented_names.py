@@ -1,0 +1,62 @@
+"""`docs/metrics.md` and the catalogue say the same; `test_live_run.py` holds a run against it."""
+
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
+from rollstream.metrics.collector import WatchCollector
+from rollstream.metrics.watch import Watch
+from streams.figures import SECONDS, Tally
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented() -> list[tuple[str, ...]]:
+    """The rows of the table."""
+    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    rows = [line[1:-1].split("|") for line in lines if line.startswith(f"| `{PREFIX}")]
+    return [tuple(cell.strip() for cell in row) for row in rows]
+
+
+def test_the_table_holds_every_family_and_nothing_else():
+    wanted = [
+        (
+            f"`{PREFIX}{family.name}`",
+            family.kind,
+            family.unit,
+            role,
+            f"`{family.label}`" if family.label else "",
+            family.meaning,
+        )
+        for role, families in BY_ROLE.items()
+        for family in families
+    ]
+    assert documented() == wanted
+
+
+def test_no_name_is_given_twice_and_counters_say_so():
+    assert len(FAMILIES) == sum(map(len, BY_ROLE.values()))
+    for family in FAMILIES.values():
+        assert family.name.endswith("_total") == (family.kind == "counter"), family.name
+
+
+def test_seconds_and_bytes_are_in_the_name():
+    for family in FAMILIES.values():
+        assert (family.unit == "s") == ("seconds" in family.name), family.name
+        assert (family.unit == "bytes") == ("bytes" in family.name), family.name
+
+
+def test_the_whole_catalogue_is_valid_open_metrics():
+    watch = Watch(threading.Event())
+    offered = [f for f in FAMILIES.values() if f.name != "scrape_errors_total"]
+    values = {"histogram": Tally(SECONDS), "counter": 1, "gauge": 1}
+    watch.offer(lambda: {f.name: {"a": 1} if f.label else values[f.kind] for f in offered})
+    registry = CollectorRegistry()
+    registry.register(WatchCollector(watch, {"run": 'a "b"\n', "role": "r", "name": "n"}))
+    parsed = text_string_to_metric_families(generate_latest(registry).decode())
+    names = {family.name for family in parsed if family.name.startswith(PREFIX)}
+    assert names == {PREFIX + name.removesuffix("_total") for name in FAMILIES}

@@ -1,0 +1,168 @@
+"""A real run scraped: names as documented, numbers as in the log, also across `kill -9`."""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from live_run import make_model, records, started, wait_for
+from scraping import Series, endpoint, get, scrape, value
+
+from rollstream.metrics.catalogue import BY_ROLE, PREFIX
+from rollstream.metrics.endpoint import endpoint_file
+from storage.metrics import read_metrics
+from streams.records import StepDone, Trajectory
+
+NAMES = {
+    "prompts": "prompts",
+    "dispatch": "dispatch",
+    "train": "trainer",
+    "rollout": "rollout-0",
+    "eval": "eval",
+    "score": "scorer-0",
+    "archive": "archive",
+    "supervisor": "supervisor",
+}
+
+
+LEASED = ("prompts", "dispatch", "train", "archive")
+READING = ("prompts", "dispatch", "train", "rollout", "eval")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def scraped(folder: Path, role: str) -> Series:
+    return scrape(endpoint(folder, NAMES[role])["url"])
+
+
+def served_names(folder: Path, role: str) -> set[str]:
+    """Family names without the suffixes of a histogram's series."""
+    names = {n for n in scraped(folder, role) if n.startswith(PREFIX)}
+    histograms = {n.removesuffix("_bucket") for n in names if n.endswith("_bucket")}
+    parts = {f"{name}{part}" for name in histograms for part in ("_bucket", "_count", "_sum")}
+    return {n.removeprefix(PREFIX) for n in (names - parts) | histograms}
+
+
+def is_up(folder: Path) -> bool:
+    return all(endpoint_file(folder, name).exists() for name in NAMES.values())
+
+
+def has_evaluated(folder: Path) -> bool:
+    return bool(read_metrics(folder / "metrics" / "eval.jsonl"))
+
+
+def pid_of(folder: Path, name: str) -> int:
+    return endpoint(folder, name)["pid"] if endpoint_file(folder, name).exists() else 0
+
+
+def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
+    tmp_path: Path, model: Path
+):
+    folder = tmp_path / "run"
+    late = ("task.reward=late", "scoring.count=1", "archive.enabled=true")
+    with started(folder, model, "trainer.steps=2000", *late) as process:
+        wait_for(lambda: is_up(folder) and has_evaluated(folder), process)
+        wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 4, process)
+        leased = {"lease_term", "lease_renewals_total"}
+        common = {family.name for family in BY_ROLE["every role"]}
+        for role in NAMES:
+            own = {family.name for family in BY_ROLE[role]}
+            with_lease = leased if role in LEASED else set()
+            reading = common - leased if role in READING else set()
+            least = {"role_turn_age_seconds", "scrape_errors_total"}
+            assert served_names(folder, role) == own | with_lease | reading | least, role
+            assert value(scraped(folder, role), "rollstream_scrape_errors_total") == 0, role
+            assert get(endpoint(folder, NAMES[role])["url"] + "/healthz")[0] == 200
+        check_trainer(folder)
+        check_rollout(folder)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    assert list((folder / "metrics" / "endpoints").iterdir()) == []
+
+
+def check_trainer(folder: Path) -> None:
+    """What was trained is the sum over the `StepDone` records that it counted."""
+    found = scraped(folder, "train")
+    steps = int(value(found, "rollstream_trainer_steps_total"))
+    time.sleep(0.2)  # the record is appended before it is counted
+    done = records(folder, "ledger", StepDone)[:steps]
+    assert len(done) == steps
+    tokens = sum(d.metrics["tokens_trained"] for d in done)
+    assert value(found, "rollstream_trainer_tokens_trained_total") == tokens
+    assert value(found, "rollstream_lag_steps_count") == tokens
+    assert value(found, "rollstream_trainer_groups_total", outcome="trained") == 4 * steps
+    assert value(found, "rollstream_trainer_step_seconds_count") == steps
+    assert value(found, "rollstream_lease_term") == 1
+
+
+def check_rollout(folder: Path) -> None:
+    found = scraped(folder, "rollout")
+    finished = sum(v for _, v in found["rollstream_rollout_trajectories_total"])
+    published = records(folder, "trajectories", Trajectory)
+    assert 0 < finished <= len(published)
+    assert value(found, "rollstream_rollout_slots") == 8
+    held = value(found, "rollstream_rollout_version_held")
+    assert 0 <= held <= value(found, "rollstream_rollout_version_newest")
+    assert value(found, "rollstream_rollout_fetched_bytes_total") > 0
+    assert value(found, "rollstream_reader_behind_records", topic="weights") >= 0
+
+
+def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
+    tmp_path: Path, model: Path
+):
+    folder, steps = tmp_path / "run", 14
+    settings = (f"trainer.steps={steps}", "evaluation.enabled=false")
+    with started(folder, model, *settings) as process:
+        for least, name in ((2, "trainer"), (4, "rollout-0")):
+            wait_for(lambda: len(records(folder, "ledger", StepDone)) >= least, process)  # noqa: B023
+            wait_for(lambda: pid_of(folder, name) > 0, process)  # noqa: B023
+            before = pid_of(folder, name)
+            os.kill(before, signal.SIGKILL)
+            wait_for(lambda: pid_of(folder, name) not in (0, before), process)  # noqa: B023
+            assert get(endpoint(folder, name)["url"] + "/healthz")[0] == 200
+            found = scraped(folder, "supervisor")
+            assert value(found, "rollstream_supervisor_restarts_total", process=name) == 1
+        assert process.wait(150) == 0
+    lines = read_metrics(folder / "metrics" / "trainer.jsonl")
+    assert Counter(line["step"] for line in lines) == Counter(range(1, steps + 1))
+    done = {(d.step, d.time_s) for d in records(folder, "ledger", StepDone)}
+    assert {(line["step"], line["time_s"]) for line in lines} == done
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row, below those that the system gives away."""
+    for base in range(20000 + os.getpid() % 1000, 30000, count):
+        with ExitStack() as held:
+            try:
+                for port in range(base, base + count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return base
+    raise AssertionError("no free ports")
+
+
+def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
+    tmp_path: Path, model: Path
+):
+    folder, base = tmp_path / "run", free_ports(8)
+    settings = ("trainer.steps=3", "evaluation.enabled=false")
+    with (
+        socket.create_server(("127.0.0.1", base + 3)),  # that of the third role, the trainer
+        started(folder, model, *settings, ROLLSTREAM_METRICS_PORT=str(base)) as process,
+    ):
+        wait_for(lambda: endpoint_file(folder, "dispatch").exists(), process)
+        assert endpoint(folder, "supervisor")["port"] == base
+        assert endpoint(folder, "dispatch")["port"] == base + 2
+        assert process.wait(150) == 0
+    log = (folder / "logs" / "trainer.log").read_text()
+    assert re.search(rf"no metrics: 127\.0\.0\.1 port {base + 3} cannot be had", log)
+    assert len(records(folder, "ledger", StepDone)) == 3

@@ -1,0 +1,99 @@
+"""One outcome per attempt at a trajectory, whatever the pool still says of earlier ones."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from test_growing import ORDER, emission
+
+from producers.rewards import RewardPool
+from producers.rollout.growing import Growing
+from producers.rollout.judging import Continued, Judging
+from producers.settings import TaskSettings
+from streams.records import Trajectory, Version
+
+SCRIPT = '{"script": [7, 5, 9]}'
+
+
+def growing(attempt: int, reference: str = '{"answer": "031"}') -> Growing:
+    one = Growing.begin(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
+    one.extend(emission(2, 0))
+    return one
+
+
+@pytest.fixture
+def judging_of():
+    pools: list[RewardPool] = []
+
+    def make(name: str, *, dialogue: bool = False, late: bool = False) -> Judging:
+        pools.append(RewardPool(TaskSettings(name=name)))
+        return Judging(pools[-1], dialogue, 1, lambda: Version(3, 1), late=late)
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def decided(judging: Judging, is_over: Callable[[], bool]) -> list[Trajectory | Continued]:
+    """Everything that came out until it is over (bounded)."""
+    found: list[Trajectory | Continued] = []
+    give_up = time.monotonic() + 60
+    while not is_over():
+        assert time.monotonic() < give_up, "no outcome"
+        found += judging.poll()
+        time.sleep(0.002)
+    return found
+
+
+def test_a_verdict_on_an_earlier_attempt_finds_nobody(judging_of):
+    """The attempt that was given up is answered first, and must not end the one that goes on."""
+    judging = judging_of("remainder")
+    judging.ended(growing(1), "stop")
+    judging.ended(growing(2), "length")
+    found = decided(judging, lambda: not len(judging))
+    assert [(one.attempt, one.finish) for one in found if isinstance(one, Trajectory)] == [
+        (2, "length")
+    ]
+
+
+def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
+    judging = judging_of("scripted", dialogue=True)
+    judging.ended(growing(1, SCRIPT), "stop")
+    second = growing(2, SCRIPT)
+    judging.forget("3.1")  # dispatch ordered the second attempt
+    judging.ended(second, "stop")
+    found = decided(judging, lambda: not len(judging))
+    assert [type(one) for one in found] == [Continued]
+    assert second.environment == "2"
+    assert judging.poll() == []
+
+
+def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
+    judging = judging_of("no_such_task", late=True)
+    judging.ended(growing(1), "stop")
+    assert judging.has("3.1")
+    (record,) = judging.poll()
+    assert isinstance(record, Trajectory)
+    assert (record.reward, record.finish, record.reference) == (None, "stop", '{"answer": "031"}')
+    assert not len(judging)
+    assert judging.rewards.poll() == []
+
+
+def test_a_released_answer_is_forgotten_with_late_rewards_too(judging_of):
+    judging = judging_of("remainder", late=True)
+    judging.ended(growing(1), "stop")
+    judging.forget("3.1")
+    assert judging.poll() == []
+
+
+def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging_of):
+    judging = judging_of("scripted", dialogue=True, late=True)
+    one = growing(1, SCRIPT)
+    one.extend_environment(np.array([9], np.uint32), "3")  # all three digits were named
+    one.extend(emission(2, 0))
+    judging.ended(one, "stop")
+    (record,) = decided(judging, lambda: not len(judging))
+    assert isinstance(record, Trajectory)
+    assert (record.reward, record.environment) == (None, "")

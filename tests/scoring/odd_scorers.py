@@ -1,0 +1,42 @@
+"""Scorer's functions that the tests give to real scoring processes."""
+
+import os
+import time
+from pathlib import Path
+
+from producers.scoring.finished import Finished
+
+
+def facts(finished: Finished) -> dict[str, float]:
+    """Numbers made of everything that a function gets."""
+    return {
+        "length": float(len(finished.answer)),
+        "group": float(finished.facts.group),
+        "asked": float(finished.prompt == "336%68"),
+        "right": float(finished.reference == "right"),
+    }
+
+
+def lone(finished: Finished) -> float:
+    return 2.5
+
+
+def misbehaves(finished: Finished) -> object:
+    """As the reference says."""
+    if finished.reference == "raises":
+        raise ZeroDivisionError("no such quality")
+    if finished.reference == "hangs":
+        time.sleep(600)
+    if finished.reference == "exits":
+        os._exit(9)
+    results = {"text": "good", "nan": float("nan"), "huge": 1e300, "less": {"other": 1.0}}
+    return results.get(finished.reference, {"quality": 1.0, "other": 0.5})
+
+
+def waits_for_file(finished: Finished) -> float:
+    """Begins with a note, ends once it is told to: the reference is a folder."""
+    folder = Path(finished.reference)
+    (folder / "began").touch()
+    while not (folder / "end").exists():
+        time.sleep(0.01)
+    return 1.0

@@ -1,0 +1,94 @@
+"""Finished trajectories for scorers, and a scorer in a thread."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from producers.rewards import RewardPool
+from producers.scoring.annotate import Writes
+from producers.scoring.service import Scorer
+from producers.settings import TaskSettings
+from producers.tasks.registry import load_task
+from producers.tasks.tokenizer import BOS, EOS
+from streams.bus import Bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Annotation, Span, Trajectory, Version
+from streams.writer import publish
+
+ENCODE = load_task(TaskSettings()).tokenizer().encode
+
+
+def finished(trajectory: str, answer: str = "=130", reference: str = "", **changed) -> Trajectory:
+    """An answer to 633 mod 86; `changed` are other fields of the record."""
+    prompt, said = [BOS, *ENCODE("336%68")], [*ENCODE(answer), EOS]
+    fields = {
+        "trajectory": trajectory,
+        "group": int(trajectory.partition(".")[0]),
+        "index": 0,
+        "attempt": 1,
+        "task": "remainder",
+        "rollout": "rollout-0",
+        "rollout_term": 1,
+        "tokens": np.array(prompt + said, np.uint32),
+        "sources": np.repeat(np.array([0, 1], np.uint8), [len(prompt), len(said)]),
+        "logprobs": np.full(len(said), -0.5, np.float32),
+        "spans": (Span(0, len(said), Version(0, 1)),),
+        "finish": "stop",
+        "reward": None,
+        "trainer_version": Version(0, 1),
+        "started_s": 0.0,
+        "finished_s": 1.0,
+        "reference": reference or '{"answer": "130"}',
+    }
+    return Trajectory(**fields | changed)
+
+
+def post(bus: Bus, *records: Trajectory) -> None:
+    for record in records:
+        publish(bus, "trajectories", str(record.group), record)
+
+
+def scorer(
+    bus: Bus, function: str = "", names=("reward",), limit_s: float = 30.0, name: str = "scorer-0"
+) -> Scorer:
+    task = TaskSettings(reward_timeout_s=limit_s)
+    pool = RewardPool(task, function=function)
+    return Scorer(bus, pool, Writes(tuple(names), not function, name), batch=16)
+
+
+@contextmanager
+def running(one: Scorer) -> Iterator[threading.Event]:
+    """The scorer in a thread, stopped at the end."""
+    stop = threading.Event()
+    thread = threading.Thread(target=one.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def notes(bus: Bus) -> list[Annotation]:
+    reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"))
+    records = [received.record for received in reader.read_to(bus.end("annotations"))]
+    return [record for record in records if isinstance(record, Annotation)]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Bounded: a failure to come true is the test's failure, not a hang."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def is_caught_up(bus: Bus) -> bool:
+    """The group has committed all that is there."""
+    committed = bus.committed("scoring", "trajectories")
+    end = bus.end("trajectories")
+    return all(p in committed and committed[p].offset == at for p, at in end.items() if at)

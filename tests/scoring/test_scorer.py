@@ -1,0 +1,130 @@
+"""A scorer annotates the first completion of each living trajectory, and loses none of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scoring_samples import finished, is_caught_up, notes, post, running, scorer, wait_for
+
+from streams.bus import Bus, Entry
+from streams.connect import open_bus
+from streams.topics import catalogue
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    one = open_bus(f"sqlite:{tmp_path / 'bus'}")
+    one.create(catalogue(2))
+    yield one
+    one.close()
+
+
+def test_the_tasks_own_judge_gives_late_rewards(bus: Bus):
+    post(bus, finished("0.0"), finished("0.1", "=131"), finished("1.0", ">745=130"))
+    with running(scorer(bus)):
+        wait_for(lambda: len(notes(bus)) == 3)
+    found = {note.trajectory: (note.name, note.values.tolist()) for note in notes(bus)}
+    assert found == {
+        "0.0": ("reward", [1.0]), "0.1": ("reward", [0.0]), "1.0": ("reward", [1.0])
+    }  # fmt: skip
+    assert {note.scorer for note in notes(bus)} == {"scorer-0"}
+
+
+def test_the_judges_scores_can_be_annotations_too(bus: Bus):
+    post(bus, finished("0.0"))
+    with running(scorer(bus, names=("style/direct", "reward"))):
+        wait_for(lambda: len(notes(bus)) == 2)
+    assert {note.name: note.values.tolist() for note in notes(bus)} == {
+        "style/direct": [1.0], "reward": [1.0]
+    }  # fmt: skip
+
+
+def test_a_function_gets_texts_and_facts_and_gives_numbers_by_name(bus: Bus):
+    post(bus, finished("7.0", reference="right"))
+    names = ("length", "group", "asked", "right")
+    with running(scorer(bus, "odd_scorers:facts", names)):
+        wait_for(lambda: len(notes(bus)) == 4)
+    assert {note.name: note.values.tolist() for note in notes(bus)} == {
+        "length": [4.0], "group": [7.0], "asked": [1.0], "right": [1.0]
+    }  # fmt: skip
+
+
+def test_a_lone_number_is_the_first_name(bus: Bus):
+    post(bus, finished("0.0"))
+    with running(scorer(bus, "odd_scorers:lone", ("quality", "other"))):
+        wait_for(lambda: len(notes(bus)) == 2)
+    quality, other = sorted(notes(bus), key=lambda note: note.name, reverse=True)
+    assert (quality.name, quality.values.tolist(), quality.reason) == ("quality", [2.5], "")
+    assert (other.values.tolist(), other.reason) == ([], "not among what was given (quality)")
+
+
+def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
+    kinds = ("raises", "hangs", "exits", "text", "nan", "huge", "less", "fine")
+    post(bus, *[finished(f"{n}.0", reference=kind) for n, kind in enumerate(kinds)])
+    one = scorer(bus, "odd_scorers:misbehaves", ("quality",), limit_s=1.0)
+    with running(one):
+        wait_for(lambda: is_caught_up(bus))
+    found = {kinds[note.group]: note for note in notes(bus)}
+    assert {kind for kind, note in found.items() if not note.reason} == {"fine"}
+    assert all(len(note.values) == 0 for kind, note in found.items() if kind != "fine")
+    reasons = {kind: note.reason for kind, note in found.items()}
+    assert "ZeroDivisionError at odd_scorers.py" in reasons["raises"]
+    assert reasons["hangs"] == "took longer than 1 s"
+    assert reasons["exits"] == "its process ended (exit code 9)"
+    assert reasons["text"] == "the result is a str, not a number"
+    assert reasons["nan"] == "the result is nan"
+    assert reasons["huge"] == "1e+300 is no 32-bit number"
+    assert reasons["less"] == "not among what was given (other)"
+
+
+def test_only_the_first_completion_of_a_trajectory_is_scored_and_no_dead_one(bus: Bus):
+    """Invariant 2: what is annotated is what is trained."""
+    post(bus, finished("0.0", "=130"), finished("0.0", "=999", attempt=2))
+    post(bus, finished("0.1", finish="dead"), finished("0.1", attempt=2))
+    with running(scorer(bus)):
+        wait_for(lambda: is_caught_up(bus))
+    assert [(note.trajectory, note.values.tolist()) for note in notes(bus)] == [("0.0", [1.0])]
+
+
+def test_rubbish_in_the_topic_is_passed_over(bus: Bus):
+    bus.append("trajectories", [Entry(b"0", b"junk", 0), Entry(b"0", None, 0)])
+    post(bus, finished("0.0"))
+    with running(scorer(bus)):
+        wait_for(lambda: is_caught_up(bus))
+    assert [note.trajectory for note in notes(bus)] == ["0.0"]
+
+
+def test_a_scorer_that_ended_in_the_middle_of_a_batch_is_succeeded_on_it(bus: Bus, tmp_path: Path):
+    """Nothing is committed before its annotations are in the log."""
+    post(bus, finished("0.0", reference=str(tmp_path)))
+    first = scorer(bus, "odd_scorers:waits_for_file", name="first")
+    with running(first):
+        wait_for(lambda: (tmp_path / "began").exists())
+    assert notes(bus) == []
+    assert not is_caught_up(bus)
+    (tmp_path / "end").touch()
+    with running(scorer(bus, "odd_scorers:waits_for_file", name="second")):
+        wait_for(lambda: is_caught_up(bus))
+    assert [(note.trajectory, note.scorer) for note in notes(bus)] == [("0.0", "second")]
+
+
+def test_two_scorers_share_the_partitions(bus: Bus):
+    names = [f"{group}.0" for group in range(40)]
+    with running(scorer(bus, name="a")), running(scorer(bus, name="b")):
+        for name in names:
+            post(bus, finished(name))
+        wait_for(lambda: is_caught_up(bus))
+        wait_for(lambda: {note.trajectory for note in notes(bus)} == set(names))
+
+
+def test_a_scorer_behind_a_truncation_goes_on_with_what_is_kept(bus: Bus):
+    """Truncated records belong to groups that ended: nobody waits for their annotations."""
+    post(bus, finished("0.0"))
+    with running(scorer(bus)):
+        wait_for(lambda: is_caught_up(bus))
+    post(bus, finished("0.1"), finished("0.2"))
+    end = bus.end("trajectories")
+    bus.truncate("trajectories", {p: at - 1 for p, at in end.items() if at})
+    with running(scorer(bus)):
+        wait_for(lambda: is_caught_up(bus))
+    assert [note.trajectory for note in notes(bus)] == ["0.0", "0.2"]

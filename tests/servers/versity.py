@@ -1,0 +1,172 @@
+"""A real S3 server for tests and measurements: VersityGW over a temporary folder, on a free port of
+127.0.0.1, stopped by its own process id.
+
+`go install` builds it once (a minute) into `.servers/bin` of the repository. Where Go is missing
+the error says what to install; `STORE_TEST_S3=s3://bucket/prefix?endpoint=…` uses a server that
+exists instead, with the credentials of the environment.
+"""
+
+import atexit
+import functools
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+import boto3
+
+from storage.s3.place import parse_place
+from tests.servers import use
+
+VERSION = "v1.8.0"
+MODULE = "github.com/versity/versitygw/cmd/versitygw"
+CACHE = Path(__file__).parents[2] / ".servers"
+PROGRAM = CACHE / "bin" / f"versitygw-{VERSION}"
+BUCKET = "rollstream"
+READY_S = 30.0
+EXISTING = "STORE_TEST_S3"
+
+
+def program() -> Path:
+    """The server's binary, built the first time."""
+    if PROGRAM.exists():
+        return PROGRAM
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        raise RuntimeError(
+            "the tests start a real S3 server and 'go' is missing: install Go 1.25 or newer "
+            f"(Debian: apt install golang), or name a running server in {EXISTING}="
+            "s3://bucket/prefix?endpoint=http://host:port"
+        )
+    PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=PROGRAM.parent) as partial:
+        command = [go, "install", f"{MODULE}@{VERSION}"]
+        done = subprocess.run(
+            command, env={**os.environ, "GOBIN": partial}, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        (Path(partial) / "versitygw").rename(PROGRAM)
+    return PROGRAM
+
+
+class VersityGW:
+    """One server and its bucket; `start` and `stop` may alternate, its data stay until `close`."""
+
+    def __init__(self) -> None:
+        self._program = program()
+        self._folder = _folder_with_attributes()
+        (self._folder / "data").mkdir()
+        self.access_key, self.secret_key = "rollstream", secrets.token_hex(16)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.endpoint = f"http://{self.address}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and wait until it serves."""
+        self._log = (self._folder / "server.log").open("ab")
+        self._process = subprocess.Popen(
+            [
+                *(self._program, "--port", self.address, "--health", "/health", "--quiet"),
+                *("posix", self._folder / "data"),
+            ],
+            env={
+                **os.environ,
+                "ROOT_ACCESS_KEY": self.access_key,
+                "ROOT_SECRET_KEY": self.secret_key,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        end = time.monotonic() + READY_S
+        while not self._healthy():
+            if time.monotonic() > end or self._process.poll() is not None:
+                text = (self._folder / "server.log").read_text(errors="replace")
+                raise RuntimeError(f"VersityGW did not start:\n{text[-4000:]}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+            self._process = None
+            self._log.close()
+
+    def close(self) -> None:
+        """Stop the process and remove its data."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def make_bucket(self, name: str) -> None:
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+        )
+        client.create_bucket(Bucket=name)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def _folder_with_attributes() -> Path:
+    """A new folder on a file system with extended attributes, where the server keeps metadata."""
+    CACHE.mkdir(exist_ok=True)
+    for parent in (Path(tempfile.gettempdir()), CACHE):
+        folder = Path(tempfile.mkdtemp(prefix="rollstream-s3-", dir=parent))
+        try:
+            os.setxattr(folder, "user.rollstream", b"1")
+        except OSError:
+            folder.rmdir()
+            continue
+        return folder
+    raise RuntimeError(
+        "VersityGW needs a file system with extended attributes (ext4, xfs, tmpfs of Linux 6.6): "
+        f"neither {tempfile.gettempdir()} nor {CACHE} has them; name a folder in TMPDIR"
+    )
+
+
+@functools.cache
+def server() -> VersityGW:
+    """The one server of this process, started at the first call, gone with the process.
+
+    Its credentials are in the environment afterwards, where boto3 and child processes find them.
+    """
+    started = VersityGW()
+    atexit.register(started.close)
+    started.start()
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        os.environ.pop(name, None)
+    os.environ["AWS_ACCESS_KEY_ID"] = started.access_key
+    os.environ["AWS_SECRET_ACCESS_KEY"] = started.secret_key
+    started.make_bucket(BUCKET)
+    use("VersityGW", f"{VERSION.removeprefix('v')} at {started.endpoint}")
+    return started
+
+
+def new_url(parameters: str = "") -> str:
+    """URL of an empty place on the real server: `STORE_TEST_S3`'s, or the one started here."""
+    existing = os.environ.get(EXISTING)
+    if existing is None:
+        base, query = f"s3://{BUCKET}", f"endpoint={server().endpoint}"
+    else:
+        use(EXISTING, str(parse_place(existing)))
+        base, _, query = existing.partition("?")
+    query = "&".join(part for part in (query, parameters) if part)
+    return f"{base.rstrip('/')}/{uuid.uuid4().hex[:12]}" + (f"?{query}" if query else "")

@@ -1,0 +1,52 @@
+"""`examples/late-reward.toml` as its reader runs it, with the scorer killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from test_processes import read, role, role_restarted, wait_for
+
+from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "late-reward.toml"
+STEPS, GROUPS = 10, 4  # as the example says
+
+
+def test_the_example_loses_nothing_when_its_scorer_is_killed(tmp_path: Path) -> None:
+    """Promise 1 for late rewards, with `kill -9`."""
+    folder = tmp_path / "run"
+    line = [sys.executable, "-m", "rollstream", "run", str(EXAMPLE), "--run", str(folder)]
+    with (tmp_path / "output.txt").open("wb") as output:
+        process = subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(lambda: len(read(folder, "annotations", Annotation)) >= 8, process)
+            victim = role(process, "scorer-0")
+            victim.send_signal(signal.SIGKILL)
+            steps = len(read(folder, "ledger", StepDone))
+            wait_for(lambda: role_restarted(process, "scorer-0", victim.pid), process)
+            assert process.wait(150) == 0, (tmp_path / "output.txt").read_text()
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait(30)
+    assert steps < STEPS
+    assert_all_that_was_trained_was_scored_once(folder)
+
+
+def assert_all_that_was_trained_was_scored_once(folder: Path) -> None:
+    takes = read(folder, "ledger", Take)
+    trained = Counter(member.trajectory for take in takes for member in take.members)
+    assert max(trained.values()) == 1
+    assert len({g.group for take in takes for g in take.groups}) == STEPS * GROUPS
+    closed = read(folder, "ledger", GroupClosed)  # lag may close some, the scorer's death none
+    assert [one.detail for one in closed if "max_lag" not in one.detail] == []
+    assert {record.reward for record in read(folder, "trajectories", Trajectory)} == {None}
+    used = Counter((n.trajectory, n.name) for take in takes for n in take.annotations)
+    assert max(used.values()) == 1
+    assert {(t, name) for t in trained for name in ("reward", "brevity")} <= set(used)
+    noted = {(n.trajectory, n.name) for n in read(folder, "annotations", Annotation)}
+    assert set(used) <= noted

@@ -1,0 +1,152 @@
+"""Records above the limit lie in the object store, and nobody above the bus can tell."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.blobs import MARGIN_S, collect_blobs, hour_of
+from storage.claim_check import ClaimCheck, is_claim
+from storage.file_store import FileStore
+from streams.bus import Entry
+from streams.codec import encode
+from streams.errors import RecordTooLarge
+from streams.memory_bus import MemoryBus
+from streams.reader import TopicReader, from_begin
+from streams.records import Address, Admitted, Annotation
+from streams.sqlite_bus import SqliteBus
+from streams.topics import Topic, catalogue
+from streams.truncation import before_record, truncate
+from streams.writer import FencedWriter, publish
+
+START_S = 1_700_000_000.0
+SMALL = 2000
+
+
+class Hands:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = START_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(str(tmp_path / "store"))
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def inner(request, tmp_path: Path, clock: Hands):
+    bus = SqliteBus(tmp_path / "bus", clock) if request.param == "sqlite" else MemoryBus(clock)
+    bus.create(catalogue(2))
+    yield bus
+    bus.close()
+
+
+@pytest.fixture
+def bus(inner, store, clock) -> ClaimCheck:
+    return ClaimCheck(inner, store, SMALL, clock)
+
+
+def annotation(group: int, values: int) -> Annotation:
+    return Annotation(f"{group}.0", group, "reward", np.arange(values, dtype=np.float32), "test")
+
+
+def blobs(store: FileStore) -> list[str]:
+    return [entry.key for entry in store.list("blobs/")]
+
+
+def read(bus) -> list:
+    reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"))
+    return sorted(reader.read_to(bus.end("annotations")), key=lambda r: r.record.group)
+
+
+def test_large_records_come_back_with_the_bytes_and_the_hash_they_were_appended_with(
+    bus, inner, store
+):
+    small, large = annotation(1, 3), annotation(2, SMALL)
+    publish(bus, "annotations", "1", small)
+    publish(bus, "annotations", "2", large)
+    received = read(bus)
+    assert [r.data for r in received] == [encode(small), encode(large)]
+    assert len(blobs(store)) == 1
+    assert blobs(store)[0].startswith(f"blobs/annotations/{hour_of(START_S)}/")
+    carried = inner.read("annotations", inner.begin("annotations"))
+    assert max(len(message.value) for message in carried) < SMALL
+    assert sum(is_claim(message) for message in carried) == 1
+
+
+def test_a_member_of_a_group_reads_large_records_whole(bus):
+    publish(bus, "annotations", "2", annotation(2, SMALL))
+    member = bus.join("scorers", "annotations", "a")
+    (message,) = member.poll(5.0)
+    assert message.value == encode(annotation(2, SMALL))
+    member.commit()
+    member.close()
+
+
+def test_a_claim_keeps_its_place_in_the_fence(bus):
+    """Invariant 7: its envelope is the record's own."""
+    dispatch = FencedWriter(bus, "admissions", "dispatch", 1)
+    dispatch.open()
+    many = tuple(f"7.{i}" for i in range(500))
+    dispatch.append([("7", Admitted(7, 0, many, 60.0, Address(0, 0)))])
+    dispatch.append([("8", Admitted(8, 0, ("8.0",), 60.0, Address(0, 0)))])
+    reader = TopicReader(bus, "admissions", from_begin(bus, "admissions"))
+    assert [r.record.group for r in reader.poll()] == [7, 8]
+    assert (reader.dead, reader.void) == (0, 0)
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_a_record_whose_blob_is_gone_or_damaged_is_dead_with_the_reason(bus, store, harm):
+    publish(bus, "annotations", "2", annotation(2, SMALL))
+    publish(bus, "annotations", "3", annotation(3, 3))
+    (key,) = blobs(store)
+    store.delete(key) if harm == "gone" else store.put(key, b"other bytes")
+    assert [r.record.group for r in read(bus)] == [3]
+    dead = TopicReader(bus, "annotations.dead", from_begin(bus, "annotations.dead")).poll()
+    assert [key in d.record.reason for d in dead] == [True]
+
+
+def test_compacted_topics_and_their_limit_refuse_what_is_too_large(bus, inner):
+    compact = Topic("small", cleanup="compact", record_bytes_max=SMALL)
+    bounded = Topic("bounded", record_bytes_max=2 * SMALL)
+    bus.create([compact, bounded])
+    with pytest.raises(RecordTooLarge):
+        bus.append("small", [Entry(b"k", bytes(SMALL + 1))])
+    bus.append("bounded", [Entry(b"k", bytes(2 * SMALL - 1))])
+    with pytest.raises(RecordTooLarge):
+        bus.append("bounded", [Entry(b"k", bytes(2 * SMALL))])
+
+
+def test_a_read_stays_within_its_bytes_though_claims_are_small(bus):
+    for group in range(6):
+        publish(bus, "annotations", "same", annotation(group, SMALL))
+    begin = bus.begin("annotations")
+    size = len(encode(annotation(0, SMALL)))
+    assert len(bus.read("annotations", begin, bytes_max=2 * size)) == 2
+    assert len(bus.read("annotations", begin, bytes_max=1)) == 1
+    assert len(bus.read("annotations", begin)) == 6
+
+
+def test_an_hour_of_blobs_goes_once_truncation_has_passed_every_record_that_names_it(
+    bus, store, clock
+):
+    """Invariant 11."""
+    first = publish(bus, "annotations", "same", annotation(1, SMALL))
+    clock.now_s += MARGIN_S + 7200
+    second = publish(bus, "annotations", "same", annotation(2, SMALL))
+    assert first.partition == second.partition
+    assert collect_blobs(bus, store, ["annotations"]) == 0
+    truncate(bus, "annotations", {second.partition: before_record(bus, "annotations", second)})
+    assert collect_blobs(bus, store, ["annotations"]) == 1
+    assert [r.record.group for r in read(bus)] == [2]
+    assert len(blobs(store)) == 1

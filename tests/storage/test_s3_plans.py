@@ -1,0 +1,147 @@
+"""The pure parts of the S3 store: URLs, ranges, parts, pauses, what an answer means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.s3.failures import Kind, failure_of
+from storage.s3.place import ENCRYPTIONS, PARAMETERS, S3Place, parse_place
+from storage.s3.ranges import PART_BYTES, PARTS_MAX, plan_parts, split
+from storage.s3.retries import PAUSE_S_MAX, limits_of, pause_s
+from streams.errors import ConfigurationError
+
+sizes = st.integers(0, 1 << 44)
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 1 << 20), st.integers(1 << 12, 1 << 20))
+def test_ranges_cover_everything_once_in_order_within_their_bound(start, length, bytes_max):
+    ranges = split(start, start + length, bytes_max)
+    assert [r.start for r in ranges] == [start, *(r.end for r in ranges)][: len(ranges)]
+    assert sum(r.end - r.start for r in ranges) == length
+    assert all(0 < r.end - r.start <= bytes_max for r in ranges)
+
+
+@given(sizes)
+def test_parts_keep_the_limits_of_s3(size):
+    parts = plan_parts(size)
+    assert len(parts) <= PARTS_MAX
+    assert sum(part.end - part.start for part in parts) == size
+    assert all(part.end - part.start >= PART_BYTES for part in parts[:-1])
+    assert all(part.end - part.start <= 5 << 30 for part in parts)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_pauses_grow_to_their_bound_and_jitter_over_half_of_it(failures, draw):
+    assert 0 < pause_s(failures, draw) <= PAUSE_S_MAX
+    assert pause_s(failures, 0.0) * 2 == pytest.approx(pause_s(failures, 1.0))
+    assert pause_s(failures + 1, draw) >= pause_s(failures, draw)
+
+
+@given(st.floats(0.2, 3600))
+def test_an_operation_that_begins_its_last_request_in_time_ends_in_time(deadline_s):
+    limits = limits_of(deadline_s)
+    assert min(limits.begin_s, limits.connect_s, limits.silence_s) > 0
+    assert limits.begin_s + limits.connect_s + limits.silence_s == pytest.approx(deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "in_doubt"),
+    [
+        (404, "NoSuchKey", Kind.MISSING, False),
+        (404, "NoSuchBucket", Kind.REFUSED, False),
+        (404, "404", Kind.TRANSIENT, False),
+        (403, "AccessDenied", Kind.REFUSED, False),
+        (412, "PreconditionFailed", Kind.PRECONDITION, False),
+        (412, "412", Kind.PRECONDITION, False),
+        (409, "ConditionalRequestConflict", Kind.CONFLICT, False),
+        (409, "ObjectParentIsFile", Kind.IN_THE_WAY, False),
+        (416, "InvalidRange", Kind.RANGE, False),
+        (500, "InternalError", Kind.TRANSIENT, True),
+        (503, "SlowDown", Kind.TRANSIENT, True),
+        (502, "502", Kind.TRANSIENT, True),
+        (501, "NotImplemented", Kind.REFUSED, False),
+        (429, "TooManyRequests", Kind.TRANSIENT, False),
+        (400, "RequestTimeout", Kind.TRANSIENT, False),
+    ],
+)
+def test_what_an_answer_means(status, code, kind, in_doubt):
+    failure = failure_of(status, code, "text")
+    assert (failure.kind, failure.in_doubt) == (kind, in_doubt)
+
+
+def test_a_url_says_everything_but_credentials():
+    assert parse_place("s3://bucket") == S3Place("bucket")
+    assert parse_place(
+        "s3://my.bucket-1/runs/a/?endpoint=http://127.0.0.1:7070&region=eu-north-1"
+        "&sse=aws:kms&sse_kms_key_id=arn:aws:kms:eu-north-1:1:key/2&deadline_s=30"
+    ) == S3Place(
+        "my.bucket-1",
+        "runs/a",
+        "http://127.0.0.1:7070",
+        "eu-north-1",
+        True,
+        "aws:kms",
+        "arn:aws:kms:eu-north-1:1:key/2",
+        30.0,
+    )
+    assert not parse_place("s3://bucket?endpoint=https://r2.example&path_style=false").path_style
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://", "name a bucket"),
+        ("s3://Bucket/x", "name a bucket"),
+        ("s3://bucket:80/x", "name a bucket"),
+        ("s3://ab", "name a bucket"),
+        ("s3://bucket/a b", "prefix"),
+        ("s3://bucket/../x", "prefix"),
+        ("s3://bucket/a//b", "prefix"),
+        ("s3://bucket/x#y", "'#'"),
+        ("s3://bucket?regio=x", "did you mean region"),
+        ("s3://bucket?zzz=x", "known are endpoint"),
+        ("s3://bucket?region", "name=value"),
+        ("s3://bucket?endpoint=127.0.0.1:7070", "endpoint must be a URL"),
+        ("s3://bucket?path_style=1", "true or false"),
+        ("s3://bucket?sse=AES", "sse must be one of AES256, aws:kms"),
+        ("s3://bucket?sse_kms_key_id=k", "needs sse=aws:kms"),
+        ("s3://bucket?deadline_s=nan", "deadline_s must be a number"),
+        ("s3://bucket?deadline_s=0", "deadline_s must be a number"),
+        ("s3://[bucket", "write it as"),
+    ],
+)
+def test_a_bad_url_is_refused_with_the_reason(url, said):
+    with pytest.raises(ConfigurationError, match=said):
+        parse_place(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIA:hush@bucket/prefix",
+        "s3://bucket?aws_secret_access_key=hush",
+        "s3://bucket?token=hush",
+        "s3://bucket?endpoint=http://user:hush@127.0.0.1:7070",
+        "s3://bucket?password=hush&hush",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_place(url)
+    assert "hush" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_any_url_is_a_place_or_a_clear_error(text):
+    try:
+        said = str(parse_place(f"s3://{text}"))
+    except ConfigurationError as error:
+        said = str(error).removeprefix("store URL ")
+    assert said.startswith("s3://")
+
+
+def test_every_parameter_is_documented():
+    with open("docs/s3.md", encoding="utf-8") as file:
+        text = file.read()
+    assert all(f"`{name}" in text for name in PARAMETERS)
+    assert all(name in text for name in ENCRYPTIONS)

@@ -1,0 +1,254 @@
+"""What only the S3 store promises: races of processes, large objects, errors that say what to do,
+and no secret anywhere.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+
+import boto3
+import pytest
+from s3_operations import LARGE, content
+from storage_samples import in_threads
+
+from storage.connect import open_store
+from storage.keys import KeyRefused
+from storage.s3.place import parse_place
+from streams.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
+from tests.servers import moto_s3, versity
+
+START = "import sys; from storage.connect import open_store; store = open_store(sys.argv[1])\n"
+
+
+@pytest.fixture
+def url():
+    return versity.new_url()
+
+
+def python(script, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", START + script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+RACE = """
+from streams.errors import ObjectExists, SwapLost
+print("ready", flush=True)
+input()
+for key in range(20):
+    try:
+        store.create(f"race/{key}", sys.argv[2].encode())
+        print(key)
+    except ObjectExists:
+        pass
+done = 0
+while done < 5:
+    data, etag = store.read("count")
+    try:
+        store.swap("count", str(int(data) + 1).encode(), etag)
+        done += 1
+    except SwapLost:
+        pass
+"""
+
+
+def test_races_of_processes_have_one_winner_per_create_and_lose_no_swap(s3_url):
+    store = open_store(s3_url)
+    store.create("count", b"0")
+    racers = [python(RACE, s3_url, number) for number in range(8)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    won = [[int(key) for key in racer.communicate()[0].split()] for racer in racers]
+    assert [racer.returncode for racer in racers] == [0] * 8
+    assert sorted(key for keys in won for key in keys) == list(range(20))
+    for number, keys in enumerate(won):
+        assert all(store.get(f"race/{key}") == str(number).encode() for key in keys)
+    assert store.get("count") == b"40"
+
+
+def test_large_objects_come_back_whole_and_in_ranges(s3_url):
+    store = open_store(s3_url)
+    data = content(7, 3 * LARGE)
+    etag = store.create("large", memoryview(data))
+    assert store.read("large") == (data, etag)
+    assert store.get("large", 5, LARGE) == data[5:LARGE]
+    assert store.get("large", 2 * LARGE) == data[2 * LARGE :]
+    assert store.get("large", len(data) - 3, 1 << 40) == data[-3:]
+    assert store.put("large", data[: 2 * LARGE]) == store.stat("large").etag != etag
+    assert [entry.bytes for entry in store.list()] == [2 * LARGE]
+
+
+def test_large_creates_of_threads_have_exactly_one_winner(url):
+    # Not on moto: its completions look and write in two steps (5.2.5 let three of four win).
+    store = open_store(url)
+
+    def create(number):
+        try:
+            store.create("large", content(number, LARGE))
+            return number
+        except ObjectExists:
+            return None
+
+    won = [number for number in in_threads(4, create) if number is not None]
+    assert len(won) == 1
+    assert store.get("large") == content(won[0], LARGE)
+
+
+def test_a_listing_goes_on_beyond_one_page(url):
+    store = open_store(url)
+    in_threads(8, lambda t: [store.put(f"many/{n:04d}", b"") for n in range(t, 1100, 8)])
+    assert [entry.key for entry in store.list("many/")] == [f"many/{n:04d}" for n in range(1100)]
+
+
+def test_places_of_one_bucket_do_not_see_each_other(url):
+    store = open_store(url)
+    store.put("key", b"x")
+    base, _, query = url.partition("?")
+    assert list(open_store(f"{base}-other?{query}").list()) == []
+    whole = open_store(f"{base.rpartition('/')[0]}?{query}")
+    assert f"{base.rpartition('/')[2]}/key" in [entry.key for entry in whole.list()]
+
+
+def test_objects_of_other_tools_are_read_and_names_that_are_no_keys_not_listed(url):
+    place = parse_place(url)
+    client = boto3.client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
+    for name in ("plain", "with space", "folder/"):
+        client.put_object(Bucket=place.bucket, Key=f"{place.prefix}/{name}", Body=b"")
+    store = open_store(url)
+    assert store.get("plain") == b""
+    assert [entry.key for entry in store.list()] == ["plain"]
+
+
+@pytest.mark.parametrize("sse", ["AES256", "aws:kms&sse_kms_key_id=key-1"])
+def test_encryption_is_asked_for_on_every_write(sse):
+    url = moto_s3.new_url(f"sse={sse}")
+    place = parse_place(url)
+    store = open_store(url)
+    store.put("small", b"x")
+    store.create("large", content(1, LARGE))
+    client = boto3.client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
+    for key in ("small", "large"):
+        head = client.head_object(Bucket=place.bucket, Key=f"{place.prefix}/{key}")
+        assert head["ServerSideEncryption"] == place.sse
+        assert head.get("SSEKMSKeyId") == place.sse_kms_key_id
+
+
+def every_call(store):
+    return [
+        lambda: store.put("key", b""),
+        lambda: store.create("key", b""),
+        lambda: store.create("key", content(1, LARGE)),
+        lambda: store.swap("key", b"", '"etag"'),
+        lambda: store.get("key"),
+        lambda: store.read("key"),
+        lambda: store.stat("key"),
+        lambda: store.delete("key"),
+        lambda: list(store.list()),
+    ]
+
+
+def refused(store, said):
+    for call in every_call(store):
+        with pytest.raises(StoreError, match=said) as caught:
+            call()
+        assert type(caught.value) is StoreError
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3_url):
+    endpoint = parse_place(s3_url).endpoint
+    store = open_store(f"s3://no-such-bucket?endpoint={endpoint}")
+    refused(store, "s3://no-such-bucket/.* at http://.*create the bucket")
+
+
+def test_a_wrong_secret_is_a_matter_of_credentials_and_never_shown(url, monkeypatch, caplog):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    with caplog.at_level(logging.INFO):
+        refused(open_store(url), "SignatureDoesNotMatch.*check AWS_ACCESS_KEY_ID")
+    assert "hush" not in caplog.text
+
+
+def test_an_unknown_access_key_does_not_make_objects_look_missing(url, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    refused(open_store(url), "check AWS_ACCESS_KEY_ID")
+
+
+def test_no_credentials_at_all_is_said(url, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    refused(open_store(url), "no credentials were found")
+
+
+def test_credentials_of_a_profile_are_used(url, monkeypatch, tmp_path):
+    key, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    lines = f"[lab]\naws_access_key_id={key}\naws_secret_access_key={secret}\n"
+    (tmp_path / "credentials").write_text(lines)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    store = open_store(url)
+    store.put("key", b"x")
+    assert store.get("key") == b"x"
+
+
+def test_a_profile_that_does_not_exist_is_a_configuration_error(url, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(ConfigurationError, match="nobodys"):
+        open_store(url)
+
+
+def test_an_endpoint_that_nobody_listens_on_is_named():
+    store = open_store("s3://bucket/run?endpoint=http://127.0.0.1:9&deadline_s=0.4")
+    for call in every_call(store):
+        with pytest.raises(StoreTimeout, match=r"at http://127\.0\.0\.1:9: Unreachable") as caught:
+            call()
+        assert "may have taken effect" not in str(caught.value)
+
+
+def test_a_key_that_is_the_folder_of_another_is_refused_where_the_server_has_folders(url):
+    store = open_store(url)
+    store.put("a", b"x")
+    store.put("b/c", b"x")
+    for key in ("a/below", "b"):
+        with pytest.raises(StoreError, match="in the way: no key may be the folder of another"):
+            store.create(key, b"y")
+    assert [entry.key for entry in store.list()] == ["a", "b/c"]
+
+
+def test_a_key_that_is_too_long_with_the_prefix_is_refused(url):
+    store = open_store(url.replace("?", "/" + "/".join(["p" * 200] * 2) + "?"))
+    with pytest.raises(KeyRefused, match="with the prefix"):
+        store.put("/".join(["k" * 200] * 4), b"")
+
+
+def test_without_the_extra_the_error_names_it():
+    script = """
+import sys
+sys.modules["boto3"] = sys.modules["boto3.session"] = None
+from storage.connect import open_store
+try:
+    open_store("s3://bucket/run")
+except ValueError as error:
+    print(type(error).__name__, error)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.stdout.startswith("ConfigurationError"), run.stderr
+    assert "pip install 'rollstream[cloud]'" in run.stdout
+
+
+def test_opening_a_folder_does_not_import_boto3(tmp_path):
+    script = "import sys; from storage.connect import open_store; open_store(sys.argv[1])\n"
+    script += "print(bool({'boto3', 'botocore'} & set(sys.modules)))"
+    command = [sys.executable, "-c", script, f"file:{tmp_path}"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.stdout == "False\n", run.stderr

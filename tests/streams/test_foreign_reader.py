@@ -1,0 +1,47 @@
+"""A program in another language reads what we wrote, from a real broker (docs/wire-format.md)."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from sample_records import trajectory
+
+from streams.connect import open_bus
+from streams.topics import catalogue
+from streams.writer import publish
+from tests.servers import kafka_broker
+
+READER = Path(__file__).parents[2] / "examples" / "readers" / "ReadTrajectories.java"
+
+
+def read(url: str) -> list[dict]:
+    server, prefix = url.removeprefix("kafka://").split("/")
+    command = ["java", "-cp", f"{kafka_broker.jars()}/*", str(READER), server]
+    done = subprocess.run(
+        [*command, f"{prefix}.trajectories"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_java_decodes_trajectories_from_the_broker():
+    url = kafka_broker.new_url()
+    bus = open_bus(url)
+    bus.create(catalogue())
+    written = trajectory(64)
+    publish(bus, "trajectories", "7", written)
+    bus.close()
+    (found,) = read(url)
+    assert found["schema"] == "trajectory/1"
+    assert found["trajectory"] == written.trajectory
+    assert found["tokens"] == written.tokens.tolist()
+    assert found["sources"] == written.sources.tolist()
+    logprobs = np.array([float(value) for value in found["logprobs"]], np.float32)
+    np.testing.assert_array_equal(logprobs, written.logprobs)
+    assert found["reward"] == written.reward
+    assert [span["end"] for span in found["spans"]] == [span.end for span in written.spans]

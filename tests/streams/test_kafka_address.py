@@ -1,0 +1,158 @@
+"""Kafka's URL, its secrets, and what is decided without a broker."""
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.connect import open_bus
+from streams.errors import BusError, ConfigurationError
+from streams.kafka.address import Secrets, client_settings, parse, secrets_of
+from streams.kafka.appending import cost, waves
+from streams.kafka.bound import ByteBound
+from streams.kafka.quiet import Seldom
+from streams.kafka.topic_settings import configs_of, topic_of
+from streams.topics import Topic, catalogue
+
+
+def test_a_url_names_brokers_a_prefix_and_options() -> None:
+    address = parse("kafka://a:9092,b:9093/lab.run-7?security=sasl_ssl&mechanism=scram-sha-512")
+    assert address.servers == ("a:9092", "b:9093")
+    assert address.topic("ledger") == "lab.run-7.ledger"
+    assert parse("kafka://a:9092").topic("ledger") == "ledger"
+    assert str(address) == "kafka://a:9092,b:9093/lab.run-7"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("kafka://", "host:port"),
+        ("kafka://host", "host:port"),
+        ("kafka://host:port", "host:port"),
+        ("kafka://host:0", "host:port"),
+        ("kafka://host:99999", "host:port"),
+        ("kafka://h:1/a b", "no prefix for topics"),
+        ("kafka://h:1/a/b", "no prefix for topics"),
+        ("kafka://h:1?security=tls", "security must be one of plaintext, ssl"),
+        ("kafka://h:1?linger_ms=soon", "linger_ms must be a number ≥ 0, got 'soon'"),
+        ("kafka://h:1?batch_bytes=99999999", "batch_bytes must be ≤"),
+        ("kafka://h:1?in_flight_bytes=5", "in_flight_bytes must be a number ≥ 16384"),
+        ("kafka://h:1?cert=x&security=ssl", "cert and key are given together"),
+        ("kafka://h:1?ca=x", "need security=ssl"),
+        ("kafka://h:1?replicas=3", "unknown option 'replicas'; known are security"),
+        ("kafka://h:1?servers=h:2", "unknown option 'servers'"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_is_wrong(url: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        open_bus(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["kafka://me:hunter2@h:1/p", "kafka://h:1?password=hunter2", "kafka://h:1?token=hunter2"]
+)
+def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
+    if "token" in url:  # `token` names a function; a token itself has no colon
+        url += "&security=sasl_ssl&mechanism=oauthbearer"
+    with pytest.raises(ConfigurationError) as caught:
+        open_bus(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_secrets_come_from_the_environment_and_missing_ones_are_named() -> None:
+    address = parse("kafka://h:1?security=sasl_ssl&mechanism=scram-sha-256")
+    with pytest.raises(ConfigurationError, match="KAFKA_USER and KAFKA_PASSWORD"):
+        secrets_of(address, {})
+    secrets = secrets_of(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": "hunter2"})
+    assert client_settings(address, secrets)["sasl_plain_password"] == "hunter2"
+    assert "hunter2" not in repr(secrets)
+    oauth = parse("kafka://h:1?security=sasl_ssl&mechanism=oauthbearer")
+    with pytest.raises(ConfigurationError, match="KAFKA_TOKEN_FILE"):
+        secrets_of(oauth, {})
+    assert secrets_of(oauth, {"KAFKA_TOKEN_FILE": "/t"}).token_file == "/t"
+
+
+def test_plaintext_needs_no_secret() -> None:
+    assert secrets_of(parse("kafka://h:1"), {}) == Secrets()
+
+
+def test_every_topic_of_the_catalogue_survives_the_brokers_settings() -> None:
+    for topic in catalogue():
+        assert topic_of(topic.name, topic.partitions, configs_of(topic)) == topic
+
+
+def test_safe_topics_are_never_forgotten_by_time_or_size() -> None:
+    configs = configs_of(Topic("ledger"))
+    assert (configs["retention.ms"], configs["retention.bytes"]) == ("-1", "-1")
+    assert configs["cleanup.policy"] == "delete"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        Topic("t", retention_s=60.0),
+        Topic("t", cleanup="time"),
+        Topic("t", record_bytes_max=1 << 30),
+    ],
+)
+def test_what_kafka_cannot_keep_is_refused(topic: Topic) -> None:
+    with pytest.raises(BusError, match="on Kafka"):
+        configs_of(topic)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=30), st.integers(4_000, 20_000))
+def test_waves_cover_all_records_in_order_within_the_bound(sizes: list[int], limit: int) -> None:
+    records = [(0, b"", bytes(size)) for size in sizes]
+    covered = 0
+    for start, stop, total in waves(records, limit):
+        assert (start, total) == (covered, sum(map(cost, records[start:stop])))
+        assert stop > start
+        assert total <= limit or stop - start == 1
+        covered = stop
+    assert covered == len(records)
+
+
+def test_the_byte_bound_makes_takers_wait_until_bytes_come_back() -> None:
+    bound = ByteBound(10)
+    assert bound.take(6, 0)
+    assert not bound.take(5, 0.01)
+    threading.Timer(0.05, lambda: bound.give_back(6)).start()
+    assert bound.take(10, 20)
+    assert bound.taken == 10
+
+
+def test_the_same_complaint_of_the_client_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    handler = Seldom()
+    for name in ("kafka.net", "kafka.net", "kafka.net", "kafka.producer"):
+        record = logging.LogRecord(name, logging.WARNING, "", 0, "gone: %s", ("x",), None)
+        handler.handle(record)
+    assert [r.name for r in caplog.records] == ["kafka.net", "kafka.producer"]
+
+
+def test_without_the_client_the_extra_is_named() -> None:
+    script = """
+import sys
+sys.modules["kafka"] = None
+from streams.connect import open_bus
+try:
+    open_bus("kafka://h:1")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "pip install 'rollstream[cloud]'" in done.stdout, done.stderr
+
+
+def test_an_embedded_run_does_not_load_the_client() -> None:
+    script = """
+import sys
+from streams.connect import open_bus
+open_bus("memory:")
+print("kafka" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,261 @@
+"""A real broker killed, paused and filled: nothing acknowledged is lost, clients go on."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from test_sqlite_processes import start
+
+from streams.bus import Bus, Entry
+from streams.connect import open_bus
+from streams.errors import BusError, BusTimeout
+from streams.kafka.address import Secrets, parse
+from streams.kafka_bus import KafkaBus
+from streams.reader import TopicReader, from_begin
+from streams.records import GroupClosed
+from streams.topics import Topic, catalogue
+from streams.writer import FencedWriter
+from tests.servers.kafka_broker import KafkaBroker, new_url
+
+APPEND = """
+import sys
+from streams.bus import Entry
+from streams.connect import open_bus
+from streams.topics import Topic
+bus = open_bus(sys.argv[1])
+bus.create([Topic("t", 2)])
+for number in range(int(sys.argv[2])):
+    entry = Entry(b"k", b"%d" % number + bytes(3000), number % 2)
+    print(number, *bus.append("t", [entry]), flush=True)
+"""
+MEMBER = """
+import sys
+from streams.kafka.address import Secrets, parse
+from streams.kafka_bus import KafkaBus
+bus = KafkaBus(parse(sys.argv[1]), Secrets(), lease_s=2.0)
+reader = bus.join("g", "t", sys.argv[2])
+while True:
+    messages = reader.poll(0.5, records_max=7)
+    for message in messages:
+        print(message.partition, message.offset, flush=True)
+    reader.commit()
+"""
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[KafkaBroker]:
+    started = KafkaBroker()
+    started.start()
+    started.wait_ready()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def broker(own_broker: KafkaBroker) -> Iterator[KafkaBroker]:
+    """One that a test may kill or stop; it runs again afterwards."""
+    yield own_broker
+    own_broker.signal(signal.SIGCONT)
+
+
+def numbers(bus: Bus) -> dict[int, list[int]]:
+    """All of topic `t`, by partition."""
+    positions, found = {0: 0, 1: 0}, {0: [], 1: []}
+    while messages := bus.read("t", positions):
+        for message in messages:
+            found[message.partition].append(int((message.value or b"").rstrip(b"\0")))
+            positions[message.partition] = message.offset + 1
+    return found
+
+
+def lines_until(process: subprocess.Popen[str], enough: Callable[[list[str]], bool]) -> list[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not enough(lines):
+        line = process.stdout.readline()
+        assert line, "the process ended early"
+        lines.append(line)
+    return lines
+
+
+def test_a_broker_killed_and_restarted_loses_nothing_and_clients_go_on(broker: KafkaBroker) -> None:
+    url = f"kafka://{broker.server}"
+    writer = start(APPEND, url, 600)
+    lines_until(writer, lambda lines: len(lines) == 100)
+    bus = open_bus(url)
+    positions, read = {0: 0, 1: 0}, 0
+    for _ in range(3):
+        messages = bus.read("t", positions, records_max=5, wait_s=20)
+        read += len(messages)
+        positions |= {m.partition: m.offset + 1 for m in messages}
+    broker.kill()
+    restart = threading.Timer(2.0, broker.start)
+    restart.start()
+    while read < 600:
+        messages = bus.read("t", positions, wait_s=60)
+        assert messages, f"only {read} came"
+        read += len(messages)
+        positions |= {m.partition: m.offset + 1 for m in messages}
+    restart.join()
+    assert writer.wait(60) == 0
+    assert numbers(bus) == {0: list(range(0, 600, 2)), 1: list(range(1, 600, 2))}
+    bus.close()
+
+
+def test_a_killed_writer_loses_nothing_that_it_was_told_is_there() -> None:
+    url = new_url()
+    writer = start(APPEND, url, 1_000_000)
+    lines = lines_until(writer, lambda lines: len(lines) == 40)
+    os.kill(writer.pid, signal.SIGKILL)
+    assert writer.stdout is not None
+    lines += writer.stdout.readlines()
+    writer.wait(10)
+    acknowledged = [int(line.split()[0]) for line in lines if line.endswith("\n")]
+    bus = open_bus(url)
+    found = numbers(bus)
+    assert sorted(found[0] + found[1])[: len(acknowledged)] == acknowledged
+    bus.close()
+
+
+def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
+    url, total = new_url(), 400
+    bus = open_bus(url)
+    bus.create([Topic("t", 4)])
+    bus.append("t", [Entry(b"k", b"%d" % n, n % 4) for n in range(total // 2)])
+    doomed, heir = start(MEMBER, url, "doomed"), start(MEMBER, url, "heir")
+    killed = lines_until(doomed, lambda lines: len(lines) >= 20)
+    bus.append("t", [Entry(b"k", b"%d" % n, n % 4) for n in range(total // 2, total)])
+    os.kill(doomed.pid, signal.SIGKILL)
+    assert doomed.stdout is not None
+    killed += [line for line in doomed.stdout if line.endswith("\n")]
+    everything = {(p, o) for p in range(4) for o in range(total // 4)}
+
+    def complete(lines: list[str]) -> bool:
+        read = {tuple(map(int, line.split())) for line in (*killed, *lines)}
+        return read == everything
+
+    read = lines_until(heir, complete)
+    assert len(read) < total, "the heir read everything again"
+    heir.kill()
+    assert (doomed.wait(10), heir.wait(10)) == (-9, -9)
+    bus.close()
+
+
+def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: KafkaBroker) -> None:
+    bound = 24 << 20
+    bus = open_bus(f"kafka://{broker.server}/x?in_flight_bytes={bound}")
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"k", bytes(1 << 20))])
+    broker.signal(signal.SIGSTOP)
+    before = psutil.Process().memory_info().rss
+    value, acknowledged = os.urandom(1 << 20), []
+    threads = [
+        threading.Thread(target=lambda: acknowledged.append(bus.append("t", [Entry(b"k", value)])))
+        for _ in range(60)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(4)
+    assert psutil.Process().memory_info().rss - before < bound + (8 << 20)
+    assert acknowledged == []
+    broker.signal(signal.SIGCONT)
+    for thread in threads:
+        thread.join(60)
+    assert sorted(offset for offsets in acknowledged for offset in offsets) == list(range(1, 61))
+    bus.close()
+
+
+def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker) -> None:
+    bus = open_bus(f"kafka://{broker.server}/full?in_flight_bytes={3 << 20}&when_full=raise")
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"k", b"first")])
+    broker.signal(signal.SIGSTOP)
+    waits = threading.Thread(target=lambda: bus.append("t", [Entry(b"k", bytes(1 << 20))]))
+    waits.start()
+    time.sleep(0.5)
+    with pytest.raises(BusTimeout, match=r"in_flight_bytes.*nothing was sent"):
+        bus.append("t", [Entry(b"k", bytes(1 << 20))])
+    broker.signal(signal.SIGCONT)
+    waits.join(60)
+    assert bus.end("t") == {0: 2}
+    bus.close()
+
+
+def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
+    broker: KafkaBroker,
+) -> None:
+    bus = KafkaBus(parse(f"kafka://{broker.server}/doubt"), Secrets())
+    bus.create(catalogue())
+    writer = FencedWriter(bus, "ledger", "trainer", 1)
+    writer.open()
+    producer = bus._appender._producer
+    assert producer is not None
+    broker.signal(signal.SIGSTOP)
+    batch = [("run", GroupClosed(group, "expired", "x" * 900_000, 1)) for group in range(6)]
+    working = threading.Thread(target=lambda: writer.append(batch))
+    working.start()
+    time.sleep(0.5)  # the first of them is under way, the others wait behind it
+    producer.abort()
+    time.sleep(0.5)
+    broker.signal(signal.SIGCONT)
+    working.join(60)
+    writer.append([("run", GroupClosed(6, "expired", "", 1))])
+    reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
+    records = [received.record for received in reader.read_to(bus.end("ledger"))]
+    assert [r.group for r in records if isinstance(r, GroupClosed)] == list(range(7))
+    bus.close()
+
+
+def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBroker) -> None:
+    bus = KafkaBus(parse(f"kafka://{broker.server}/prefix"), Secrets())
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"k", b"before")])
+    broker.signal(signal.SIGSTOP)
+    raised: list[BusError] = []
+
+    def append() -> None:
+        try:
+            bus.append("t", [Entry(b"k", b"%d" % n + bytes(900_000)) for n in range(6)])
+        except BusError as error:
+            raised.append(error)
+
+    working = threading.Thread(target=append)
+    working.start()
+    time.sleep(0.5)
+    assert bus._appender._producer is not None
+    bus._appender._producer.abort()
+    working.join(30)
+    assert "is in doubt" in str(raised[0])
+    broker.signal(signal.SIGCONT)
+    bus.append("t", [Entry(b"k", b"after")])
+    messages = bus.read("t", {0: 0}, bytes_max=1 << 30, wait_s=10)
+    values = [(m.value or b"").rstrip(b"\0") for m in messages]
+    assert values in ([b"before", b"after"], [b"before", b"0", b"after"])
+    bus.close()
+
+
+def test_brokers_that_do_not_answer_are_named_within_the_time_given() -> None:
+    bus = KafkaBus(parse("kafka://127.0.0.1:9"), Secrets(), answer_s=1.0)
+    with pytest.raises(BusTimeout, match=r"kafka://127\.0\.0\.1:9.*check that the brokers run"):
+        bus.end("t")
+    bus.close()
+
+
+def test_a_forked_child_is_told_to_open_its_own_bus() -> None:
+    bus = open_bus(new_url())
+    bus.create([Topic("t")])
+    child = os.fork()
+    if child == 0:
+        try:
+            bus.end("t")
+        except BusError as error:
+            os._exit(7 if "before a fork" in str(error) else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert bus.end("t") == {0: 0}
+    bus.close()

@@ -1,0 +1,94 @@
+"""A client of another make on a topic of ours: kcat (librdkafka), or Kafka's own console tools."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from sample_records import trajectory
+
+from streams.bus import Bus, Entry
+from streams.codec import decode, encode
+from streams.connect import open_bus
+from streams.records import Trajectory
+from streams.topics import Topic
+from tests.servers import use
+from tests.servers.kafka_broker import jars, new_url, server
+
+
+@pytest.fixture
+def url() -> str:
+    return new_url()
+
+
+@pytest.fixture
+def bus(url: str) -> Iterator[Bus]:
+    opened = open_bus(url)
+    opened.create([Topic("t")])
+    yield opened
+    opened.close()
+
+
+def run(command: list[str], given: bytes = b"") -> bytes:
+    done = subprocess.run(command, input=given, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def java(tool: str, *arguments: str) -> list[str]:
+    main = f"org.apache.kafka.tools.{tool}"
+    servers = ["--bootstrap-server", server()]
+    return ["java", "-cp", f"{jars()}/*", main, *servers, *arguments]
+
+
+def test_a_foreign_client_writes_what_we_read(bus: Bus, url: str) -> None:
+    topic = f"{url.rpartition('/')[2]}.t"
+    if shutil.which("kcat"):
+        use("kcat", "librdkafka as a foreign client")
+        command = ["kcat", "-b", server(), "-t", topic, "-P", "-K", ":"]
+    else:
+        use("Kafka's console tools", "as a foreign client")
+        options = ["parse.key=true", "key.separator=:"]
+        command = java("ConsoleProducer", "--topic", topic)
+        command += [word for option in options for word in ("--reader-property", option)]
+    run(command, b"alpha:one\nbeta:two\n")
+    read = bus.read("t", {0: 0}, wait_s=20)
+    assert [(m.key, m.value) for m in read] == [(b"alpha", b"one"), (b"beta", b"two")]
+
+
+def test_a_foreign_client_reads_what_we_wrote(bus: Bus, url: str) -> None:
+    topic = f"{url.rpartition('/')[2]}.t"
+    bus.append("t", [Entry(b"alpha", b"one"), Entry(b"beta", b"two")])
+    if shutil.which("kcat"):
+        output = run(["kcat", "-b", server(), "-t", topic, "-C", "-e", "-q", "-J"])
+        rows = [json.loads(line) for line in output.splitlines()]
+        read = [(row["offset"], row["key"], row["payload"]) for row in rows]
+    else:
+        bounds = [
+            "--from-beginning",
+            "--max-messages",
+            "2",
+            "--formatter-property",
+            "print.key=true",
+        ]
+        output = run(java("consumer.ConsoleConsumer", "--topic", topic, *bounds))
+        lines = [line.decode().split("\t") for line in output.splitlines()]
+        read = [(n, key, value) for n, (key, value) in enumerate(lines)]
+    assert read == [(0, "alpha", "one"), (1, "beta", "two")]
+
+
+def test_the_bytes_of_a_record_are_the_same_for_a_foreign_client(bus: Bus, url: str) -> None:
+    topic = f"{url.rpartition('/')[2]}.t"
+    data = encode(trajectory(20))
+    bus.append("t", [Entry(b"7", data)])
+    if shutil.which("kcat"):
+        options = ["-C", "-e", "-q", "-D", "", "-f", "%s"]
+        output = run(["kcat", "-b", server(), "-t", topic, *options])
+    else:
+        bounds = ["--from-beginning", "--max-messages", "1"]
+        output = run(java("consumer.ConsoleConsumer", "--topic", topic, *bounds)).removesuffix(
+            b"\n"
+        )
+    assert output == data
+    assert isinstance(decode(output).record, Trajectory)

@@ -1,0 +1,172 @@
+"""Topics on a real broker: their settings, limits, compaction and names."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import ConfigResource
+
+from streams.bus import Bus, Entry, Message
+from streams.connect import open_bus
+from streams.errors import BusError, PositionLost, RecordTooLarge
+from streams.records import Position
+from streams.topics import Topic, catalogue
+from tests.servers.kafka_broker import new_url, server
+
+EAGER = {  # compaction within a second
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "200",
+    "delete.retention.ms": "100",
+}
+
+
+@pytest.fixture
+def url() -> str:
+    return new_url()
+
+
+@pytest.fixture
+def bus(url: str) -> Iterator[Bus]:
+    opened = open_bus(url)
+    yield opened
+    opened.close()
+
+
+def change(url: str, topic: str, **configs: str) -> None:
+    """As an administrator would."""
+    name = f"{url.rpartition('/')[2]}.{topic}"
+    settings = {key.replace("_", "."): value for key, value in configs.items()}
+    with KafkaAdminClient(bootstrap_servers=server()) as admin:
+        admin.alter_configs([ConfigResource("topic", name, settings)])
+
+
+def all_of(bus: Bus) -> list[Message]:
+    """Topic `t` to its end; one read may stop earlier."""
+    found: list[Message] = []
+    at, end = bus.begin("t"), bus.end("t")
+    while at[0] < end[0]:
+        found += bus.read("t", at)
+        at = {0: found[-1].offset + 1}
+    return found
+
+
+def test_another_process_finds_the_settings_on_the_broker(bus: Bus, url: str) -> None:
+    bus.create(catalogue())
+    other = open_bus(url)
+    assert [other.settings(topic.name) for topic in catalogue()] == list(catalogue())
+    other.create(catalogue())
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("configs", "says"),
+    [
+        ({"cleanup_policy": "compact"}, "cleanup is 'compact', asked for 'safe'"),
+        ({"retention_ms": "60000"}, r"retention_s is 60\.0, asked for None"),
+        ({"max_message_bytes": "2000000"}, "record_bytes_max is 947328, asked for 16777216"),
+        ({"retention_bytes": "1000000"}, "retention.bytes is '1000000', needed is '-1'"),
+        ({"message_timestamp_type": "LogAppendTime"}, "needed is 'CreateTime'"),
+    ],
+)
+def test_a_topic_that_somebody_changed_is_refused(
+    bus: Bus, url: str, configs: dict[str, str], says: str
+) -> None:
+    bus.create([Topic("t")])
+    change(url, "t", **configs)
+    other = open_bus(url)
+    with pytest.raises(BusError, match=says):
+        other.create([Topic("t")])
+    other.close()
+
+
+def test_a_record_at_the_limit_is_kept_and_one_over_it_refused(bus: Bus) -> None:
+    bus.create([Topic("small", record_bytes_max=1000), Topic("large")])
+    for topic, limit in (("small", 1000), ("large", 16 << 20)):
+        assert bus.append(topic, [Entry(b"k", bytes(limit - 1))]) == [0]
+        with pytest.raises(RecordTooLarge, match=f"above the {limit}"):
+            bus.append(topic, [Entry(b"k", bytes(limit))])
+        assert [len(m.value or b"") for m in bus.read(topic, {0: 0})] == [limit - 1]
+        assert bus.end(topic) == {0: 1}
+
+
+def test_many_small_records_fit_a_topic_of_small_records(bus: Bus) -> None:
+    bus.create([Topic("small", record_bytes_max=1000)])
+    count = 3000
+    offsets = bus.append("small", [Entry(b"k", bytes(900)) for _ in range(count)])
+    assert offsets == list(range(count))
+
+
+def test_runs_of_other_prefixes_do_not_meet(bus: Bus) -> None:
+    other = open_bus(new_url())
+    for each in (bus, other):
+        each.create([Topic("t")])
+    bus.append("t", [Entry(b"k", b"mine")])
+    bus.commit("g", "t", {0: Position(1)})
+    assert other.end("t") == {0: 0}
+    assert other.committed("g", "t") == {}
+    other.close()
+
+
+def test_compacted_topics_are_read_to_their_end_across_the_holes(bus: Bus, url: str) -> None:
+    bus.create([Topic("t", cleanup="compact")])
+    change(url, "t", **{key.replace(".", "_"): value for key, value in EAGER.items()})
+    bus.append("t", [Entry(b"gone", b"x"), Entry(b"gone", None)])
+    for number in range(30):
+        bus.append("t", [Entry(b"a", b"%d" % number)])
+        time.sleep(0.02)
+    end = time.monotonic() + 60
+    while True:
+        time.sleep(0.2)
+        bus.append("t", [Entry(b"last", b"y")])  # rolls the segment that was written to
+        kept = all_of(bus)
+        if len(kept) < 15 and all(m.key != b"gone" for m in kept):
+            break
+        assert time.monotonic() < end, [m.key for m in kept]
+    assert {m.key: m.value for m in kept} == {b"a": b"29", b"last": b"y"}
+    assert kept[-1].offset == bus.end("t")[0] - 1
+    assert bus.read("t", {0: 1})[0].offset == kept[0].offset
+
+
+def test_a_compacted_topic_is_not_truncated(bus: Bus) -> None:
+    bus.create([Topic("t", cleanup="compact")])
+    with pytest.raises(BusError, match="is compacted"):
+        bus.truncate("t", {0: 1})
+
+
+def test_what_another_process_truncated_is_a_lost_position(bus: Bus, url: str) -> None:
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"k", b"%d" % n) for n in range(10)])
+    other = open_bus(url)
+    other.truncate("t", {0: 5})
+    with pytest.raises(PositionLost, match="offset 3 was truncated, kept are 5 to 10"):
+        bus.read("t", {0: 3})
+    assert [m.value for m in bus.read("t", {0: 8})] == [b"8", b"9"]
+    other.close()
+
+
+def test_consecutive_reads_of_two_readers_keep_their_own_place(bus: Bus) -> None:
+    bus.create([Topic("t")])
+    bus.append("t", [Entry(b"k", b"%d" % n) for n in range(100)])
+    read: dict[int, list[int]] = {0: [], 50: []}
+    for _ in range(10):
+        for start, offsets in read.items():
+            at = offsets[-1] + 1 if offsets else start
+            offsets += [m.offset for m in bus.read("t", {0: at}, records_max=5)]
+    assert read == {0: list(range(50)), 50: list(range(50, 100))}
+
+
+def test_a_partition_that_does_not_exist_is_refused(bus: Bus) -> None:
+    bus.create([Topic("t")])
+    with pytest.raises(BusError, match="no partition 7"):
+        bus.read("t", {7: 0})
+
+
+def test_what_the_broker_refuses_is_said_at_once(bus: Bus) -> None:
+    with pytest.raises(BusError, match="the broker refuses it"):
+        bus.create([Topic("not a name")])
+    thrice = open_bus(f"{new_url()}?replication=3")
+    with pytest.raises(BusError, match=r"the broker refuses it.*[Rr]eplication"):
+        thrice.create([Topic("t")])
+    thrice.close()

@@ -1,0 +1,53 @@
+"""Every configuration in `examples/` runs as it is written, here for a few steps."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["warmup.steps=2", "warmup.documents=40", "trainer.steps=2", "trainer.workers=1"]
+MINE = ["reasoning-gym", "dataset", "mixture"]
+
+
+def run(name: str, folder: Path, settings: list[str]) -> tuple[list[Any], list[Any]]:
+    """Lines of the trainer's steps and of the evaluations."""
+    line = [
+        sys.executable,
+        "-m",
+        "rollstream",
+        "run",
+        f"examples/{name}.toml",
+        "--run",
+        str(folder),
+    ]
+    for setting in settings:
+        line += ["--set", setting]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    metrics = folder / "metrics"
+    return list(read_metrics(metrics / "trainer.jsonl")), list(read_metrics(metrics / "eval.jsonl"))
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_an_example_runs_for_a_few_steps(tmp_path: Path, name: str):
+    steps, evaluations = run(name, tmp_path / "run", SHORT)
+    assert len(steps) == 2
+    assert [line["step"] for line in evaluations] == [0, 2]
+    assert all(line["dead"] == 0 for line in evaluations)
+    labels = {key for line in evaluations for key in line if key.startswith("accuracy_sampled/")}
+    parts = tomllib.loads((ROOT / f"examples/{name}.toml").read_text())["task"].get("parts", [])
+    assert len(labels) == len(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MINE)
+def test_an_example_learns(tmp_path: Path, name: str):
+    _, evaluations = run(name, tmp_path / "run", [])
+    first, last = evaluations[0]["accuracy_sampled"], evaluations[-1]["accuracy_sampled"]
+    assert last >= first + 0.05

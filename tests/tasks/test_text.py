@@ -1,0 +1,136 @@
+"""Text becomes a prompt by the model's tokenizer and template, or by the built-in ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from producers.tasks.byte_tokenizer import END, byte_token
+from producers.tasks.text import Text
+from producers.tasks.text_tokenizer import TextTokenizer
+from streams.errors import ConfigurationError
+
+BUILT_IN = TextTokenizer(None)
+ENDING = byte_token(END)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder with the built-in tokenizer's files."""
+    BUILT_IN.save(tmp_path)
+    return tmp_path
+
+
+def change(path: Path, **values: object) -> None:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | values))
+
+
+@given(st.text(max_size=60))
+def test_every_text_comes_back_from_bytes(text: str):
+    assert BUILT_IN.encode(text) == list(text.encode()) or "<|" in text
+    assert BUILT_IN.decode(BUILT_IN.encode(text)) == text or "<|" in text
+
+
+def test_bytes_that_are_no_text_decode_too():
+    assert BUILT_IN.decode([0xFF, ord("a"), ENDING]) == "\ufffda"
+
+
+def test_the_files_give_the_same_tokens_to_us_and_to_transformers(folder: Path):
+    saved, theirs = TextTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    said = [{"role": "user", "content": "Größe?"}]
+    ours = Text(saved).prompt("Größe?")
+    assert ours == Text(BUILT_IN).prompt("Größe?")
+    assert list(ours) == theirs.apply_chat_template(
+        said, add_generation_prompt=True, return_dict=False
+    )
+    assert saved.size == BUILT_IN.size == 262
+    assert dict(saved.special) == dict(BUILT_IN.special)
+    assert saved.ends == BUILT_IN.ends == {ENDING}
+
+
+def test_a_chat_prompt_ends_where_the_assistant_begins():
+    tokens = Text(BUILT_IN, system="Be brief.").prompt("hi")
+    shown = BUILT_IN.light.decode(list(tokens), skip_special_tokens=False)
+    assert shown == "<|begin|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>"
+
+
+def test_a_system_message_of_the_row_stays_the_only_one():
+    said = [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
+    assert Text(BUILT_IN, system="C").prompt(said) == Text(BUILT_IN).prompt(said)
+
+
+def test_a_plain_prompt_is_the_text_as_the_tokenizer_begins_it():
+    assert Text(BUILT_IN, "plain").prompt("hi") == (byte_token("<|begin|>"), *b"hi")
+    with pytest.raises(ConfigurationError, match=r'set task.template = "chat"'):
+        Text(BUILT_IN, "plain").prompt([{"role": "user", "content": "hi"}])
+
+
+def test_an_answer_is_the_text_before_its_end():
+    text = Text(BUILT_IN)
+    assert text.answer([[*b"no"], [*b"yes", ENDING]]) == "yes"
+    assert text.answer([]) == text.answer([[]]) == ""
+    assert text.response("yes") == (*b"yes", ENDING)
+
+
+def test_answers_stop_at_every_end_that_the_files_name(folder: Path):
+    change(folder / "generation_config.json", eos_token_id=[256, 260])
+    assert Text(TextTokenizer(folder), "plain").stop == (256, ENDING, 260)
+
+
+def test_answers_stop_at_the_templates_own_end_of_a_turn(folder: Path):
+    """Base models' files name the end of a text, their template ends turns otherwise."""
+    change(folder / "tokenizer_config.json", eos_token="<|pad|>")
+    assert Text(TextTokenizer(folder)).stop == (256, ENDING)
+    assert Text(TextTokenizer(folder)).response("y") == (ord("y"), ENDING)
+
+
+def test_a_tokenizer_without_an_end_is_refused(folder: Path):
+    change(folder / "tokenizer_config.json", eos_token=None)
+    with pytest.raises(ConfigurationError, match="set eos_token"):
+        _ = Text(TextTokenizer(folder), "plain").stop
+
+
+def test_a_tokenizer_without_chat_template_is_refused_by_name(folder: Path):
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigurationError, match=r'no chat template; set task.template = "plain"'):
+        Text(TextTokenizer(folder)).prompt("hi")
+    assert Text(TextTokenizer(folder), "plain").prompt("hi")
+
+
+def test_a_template_that_refuses_is_quoted(folder: Path):
+    with pytest.raises(ConfigurationError, match="role poet is not system, user or assistant"):
+        Text(TextTokenizer(folder)).prompt([{"role": "poet", "content": "hi"}])
+
+
+def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"has no tokenizer.json.*task.tokenizer"):
+        _ = TextTokenizer(tmp_path).size
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="cannot be read as a tokenizer"):
+        _ = TextTokenizer(tmp_path).size
+
+
+def test_whether_a_prompt_surely_fits_never_errs():
+    text = Text(BUILT_IN, system="Be brief.", prompt_tokens_max=300)
+    for length in range(0, 400, 7):
+        said = "a" * length
+        assert text.fits(text.prompt(said)) or not text.surely_fits(said)
+    assert text.surely_fits("short")
+
+
+def test_rewards_decode_without_transformers(folder: Path):
+    """And prompts are made without torch."""
+    code = (
+        "import sys; from pathlib import Path; from producers.tasks.text import Text;"
+        "from producers.tasks.text_tokenizer import TextTokenizer;"
+        f"text = Text(TextTokenizer(Path({str(folder)!r})));"
+        "assert text.answer([[121, 258]]) == 'y'; assert 'transformers' not in sys.modules;"
+        "assert text.prompt('hi'); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

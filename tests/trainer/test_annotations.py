@@ -1,0 +1,139 @@
+"""What annotations make of a group: rewards by terms, who is left out, and when it is complete."""
+
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+from test_intake_of_foreign_records import RECORD
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.annotated import Scored, names_needed, scored
+from consumers.trainer.intake import Intake
+from consumers.trainer.patience import QUIET_S, Patience
+from consumers.trainer.prepare import prepare, rule_of
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.reader import from_begin
+from streams.records import Address, Admitted, Annotation, Trajectory
+from streams.topics import catalogue
+from streams.writer import FencedWriter, publish
+
+MEMBERS = ("0.0", "0.1", "0.2")
+SETTINGS = TrainerSettings(annotations=("checked",), reward_terms={"reward": 1.0, "quality": 0.5})
+
+
+def member(trajectory: str, **changed) -> Trajectory:
+    return msgspec.structs.replace(RECORD, trajectory=trajectory, **changed)
+
+
+def note(trajectory: str, name: str, value: float | None, reason: str = "") -> Annotation:
+    values = np.array([] if value is None else [value], np.float32)
+    return Annotation(trajectory, 0, name, values, "scorer", reason)
+
+
+def by_key(*notes: Annotation) -> dict[tuple[str, str], Annotation]:
+    return {(one.trajectory, one.name): one for one in notes}
+
+
+def test_a_reward_is_the_sum_of_its_terms():
+    noted = by_key(note("0.0", "reward", 1.0), note("0.0", "quality", 3.0))
+    terms = {"reward": 1.0, "quality": 0.5}
+    found = scored([member("0.0")], noted, ("quality", "reward"), terms)
+    assert found == Scored({"0.0": 2.5}, {})
+
+
+def test_who_lacks_something_has_no_reward_and_a_reason():
+    records = [member("0.0"), member("0.1", reward=1.0), member("0.2", finish="dead")]
+    noted = by_key(note("0.0", "reward", None, "it raised"), note("0.0", "quality", 1.0))
+    found = scored(records, noted, names_needed(SETTINGS), SETTINGS.reward_terms)
+    assert found.rewards == {}
+    assert found.lacking == {
+        "0.0": "no annotation 'checked'; reward: it raised",
+        "0.1": "no annotation 'checked'; no annotation 'quality'",
+    }
+
+
+def test_members_that_died_and_those_unscored_are_counted_apart():
+    """Neither is a group that ended as dead."""
+    records = [member(name, reward=float(n)) for n, name in enumerate(MEMBERS)]
+    records += [member("0.3", finish="dead", reason="raised"), member("0.4")]
+    prepared = prepare(0, records, {}, rule_of(TrainerSettings(), None, False), 1)
+    assert prepared.ending == ""
+    assert [sample.trajectory for sample in prepared.samples] == list(MEMBERS)
+    assert prepared.counts == {
+        "dead_members": 1, "unscored": 1, "masked_tokens": 0, "dropped": 0
+    }  # fmt: skip
+
+
+@pytest.fixture
+def bus() -> Bus:
+    """An admitted group of three, of which all finished and the last died."""
+    one = open_bus("memory:")
+    one.create(catalogue(1))
+    writer = FencedWriter(one, "admissions", "dispatch", 1)
+    writer.open()
+    writer.append([("0", Admitted(0, 0, MEMBERS, 60.0, Address(0, 0)))])
+    for record in (member("0.0"), member("0.1", reward=1.0), member("0.2", finish="dead")):
+        publish(one, "trajectories", "0", record)
+    return one
+
+
+def intake_of(bus: Bus) -> Intake:
+    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+    one = Intake(bus, positions, lambda: 7.0, names_needed(SETTINGS))
+    one.read()
+    return one
+
+
+def test_a_group_is_complete_once_all_that_is_named_came(bus: Bus):
+    """The dead need nothing, and an own reward needs no annotation."""
+    intake = intake_of(bus)
+    needed = [("0.0", n) for n in ("checked", "quality", "reward")]
+    needed += [("0.1", n) for n in ("checked", "quality")]
+    for trajectory, name in needed:
+        assert not intake.open[0].is_complete()
+        publish(bus, "annotations", "0", note(trajectory, name, 1.0))
+        intake.read()
+    assert intake.open[0].is_complete()
+    assert intake.noted_s == 7.0
+
+
+def test_an_annotation_that_says_it_will_never_come_completes_a_group_too(bus: Bus):
+    """Nobody waits for the deadline of what failed."""
+    for trajectory in ("0.0", "0.1"):
+        for name in names_needed(SETTINGS):
+            publish(bus, "annotations", "0", note(trajectory, name, None, "it raised"))
+    assert intake_of(bus).open[0].is_complete()
+
+
+def test_the_first_annotation_in_the_log_counts(bus: Bus):
+    for value in (0.25, 0.75):
+        publish(bus, "annotations", "0", note("0.0", "reward", value))
+    noted = intake_of(bus).open[0].noted["0.0", "reward"]
+    assert noted.record.values.tolist() == [0.25]
+    assert noted.used.at.offset == 0
+
+
+def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus: Bus):
+    """Invariant 8: scorers are anybody's programs."""
+    for one in (note("0.0", "gossip", 1.0), note("9.9", "reward", 1.0)):
+        publish(bus, "annotations", "0", one)
+    assert intake_of(bus).open[0].noted == {}
+
+
+def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
+    patience = Patience(("reward",))
+    with caplog.at_level(logging.WARNING):
+        times = [100.0, 110.0, 100 + QUIET_S, 105 + QUIET_S, 100 + 2 * QUIET_S]
+        said = [patience.look(3, noted_s=0.0, now_s=now_s) for now_s in times]
+    assert said == [False, False, True, False, True]
+    assert "3 finished groups wait for annotations (reward)" in caplog.text
+
+
+@pytest.mark.parametrize(("waiting", "noted_s"), [(0, 0.0), (3, 125.0)])
+def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, noted_s: float):
+    patience = Patience(("reward",))
+    patience.look(3, noted_s=0.0, now_s=100.0)
+    patience.look(waiting, noted_s=noted_s, now_s=125.0)
+    assert not patience.look(3, noted_s=noted_s, now_s=110 + QUIET_S)
