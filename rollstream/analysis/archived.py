@@ -74,6 +74,10 @@ class Archive:
             )
         return held
 
+    def forget(self) -> None:
+        """Look at the store anew when files are asked for next."""
+        self._files = None
+
     def check(self, topic: str) -> None:
         """Read every file of the topic whole: a damaged one is named, or left out from now on."""
         for one in self._held(topic):

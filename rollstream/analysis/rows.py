@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from rollstream.analysis.archived import quoted
-from rollstream.analysis.coverage import Held, holes, words
+from rollstream.analysis.coverage import Held, Hole, holes, words
 from rollstream.analysis.place import Place
 
 if TYPE_CHECKING:
     from rollstream.analysis.session import Session
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
+LOOKS_MORE = 2  # at the archive, when rows left the log meanwhile
 EVALUATION = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
@@ -30,10 +31,27 @@ EVALUATION = {
 
 
 def define_topic(session: "Session", topic: str) -> None:
-    """A view of the topic's archived rows and of those that only the log has, each once."""
+    """A view of the topic's archived rows and of those that only the log has, each once.
+
+    Rows that were archived and truncated away between a look at the archive and one at the log are
+    found by looking at the archive again.
+    """
     held = session.archive.held(topic)
-    if not _copy_live(session, topic, held) and not held:
+    lost = _copy_live(session, topic, held)
+    for _ in range(LOOKS_MORE if session.bus() else 0):
+        if not lost:
+            break
+        session.archive.forget()
+        held = session.archive.held(topic)
+        lost = _copy_live(session, topic, held)
+    if lost:
+        session.warn(
+            f"{topic}: neither the archive nor the log holds offsets {words(lost)}; "
+            "they are missing in what follows"
+        )
+    if not held:
         _make_table(session, topic)
+    session.files[topic] = held
     _make_view(session, topic, held)
 
 
@@ -43,7 +61,7 @@ def complete_topic(session: "Session", topic: str) -> bool:
     """
     names = _columns(session, topic)
     _make_table(session, topic)
-    _make_view(session, topic, session.archive.held(topic))
+    _make_view(session, topic, session.files[topic])
     return _columns(session, topic) != names
 
 
@@ -69,27 +87,27 @@ def define_settings(connection: duckdb.DuckDBPyConnection, place: Place) -> None
     connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])
 
 
-def _copy_live(session: "Session", topic: str, held: Sequence[Held]) -> bool:
-    """Copy what only the log has into `live_<topic>`; False if that is nothing."""
+def _copy_live(session: "Session", topic: str, held: Sequence[Held]) -> list[Hole]:
+    """Copy what only the log has into `live_<topic>`; returns the offsets that nobody has."""
     bus = session.bus()
-    lost = [hole for hole in holes(held, ()) if hole.end is not None]
-    copied = False
-    if bus is not None:
-        from rollstream.analysis import live
+    if bus is None:
+        return [hole for hole in holes(held, ()) if hole.end is not None]
+    from rollstream.analysis import live
 
-        wanted = holes(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
-        lost = []
-        for hole in wanted:
-            for table in live.tables(bus, topic, hole, lost):
-                _make_table(session, topic)
-                _with_rows(session, f"INSERT INTO live_{topic}", topic, table)
-                copied = True
-    if lost:
-        session.warn(
-            f"{topic}: neither the archive nor the log holds offsets {words(lost)}; "
-            "they are missing in what follows"
-        )
-    return copied
+    lost: list[Hole] = []
+    _drop_table(session, topic)
+    wanted = holes(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
+    for hole in wanted:
+        for table in live.tables(bus, topic, hole, lost):
+            _make_table(session, topic)
+            _with_rows(session, f"INSERT INTO live_{topic}", topic, table)
+    return lost
+
+
+def _drop_table(session: "Session", topic: str) -> None:
+    if topic in session.tables:
+        session.connection.execute(f"DROP TABLE live_{topic}")
+        session.tables.remove(topic)
 
 
 def _make_table(session: "Session", topic: str) -> None:

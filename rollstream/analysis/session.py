@@ -23,6 +23,7 @@ from rollstream.analysis.views import TOPICS, VIEWS, in_order, named_in, uses_te
 
 if TYPE_CHECKING:  # what reads archive, log and tokens is imported when a question needs it
     from rollstream.analysis.archived import Archive
+    from rollstream.analysis.coverage import Held
     from streams.bus import Bus
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a question goes to no other machine
@@ -54,6 +55,8 @@ class Session:
         self.skip_corrupt = skip_corrupt
         self.tables: set[str] = set()
         """Topics that have a table `live_<topic>`, of copied rows or of none."""
+        self.files: dict[str, "Sequence[Held]"] = {}
+        """The archived files that each topic's view reads; the store may have more by now."""
         self._defined: set[str] = set()
         self._bus: Bus | None = None
 

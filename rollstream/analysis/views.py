@@ -46,11 +46,13 @@ SELECT trajectory, name, first.scorer AS scorer, first.value AS value, first.why
        first.written AS written
 FROM (
     SELECT trajectory, name, arg_min(
-        {{scorer: scorer, value: values[1]::DOUBLE, why: reason_, written: timestamp}},
+        {{scorer: scorer, value: if(why = '', values[1]::DOUBLE, NULL), why: why,
+          written: timestamp}},
         (partition, "offset")
     ) AS first
-    FROM annotations
-    WHERE {_stands("annotation/1")} AND (isfinite(values[1]) OR len(values) = 0)
+    FROM (SELECT *, coalesce(reason_, '') AS why FROM annotations)
+    WHERE {_stands("annotation/1")} AND (why != '' OR (
+        len(values) > 0 AND len(list_filter(values, lambda v: NOT isfinite(v))) = 0))
     GROUP BY trajectory, name
 )
 """

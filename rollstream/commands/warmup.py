@@ -12,6 +12,10 @@ def main(arguments: argparse.Namespace) -> int:
     """Make `RUN/model`; one that is there is kept."""
     end_with_parent()
     configuration, folder = configured(arguments)
+    model = RunFolder(folder.path).model
+    if model.exists():
+        print(json.dumps({"kept": str(model)}), flush=True)
+        return 0
     from producers.tasks.registry import load_task
     from rollstream.run_task import prompt_tokens_max
 
@@ -23,7 +27,7 @@ def main(arguments: argparse.Namespace) -> int:
         task,
         configuration.model,
         configuration.seed,
-        RunFolder(folder.path).model,
+        model,
         settings.threads,
         tell,
         Course(documents=settings.documents, steps=settings.steps),

@@ -42,7 +42,7 @@ def _add_tail(commands: Commands) -> None:
         "tail",
         "print a topic's records in words, one a line",
         "trajectories runs/quickstart-0 --last 5",
-        "trajectories --follow --where reward>=1 --where rollout=rollout-0",
+        "trajectories --follow --where 'reward>=1' --where rollout=rollout-0",
         "ledger --from begin --where schema=step_done --json",
     )
     command.add_argument("topic", metavar="TOPIC", help="e.g. trajectories, ledger, status")

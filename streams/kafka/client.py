@@ -234,6 +234,9 @@ class Consumer:
 
     def subscribe(self, gone: Callable[[Collection[int]], None]) -> None:
         """As a member of the group; `gone` hears of partitions that went, in another thread."""
+        # A member that joins before it knows the topic's partitions deals none to anybody, and may
+        # never do it again: so it asks about the topic first.
+        self._consumer.end_offsets([TopicPartition(self._topic, 0)])
         self._consumer.subscribe([self._topic], listener=_Listener(gone))
 
     def assignment(self) -> list[int]:

@@ -105,8 +105,13 @@ class KafkaGroupReader:
 
     def _joined(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self._make()
-            self._consumer.subscribe(self._forget)
+            consumer = self._make()
+            try:
+                consumer.subscribe(self._forget)
+            except KafkaError:
+                consumer.close()
+                raise
+            self._consumer = consumer
         return self._consumer
 
     def _forget(self, partitions: Collection[int]) -> None:

@@ -37,5 +37,3 @@ def quieten() -> None:
         log.setLevel(logging.WARNING)
         log.propagate = False
         log.addHandler(Seldom())
-        # it warns of each first meeting with a group
-        logging.getLogger("kafka.coordinator.assignors").setLevel(logging.ERROR)

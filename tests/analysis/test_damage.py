@@ -2,7 +2,10 @@
 
 import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from asked_run import archive, open_log
 
 from rollstream.analysis.place import find_place
 from rollstream.analysis.session import Session
@@ -34,9 +37,6 @@ def empty(file):
 
 
 def foreign(file):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"x": [1]}), file)
 
 
@@ -85,8 +85,6 @@ def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
     shutil.copytree(folders["half"], folder)
     for file in folder.glob("store/archive/topic=trajectories/*/*/*.parquet"):
         file.unlink()
-    from asked_run import open_log
-
     bus = open_log(folder)
     bus.truncate("trajectories", bus.end("trajectories"))
     bus.close()
@@ -95,3 +93,24 @@ def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
         (rows,) = session.answer("SELECT count(*) FROM trajectories").batches
     assert rows == [(2,)]  # the last record of a partition always stays
     assert "neither the archive nor the log holds offsets partition 1: 0 to 6" in told[0]
+
+
+def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folders, tmp_path):
+    """What happens: the archive is listed, then the archive role writes a file and the log is
+    truncated up to it, then the log is read.
+    """
+    folder = tmp_path / "run"
+    shutil.copytree(folders["half"], folder)
+    told: list[str] = []
+    with Session(find_place(str(folder)), told.append) as session:
+        session.archive.held("ledger")
+        archive(folder)
+        bus = open_log(folder)
+        for topic in ("ledger", "trajectories"):
+            bus.truncate(topic, bus.end(topic))
+        bus.close()
+        (rows,) = session.answer(
+            "SELECT count(*), count(DISTINCT trajectory) FROM completions"
+        ).batches
+        (steps,) = session.answer("SELECT count(*) FROM steps").batches
+    assert (rows, steps, told) == ([(7, 7)], [(2,)], [])

@@ -15,6 +15,7 @@ from storage.archive.names import PREFIX, parsed
 from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from streams.errors import ConfigurationError
+from tests.servers import moto_s3
 
 ROOT = Path(__file__).parents[2]
 COUNT = "SELECT count(*) AS n FROM completions"
@@ -124,3 +125,17 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_archive_in_a_bucket_is_asked_by_its_url(folders, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = moto_s3.new_url()
+    local, remote = open_store(f"file:{folders['archive']}/store"), open_store(url)
+    for entry in local.list(PREFIX):
+        remote.put(entry.key, local.get(entry.key))
+    assert main(["query", COUNT, "--run", url, "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.out == '{"n": 7}\n'
+    assert "fetching 2 archived files" in said.err
+    assert main(["query", COUNT, "--run", url, "--json"]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,5 +1,8 @@
 """What each view says of a run whose figures are known, whether archived, live or half and half."""
 
+import shutil
+
+import pyarrow.parquet as pq
 import pytest
 
 from rollstream.analysis.place import find_place
@@ -135,3 +138,23 @@ def test_a_day_that_is_not_asked_for_is_not_opened(folders):
     sql = "EXPLAIN SELECT count(*) FROM trajectories WHERE date < DATE '2000-01-01'"
     (plan,) = rows_of(folders["archive"], sql)
     assert "EMPTY_RESULT" in plan[1] or "Scanning Files: 0/" in plan[1]
+
+
+@pytest.mark.parametrize("columns", [["reference"], ["moves", "reference", "scores"]])
+def test_columns_that_older_files_lack_are_null(columns, folders, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["archive"], folder)
+    for file in folder.glob("store/archive/topic=trajectories/*/*/*.parquet"):
+        table = pq.read_table(file, partitioning=None).drop_columns(columns)
+        with pq.ParquetWriter(file, table.schema) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata(_said(folders["archive"] / file.relative_to(folder)))
+    assert rows_of(folder, "SELECT DISTINCT reference FROM trajectories") == [(None,)]
+    sql = "SELECT reward, moves FROM rewards WHERE trajectory = '0.0'"
+    assert rows_of(folder, sql) == [(1.0, None if "moves" in columns else 0)]
+    assert rows_of(folder, "SELECT count(*) FROM trajectories") == [(9,)]
+
+
+def _said(file):
+    found = pq.read_metadata(file).metadata
+    return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}

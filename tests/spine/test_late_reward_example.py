@@ -7,9 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from test_processes import read, role, role_restarted, wait_for
-
 from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
+from tests.run_process import read, role, role_restarted, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "late-reward.toml"

@@ -1,0 +1,60 @@
+"""docs/analysis.md: every block runs as written and prints what stands there; its tables are the
+views.
+"""
+
+import re
+
+import pytest
+
+from rollstream.analysis.place import find_place
+from rollstream.analysis.session import Session
+from rollstream.analysis.views import TOPICS, VIEWS
+from storage.archive.shapes import arrow_schema
+from tests.analysis.document import DOCUMENT, ROOT, blocks, run
+
+BLOCKS = list(blocks(DOCUMENT.read_text()))
+COMMANDS = [block for block in BLOCKS if block.kind == "console"]
+
+
+@pytest.mark.parametrize(
+    "block", COMMANDS, ids=lambda block: block.code.split()[1] + block.code[-40:-25]
+)
+def test_a_command_prints_what_the_document_says(block):
+    assert run(block, {}) == block.printed
+
+
+def test_the_notebook_prints_what_the_document_says():
+    namespace: dict[str, object] = {}
+    for block in BLOCKS:
+        if block.kind == "python":
+            assert run(block, namespace) == block.printed
+
+
+def test_ten_questions_are_answered():
+    questions = re.findall(r"^### (\d+)\. .*\?$", DOCUMENT.read_text(), re.MULTILINE)
+    assert questions == [str(number) for number in range(1, 11)]
+    assert len(BLOCKS) >= 10
+
+
+def test_every_view_is_in_the_table_with_its_columns():
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    documented = {
+        name: columns for names, _, columns in rows for name in re.findall(r"`(\w+)`", names)
+    }
+    assert documented.keys() == VIEWS.keys()
+    with Session(find_place(str(ROOT / "examples" / "archive")), print) as session:
+        for view in VIEWS:
+            columns = list(session.columns(view))
+            if view in TOPICS:
+                assert columns[-3:] == ["date", "run", "topic"]
+                assert set(columns[:-3]) <= set(arrow_schema(view).names)
+            elif view != "completions":
+                outside = re.sub(r"\(.*?\)", "", documented[view])
+                assert columns == re.findall(r"`(\w+)`", outside), view
+        assert session.columns("completions") == session.columns("trajectories")
+
+
+def test_the_shipped_archive_is_small_and_names_no_machine():
+    files = [path for path in (ROOT / "examples" / "archive").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 450_000
+    assert '"folder": null' in (ROOT / "examples" / "archive" / "config.json").read_text()

@@ -1,0 +1,54 @@
+"""Every example in the help of `query`, `tail` and `inspect` is run as it stands."""
+
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollstream.main import parser
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "rollstream"]
+
+
+def examples(command, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args([command, "--help"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder whose `runs/quickstart-0` is a run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs" / "quickstart-0"
+
+
+@pytest.mark.parametrize("command", ["query", "tail", "inspect"])
+def test_the_examples_of_the_help_run(command, here, capsys):
+    shutil.copytree(ROOT / "examples" / "archive", here)
+    found = [words for words in examples(command, capsys) if "--follow" not in words]
+    assert len(found) >= 2
+    for words in found:
+        done = subprocess.run([*PROGRAM, *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def test_the_example_that_follows_runs_until_ctrl_c(here, folders, capsys):
+    shutil.copytree(folders["live"], here)
+    (words,) = [words for words in examples("tail", capsys) if "--follow" in words]
+    process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "(UTC)" in process.stdout.readline()
+    assert "0.0 of remainder: stop, reward 1" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0

@@ -1,0 +1,43 @@
+"""What the cloud tests share: a model, a broker that may be killed, a proxy before the store."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.run_process import random_model
+from tests.servers import use, versity
+from tests.servers.fault_proxy import FaultProxy
+from tests.servers.kafka_broker import VERSION, KafkaBroker
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[KafkaBroker]:
+    broker = KafkaBroker()
+    broker.start()
+    try:
+        broker.wait_ready()
+        use("Apache Kafka, killed and paused", f"{VERSION} at {broker.server}")
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def broker(own_broker: KafkaBroker) -> Iterator[KafkaBroker]:
+    """One that a test may kill and pause; it must run again at its end."""
+    yield own_broker
+    own_broker.signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    """In front of the real S3 server."""
+    with FaultProxy(versity.server().endpoint) as started:
+        yield started

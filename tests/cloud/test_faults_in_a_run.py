@@ -1,0 +1,145 @@
+"""Faults of the broker and of the bucket in the middle of a run: it goes on and ends by itself, the
+counts of invariant 1 add up, and nothing that was acknowledged is lost. `docs/runbook.md` has the
+table.
+"""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from witness import Witness
+
+from rollstream.config import load
+from storage.connect import open_store
+from streams.connect import open_bus
+from tests.run_process import (
+    STEPS,
+    WAIT_S,
+    assert_the_log_adds_up,
+    role,
+    started,
+    steps_done,
+    wait_for,
+)
+from tests.servers import versity
+from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from tests.servers.kafka_broker import KafkaBroker
+
+DOWN_S = 10.0
+PAUSE_S = 8.0
+BURST = 40  # requests in a row
+LEASES = ["trainer.lease_s=3", "dispatch.lease_s=3"]  # so that an outage outlasts them
+
+
+@dataclass
+class Scene:
+    """What a fault may act on."""
+
+    broker: KafkaBroker
+    proxy: FaultProxy
+    process: subprocess.Popen[bytes]
+
+
+def broker_killed(scene: Scene) -> None:
+    scene.broker.kill()
+    time.sleep(2)
+    scene.broker.start()
+    scene.broker.wait_ready()
+
+
+def broker_paused(scene: Scene) -> None:
+    scene.broker.signal(signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    scene.broker.signal(signal.SIGCONT)
+
+
+def errors(scene: Scene) -> None:
+    scene.proxy.inject(Fault("status", 500, count=BURST), Fault("status", 503, count=BURST))
+
+
+def done_but_said_to_have_failed(scene: Scene) -> None:
+    """Every one of these writes took effect."""
+    scene.proxy.inject(Fault("status_after", 500, "PUT", count=BURST))
+
+
+def slow(scene: Scene) -> None:
+    scene.proxy.inject(Fault("drip", 1.0, "GET", count=BURST), Fault("delay", 0.5, count=BURST))
+
+
+def cut_off(scene: Scene) -> None:
+    half = BURST // 2
+    scene.proxy.inject(Fault("truncate", 0.5, "GET", count=half))
+    scene.proxy.inject(Fault("shorten", 0.5, "GET", count=half))
+
+
+def resets(scene: Scene) -> None:
+    scene.proxy.inject(Fault("reset", count=BURST), Fault("reset_after", count=BURST))
+
+
+def outage(scene: Scene) -> None:
+    scene.proxy.inject(Fault("reset", count=FOREVER))
+    time.sleep(DOWN_S)
+    scene.proxy.clear()
+
+
+def outage_in_which_the_trainer_dies(scene: Scene) -> None:
+    scene.proxy.inject(Fault("status", 503, count=FOREVER))
+    time.sleep(DOWN_S / 3)
+    role(scene.process, "trainer").send_signal(signal.SIGKILL)
+    time.sleep(DOWN_S)
+    scene.proxy.clear()
+
+
+def both_down(scene: Scene) -> None:
+    scene.proxy.inject(Fault("reset", count=FOREVER))
+    broker_killed(scene)
+    time.sleep(DOWN_S / 2)
+    scene.proxy.clear()
+
+
+FAULTS = [
+    broker_killed,
+    *(
+        pytest.param(fault, marks=pytest.mark.slow)
+        for fault in (
+            broker_paused,
+            errors,
+            done_but_said_to_have_failed,
+            slow,
+            cut_off,
+            resets,
+            outage,
+            outage_in_which_the_trainer_dies,
+            both_down,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
+    tmp_path: Path,
+    model: Path,
+    broker: KafkaBroker,
+    proxy: FaultProxy,
+    fault: Callable[[Scene], None],
+) -> None:
+    """Promise 1 with the servers failing."""
+    folder = tmp_path / "run"
+    bus = f"kafka://{broker.server}/{fault.__name__.replace('_', '-')}"
+    store = versity.new_url().replace(versity.server().endpoint, proxy.endpoint)
+    witness = Witness(open_bus(bus), open_store(store))
+    settings = [f"bus={bus}", f"store={store}", *LEASES]
+    with witness, started(folder, model, settings) as process:
+        wait_for(lambda: steps_done(folder) >= 3, process)
+        fault(Scene(broker, proxy, process))
+        assert steps_done(folder) < STEPS, "the run ended before the fault did"
+        code = process.wait(WAIT_S)
+    assert code == 0, (tmp_path / "output.txt").read_text()
+    assert load(folder / "config.json").bus == bus
+    assert_the_log_adds_up(folder)
+    witness.assert_nothing_is_lost()

@@ -1,0 +1,137 @@
+"""Three brokers, three copies, two of which must hold a record: one dies unnoticed; with two gone
+writes stop; once they are back all goes on. Every acknowledged record is there exactly once.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import pytest
+from kafka import KafkaAdminClient
+
+from streams.connect import open_bus
+from streams.errors import BusError
+from streams.reader import TopicReader, from_begin
+from streams.records import GroupClosed
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+from tests.servers import use
+from tests.servers.kafka_broker import VERSION, KafkaBroker, start_three
+
+WAIT_S = 120.0
+SETTLE_S = 2.0  # for what is under way when a broker dies
+QUIET_S = 6.0  # as long nothing may be acknowledged while two of three are gone
+TOPIC = "ledger"
+TEXT = "x" * 2000
+
+
+@pytest.fixture
+def brokers() -> Iterator[dict[int, KafkaBroker]]:
+    """By node."""
+    three = start_three()
+    use("three of Apache Kafka", f"{VERSION} at {', '.join(one.server for one in three)}")
+    try:
+        yield dict(enumerate(three, start=1))
+    finally:
+        for broker in three:
+            broker.close()
+
+
+class Writing:
+    """A single-holder role that appends numbers as fast as they are acknowledged."""
+
+    def __init__(self, url: str) -> None:
+        self._bus = open_bus(url)
+        self._bus.create(catalogue())
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self.acknowledged: list[int] = []
+        self.terms = 0
+
+    def __enter__(self) -> "Writing":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(WAIT_S)
+        self._bus.close()
+
+    def _write(self) -> None:
+        """As a role's process: a writer that stays in doubt ends, its successor has the next
+        term and reads what is there before it goes on.
+        """
+        while not self._stop.is_set():
+            self.terms += 1
+            writer = FencedWriter(self._bus, TOPIC, "trainer", self.terms, retry_s=WAIT_S)
+            try:
+                writer.open()
+                number = max(found(self._bus), default=-1) + 1
+                while not self._stop.is_set():
+                    writer.append([("run", GroupClosed(number, "expired", TEXT, 1))])
+                    self.acknowledged.append(number)
+                    number += 1
+            except BusError:
+                time.sleep(0.2)
+
+
+def found(bus) -> Counter[int]:
+    """How often each number is there, by the rules of invariant 7."""
+    reader = TopicReader(bus, TOPIC, from_begin(bus, TOPIC))
+    records = [received.record for received in reader.read_to(bus.end(TOPIC))]
+    return Counter(record.group for record in records if isinstance(record, GroupClosed))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come true in time"
+        time.sleep(0.05)
+
+
+def leader(server: str) -> int:
+    """The node that leads the topic's partition."""
+    admin = KafkaAdminClient(bootstrap_servers=server)
+    try:
+        (described,) = admin.describe_topics([f"three.{TOPIC}"])
+        return described["partitions"][0]["leader_id"]
+    finally:
+        admin.close()
+
+
+@pytest.mark.slow
+def test_one_of_three_dies_unnoticed_two_stop_writes_and_nothing_is_lost(
+    brokers: dict[int, KafkaBroker],
+) -> None:
+    servers = ",".join(broker.server for broker in brokers.values())
+    url = f"kafka://{servers}/three?replication=3&min_isr=2"
+    with Writing(url) as writing:
+        told = writing.acknowledged
+        wait_for(lambda: len(told) > 100)
+        first = leader(servers)
+        brokers[first].kill()
+        before = len(told)
+        wait_for(lambda: len(told) > before + 100)
+        second = next(n for n in brokers if n not in (first, leader(servers)))
+        brokers[second].kill()  # who leads now is there and has nobody to copy to
+        time.sleep(SETTLE_S)
+        before = len(told)
+        time.sleep(QUIET_S)
+        assert len(told) == before, "acknowledged by less than two"
+        for node in (first, second):
+            brokers[node].start()
+        for node in (first, second):
+            brokers[node].wait_ready()
+        wait_for(lambda: len(told) > before + 100)
+    assert len(told) == len(set(told))
+    bus = open_bus(url)
+    there = found(bus)
+    bus.close()
+    assert set(told) <= set(there)
+    assert set(there.values()) == {1}
+    assert sorted(there) == list(range(max(there) + 1))
+    print(f"{len(told)} acknowledged, {writing.terms} terms")

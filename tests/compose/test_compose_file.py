@@ -1,0 +1,100 @@
+"""docker-compose.yml says what it should, without a daemon: accepted by the program where it is
+installed, and by structure everywhere.
+"""
+
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from compose_file import FILE, PORT, ROOT, Service, services
+
+from rollstream.config import load
+from rollstream.folder import RunFolder
+from rollstream.main import parser
+from rollstream.roster import seats_of
+from tests.servers import kafka_broker, versity
+
+QUICKSTART = ROOT / "examples" / "quickstart.toml"
+LONG_LIVED = [service for service in services().values() if service.is_role and not service.ends]
+
+
+def rollstream_words(service: Service) -> list[str]:
+    """The arguments of `rollstream` in its command, also where a shell starts it."""
+    words = service.command
+    return (words[2].removeprefix("exec ").split() if words[:2] == ["sh", "-c"] else words)[1:]
+
+
+def test_the_program_accepts_the_file() -> None:
+    """Where it is installed; what the other tests read is the same file by PyYAML."""
+    assert yaml.safe_load(FILE.read_text())["services"]
+    if shutil.which("docker-compose") is not None:
+        command = ["docker-compose", "--file", str(FILE), "config", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_role_of_the_quickstart_has_a_service() -> None:
+    configuration = load(QUICKSTART, environment={})
+    wanted = {seat.command[3] for seat in seats_of(configuration, RunFolder(ROOT))}
+    assert {rollstream_words(service)[0] for service in LONG_LIVED} == wanted
+
+
+@pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
+def test_a_service_runs_a_command_that_exists_on_a_file_that_the_image_has(
+    service: Service,
+) -> None:
+    arguments = parser().parse_args(rollstream_words(service))
+    assert (ROOT / arguments.configuration).is_file()
+    assert arguments.configuration.startswith("examples/")  # deploy/Dockerfile copies it
+
+
+@pytest.mark.parametrize("service", LONG_LIVED, ids=lambda service: service.name)
+def test_a_service_is_asked_for_its_health_where_it_serves_it(service: Service) -> None:
+    assert service.health[-2:] == ["--port", PORT]
+    assert service.environment["ROLLSTREAM_METRICS_PORT"] == PORT
+    assert service.environment["ROLLSTREAM_METRICS__HOST"] == "0.0.0.0"  # Prometheus is outside
+
+
+def test_the_environment_is_a_valid_configuration() -> None:
+    environment = services()["trainer"].environment
+    configuration = load(QUICKSTART, environment=environment)
+    assert configuration.bus == environment["ROLLSTREAM_BUS"]
+    assert configuration.store == environment["ROLLSTREAM_STORE"]
+
+
+def test_servers_are_the_ones_that_the_tests_run_and_their_secrets_match() -> None:
+    found = services()
+    kafka, objects = found["kafka"], found["object-store"]
+    assert kafka.settings["image"].endswith(f":{kafka_broker.VERSION}")
+    assert objects.settings["image"].endswith(f":{versity.VERSION}")
+    for service in LONG_LIVED:
+        given = service.environment
+        assert given["AWS_ACCESS_KEY_ID"] == objects.environment["ROOT_ACCESS_KEY"]
+        assert given["AWS_SECRET_ACCESS_KEY"] == objects.environment["ROOT_SECRET_KEY"]
+
+
+def test_everything_that_is_waited_for_exists_and_can_come_true() -> None:
+    found = services()
+    for service in found.values():
+        for name, condition in service.after.items():
+            if condition == "service_healthy":
+                assert found[name].health, f"{service.name} waits for the health of {name}"
+            if condition == "service_completed_successfully":
+                assert found[name].ends, f"{service.name} waits for the end of {name}"
+
+
+def test_volumes_are_declared_and_mounted_files_are_there() -> None:
+    declared = yaml.safe_load(FILE.read_text())["volumes"]
+    for service in services().values():
+        for mount in service.settings.get("volumes", ()):
+            source = mount.split(":")[0]
+            exists = (ROOT / source).exists() if source.startswith(".") else source in declared
+            assert exists, f"{service.name}: {mount}"
+
+
+def test_prometheus_scrapes_every_role() -> None:
+    settings = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+    (lookup,) = settings["scrape_configs"][0]["dns_sd_configs"]
+    assert set(lookup["names"]) == {service.name for service in LONG_LIVED}
+    assert str(lookup["port"]) == PORT

@@ -1,0 +1,149 @@
+"""docker-compose.yml as processes: every role's command with the environment that the file gives,
+over the same broker and the same S3 server, in the order that the file demands, until it has
+learnt.
+"""
+
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from compose_file import ROOT, Machine, Service, broker_settings, services
+
+from storage.metrics import read_metrics
+from tests.servers import use
+from tests.servers.kafka_broker import VERSION, KafkaBroker, free_ports
+from tests.servers.versity import VersityGW
+
+ONCE_S = 300.0  # warm-up
+HEALTHY_S = 180.0
+LEARN_S = 600.0
+STOP_S = 60.0
+RISE = 0.2  # of the mean reward; the quickstart gains .5
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Both servers as the file sets them up, without the bucket, which a service makes."""
+    found = services()
+    with ExitStack() as stack:
+        broker = KafkaBroker(more=broker_settings(found["kafka"]))
+        stack.callback(broker.close)
+        broker.start()
+        broker.wait_ready()
+        objects = VersityGW()
+        stack.callback(objects.close)
+        objects.access_key = found["object-store"].environment["ROOT_ACCESS_KEY"]
+        objects.secret_key = found["object-store"].environment["ROOT_SECRET_KEY"]
+        objects.start()
+        use("compose", f"Kafka {VERSION} at {broker.server}, VersityGW at {objects.endpoint}")
+        yield Machine(broker.server, objects.endpoint, tmp_path / "volume")
+
+
+class Containers:
+    """Processes by service, each with its port and its log; killed by their ids at the end."""
+
+    def __init__(self, machine: Machine, logs: Path) -> None:
+        self._machine, self._logs = machine, logs
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: dict[str, int] = {}
+
+    def start(self, service: Service) -> subprocess.Popen[bytes]:
+        (port,) = free_ports(1)
+        with (self._logs / f"{service.name}.log").open("ab") as output:
+            process = subprocess.Popen(
+                self._machine.line(service.command, port),
+                cwd=ROOT,
+                env=self._environment(service, port),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.running[service.name], self.ports[service.name] = process, port
+        return process
+
+    def log(self, name: str) -> str:
+        return (self._logs / f"{name}.log").read_text()[-4000:]
+
+    def is_healthy(self, service: Service) -> bool:
+        """What the service's own health check says."""
+        port = self.ports[service.name]
+        line = self._machine.line(service.health, port)
+        environment = self._environment(service, port)
+        done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, check=False)
+        return done.returncode == 0
+
+    def wait_healthy(self, service: Service) -> None:
+        give_up = time.monotonic() + HEALTHY_S
+        while not self.is_healthy(service):
+            code = self.running[service.name].poll()
+            assert code in (None, 0), f"{service.name} ended with {code}: {self.log(service.name)}"
+            if code == 0:
+                return  # its work is done
+            assert time.monotonic() < give_up, f"{service.name}: {self.log(service.name)}"
+
+    def stop(self, service: Service) -> int:
+        """As `docker compose stop` does; the exit code."""
+        self.running[service.name].send_signal(signal.SIGTERM)
+        return self.running[service.name].wait(STOP_S)
+
+    def kill(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait(30)
+
+    def _environment(self, service: Service, port: int) -> Mapping[str, str]:
+        return self._machine.environment(service, port)
+
+
+def in_order(found: Mapping[str, Service]) -> list[Service]:
+    """The roles, each after what it waits for."""
+    roles = {name: service for name, service in found.items() if service.is_role}
+    ordered: list[Service] = []
+    while len(ordered) < len(roles):
+        placed = {service.name for service in ordered}
+        ready = [
+            service
+            for service in roles.values()
+            if service not in ordered and service.after.keys() & roles.keys() <= placed
+        ]
+        assert ready, "services wait for each other"
+        ordered += ready
+    return ordered
+
+
+@pytest.mark.slow
+def test_the_services_start_are_healthy_and_learn(tmp_path: Path, machine: Machine) -> None:
+    """Every role with what the file gives it and nothing else, the quickstart unchanged."""
+    containers = Containers(machine, tmp_path)
+    try:
+        ordered = in_order(services())
+        for service in ordered:
+            process = containers.start(service)
+            if service.ends:
+                assert process.wait(ONCE_S) == 0, containers.log(service.name)
+        lasting = [service for service in ordered if not service.ends]
+        for service in lasting:
+            containers.wait_healthy(service)
+        trainer = containers.running["trainer"]
+        assert trainer.wait(LEARN_S) == 0, containers.log("trainer")
+        assert containers.running["eval"].wait(LEARN_S) == 0, containers.log("eval")
+        for name in ("prompts", "dispatch", "rollout", "archive"):
+            service = services()[name]
+            assert containers.is_healthy(service), containers.log(name)
+            assert containers.stop(service) == 143, containers.log(name)
+    finally:
+        containers.kill()
+    assert_learnt(machine.folder)
+
+
+def assert_learnt(folder: Path) -> None:
+    lines = read_metrics(folder / "metrics" / "trainer.jsonl")
+    rewards = [line["reward_mean"] for line in lines]
+    assert statistics.fmean(rewards[-5:]) > statistics.fmean(rewards[:5]) + RISE, rewards
+    evaluated = {line["step"]: line for line in read_metrics(folder / "metrics" / "eval.jsonl")}
+    assert evaluated[60]["accuracy_sampled"] > evaluated[0]["accuracy_sampled"] + RISE

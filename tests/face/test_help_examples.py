@@ -1,0 +1,187 @@
+"""Every example in the help of every command is run as it stands, on a real run (those of `query`,
+`tail` and `inspect` in `tests/analysis/`).
+
+The run is the quickstart, made small by the environment: 60 steps of one short group.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollstream.main import parser
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-m", "rollstream"]
+SMALL = {
+    "TRAINER__STEPS": "60", "TRAINER__GROUPS_PER_STEP": "1", "TRAINER__SAMPLES_PER_GROUP": "2",
+    "TRAINER__WORKERS": "1", "SAMPLING__TOKENS_MAX": "8", "ROLLOUTS__COUNT": "1",
+    "ROLLOUTS__SLOTS": "8", "WARMUP__STEPS": "2", "WARMUP__DOCUMENTS": "100",
+    "EVALUATION__PROMPTS": "2", "EVALUATION__SAMPLES": "1", "EVALUATION__EVERY": "60",
+    "CHECKPOINTS__EVERY": "30",
+}  # fmt: skip
+WANDB = """
+class Run:
+    def log(self, *_, **__): pass
+    def define_metric(self, *_, **__): pass
+    def finish(self, *_, **__): pass
+    id, url = "1", "nowhere"
+def init(**_): return Run()
+"""
+ONE_SHOT = ("run", "warmup", "report", "top", "diff", "train")
+UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive")
+WAIT_S = 180.0
+pytestmark = pytest.mark.slow  # minutes of processes
+
+
+def examples(command: str) -> list[list[str]]:
+    """The words after `rollstream` of each example."""
+    lines = (line.strip() for line in _help(command).splitlines())
+    return [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
+
+
+def _help(command: str) -> str:
+    done = subprocess.run([*PROGRAM, command, "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `examples/` and the first example's run, under the names that others use."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "fake").mkdir()
+    (folder / "fake" / "wandb.py").write_text(WANDB)
+    (first, *_) = examples("run")
+    done = _run(first, folder)
+    assert done.returncode == 0, done.stderr
+    (made,) = (folder / "runs").iterdir()
+    for name in ("quickstart-0", "quickstart-1"):
+        shutil.copytree(made, folder / "runs" / name)
+    return folder
+
+
+def _environment(**more: str) -> dict[str, str]:
+    small = {f"ROLLSTREAM_{key}": value for key, value in SMALL.items()}
+    return {**os.environ, **small, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+
+
+def _run(words: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *words],
+        cwd=folder,
+        env=_environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+@pytest.mark.parametrize("command", ONE_SHOT)
+def test_examples_that_end_by_themselves(command: str, here: Path):
+    found = examples(command)
+    assert found
+    for words in found:
+        done = _run(words, here)
+        assert done.returncode == 0, (words, done.stderr)
+        assert done.stdout or done.stderr, words
+
+
+def test_examples_of_evaluation(here: Path):
+    following, stored = examples("eval")
+    assert _run(following, here).returncode == 0
+    done = _run(stored, here)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+@pytest.mark.parametrize("command", UNTIL_TOLD)
+def test_a_role_by_itself_runs_until_it_is_told_to_stop(command: str, here: Path):
+    (words,) = examples(command)
+    log = here / f"{command}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*PROGRAM, *words], cwd=here, env=_environment(), stdout=output, stderr=output
+        )
+        try:
+            _wait(lambda: _state(here, command) == "running", process, log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 143, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _state(here: Path, name: str) -> str:
+    """What the process says on its health port."""
+    import json
+    import urllib.request
+
+    try:
+        told = here / "runs" / "quickstart-0" / "metrics" / "endpoints" / f"{name}.json"
+        port = json.loads(told.read_text())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return json.loads(answer.read())["state"]
+    except OSError:
+        return ""
+
+
+def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < give_up, log.read_text()
+        time.sleep(0.1)
+
+
+def test_examples_of_forwarding(here: Path):
+    once, following = examples("forward")
+    assert _run(once, here).returncode == 0
+    log = here / "forward.log"
+    with log.open("wb") as output:
+        environment = _environment(PYTHONPATH=f"{here / 'fake'}:{ROOT}")
+        process = subprocess.Popen(
+            [*PROGRAM, *following], cwd=here, env=environment, stdout=output, stderr=output
+        )
+        try:
+            done = here / "runs" / "quickstart-0" / "metrics" / "forward-wandb.json"
+            _wait(done.exists, process, log)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) in (0, 130), log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_the_example_of_health(here: Path):
+    """A process that listens on the port of the example is asked."""
+    (words,) = examples("health")
+    log = here / "asked.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*PROGRAM, "prompts", "runs/quickstart-1/config.json"],
+            cwd=here,
+            env=_environment(ROLLSTREAM_METRICS_PORT=words[-1]),
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            _wait(lambda: _run(words, here).returncode == 0, process, log)
+        finally:
+            process.kill()
+            process.wait()
+    assert _run(words, here).returncode == 1
+
+
+def test_every_command_has_examples_that_some_test_runs():
+    known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"}
+    choices = parser()._subparsers._group_actions[0].choices  # pyright: ignore
+    assert set(choices) == known

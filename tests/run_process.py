@@ -1,0 +1,144 @@
+"""`rollstream run` as a process of a test, and the counts of its log afterwards: the same over
+every bus and store, since the run's own configuration says where they are.
+
+Import as `tests.run_process`, from everywhere.
+"""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from producers.settings import TaskSettings
+from producers.tasks.registry import load_task
+from rollstream.config import load
+from rollstream.folder import run_log, store_url
+from storage.archive.whole import whole_topic
+from storage.connect import open_store
+from storage.metrics import read_metrics
+from storage.model import build_model
+from streams.errors import BusError
+from streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
+
+STEPS = 12
+GROUPS = 4
+WAIT_S = 150.0
+SETTINGS = [
+    "warmup.enabled=false", "evaluation.enabled=false", f"trainer.steps={STEPS}",
+    f"trainer.groups_per_step={GROUPS}", "trainer.samples_per_group=4", "trainer.workers=1",
+    "checkpoints.every=4", "rollouts.slots=8", "rollouts.context_max=128",
+    "sampling.tokens_max=60", "dispatch.heartbeat_timeout_s=2", "dispatch.max_lag=2",
+    "dispatch.keep_s=0.5", "archive.roll_s=2",
+]  # fmt: skip
+SIZES = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def random_model(folder: Path) -> Path:
+    """A model with the task's vocabulary: nothing is to be learnt here."""
+    tokenizer = load_task(TaskSettings()).tokenizer()
+    sizes = SIZES | {"vocab_size": tokenizer.size} | dict(tokenizer.special)
+    build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@contextmanager
+def started(
+    folder: Path, model: Path, more: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The run in its own process, `more` laid over its settings; ended by its id whatever the test
+    does.
+    """
+    configuration = folder.parent / "tiny.toml"
+    configuration.write_text('run = "tiny"\n')
+    line = [sys.executable, "-m", "rollstream", "run", str(configuration), "--run", str(folder)]
+    for setting in [*SETTINGS, f"model.path={model}", *more]:
+        line += ["--set", setting]
+    output = (folder.parent / "output.txt").open("ab")
+    process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        output.close()
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def read(folder: Path, topic: str, kind: type[Record]) -> list:
+    """All records of the topic: what the log has forgotten meanwhile is in the archive."""
+    if not (folder / "config.json").exists():
+        return []
+    configuration = load(folder / "config.json")
+    bus = run_log(configuration, folder)
+    try:
+        bus.settings(topic)
+        store = open_store(store_url(configuration, folder))
+        whole = whole_topic(bus, store, configuration.run, topic)
+        return [record for record in whole if isinstance(record, kind)]
+    except BusError as error:
+        if "has no topic" in str(error):  # the run has not come that far
+            return []
+        raise
+    finally:
+        bus.close()
+
+
+def steps_done(folder: Path) -> int:
+    """The last step that the trainer noted beside the run; asks neither log nor store."""
+    file = folder / "metrics" / "trainer.jsonl"
+    return max((int(line["step"]) for line in read_metrics(file)), default=0)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    give_up = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None, "the run ended early"
+        assert time.monotonic() < give_up, "it did not come true in time"
+        time.sleep(0.1)
+
+
+def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
+    """The living process of a role of this run."""
+    for child in psutil.Process(process.pid).children():
+        if name in child.cmdline():
+            return child
+    raise AssertionError(f"no process of {name}")
+
+
+def role_restarted(process: subprocess.Popen[bytes], name: str, before: int) -> bool:
+    try:
+        return role(process, name).pid != before
+    except (AssertionError, psutil.NoSuchProcess):
+        return False
+
+
+def assert_the_log_adds_up(folder: Path, steps: int = STEPS) -> None:
+    """Invariants 1 and 2 over the whole log, whatever was killed; what was trained is there."""
+    takes = read(folder, "ledger", Take)
+    used = Counter(member.trajectory for take in takes for member in take.members)
+    assert max(used.values()) == 1, "a trajectory was trained twice"
+    trained = Counter(group.group for take in takes for group in take.groups)
+    assert max(trained.values()) == 1
+    assert len(trained) == steps * GROUPS
+    closed = {record.group for record in read(folder, "ledger", GroupClosed)}
+    admitted = [record.group for record in read(folder, "admissions", Admitted)]
+    assert len(set(admitted)) == len(admitted)
+    assert not closed & set(trained)
+    assert set(trained) | closed <= set(admitted)
+    finished = {record.trajectory for record in read(folder, "trajectories", Trajectory)}
+    assert set(used) <= finished, "a trajectory that was trained is gone"
+    hashes: dict[int, set[str]] = {}
+    for done in read(folder, "ledger", StepDone):
+        hashes.setdefault(done.step, set()).add(done.state_hash)
+    assert set(hashes) == set(range(1, steps + 1))
+    assert all(len(found) == 1 for found in hashes.values()), "a repeated step differs"
