@@ -55,7 +55,7 @@ class Session:
         self.skip_corrupt = skip_corrupt
         self.tables: set[str] = set()
         """Topics that have a table `live_<topic>`, of copied rows or of none."""
-        self.files: dict[str, "Sequence[Held]"] = {}
+        self.files: dict[str, Sequence[Held]] = {}
         """The archived files that each topic's view reads; the store may have more by now."""
         self._defined: set[str] = set()
         self._bus: Bus | None = None

@@ -265,7 +265,7 @@ class Consumer:
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._consumer.poll(0, 1).items():  # of a partition that just came
+            for at, rows in self._consumer.poll(20, 1).items():  # of a partition that just came
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,
@@ -288,16 +288,13 @@ class Consumer:
 
 
 class _Listener(ConsumerRebalanceListener):
-    """Revoked and lost alike: what was read there and not committed is left to the next owner."""
+    """What was read and not committed is left to the next owner; lost partitions come here too."""
 
     def __init__(self, gone: Callable[[Collection[int]], None]) -> None:
         self._gone = gone
 
     def on_partitions_revoked(self, revoked: Any) -> None:
         self._gone([at.partition for at in revoked])
-
-    def on_partitions_lost(self, lost: Any) -> None:
-        self._gone([at.partition for at in lost])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """They are read from the group's commits on."""

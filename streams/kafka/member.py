@@ -20,6 +20,8 @@ from streams.refusals import check_position
 
 JOIN_S = 0.02  # joining goes on within polls, so each takes at least this long
 
+COMMIT_S = 10.0  # how long a commit goes on through rebalances
+
 T = TypeVar("T")
 
 
@@ -54,23 +56,31 @@ class KafkaGroupReader:
                 return messages
 
     def commit(self) -> None:
-        with self._lock:
-            due = {p: at for p, at in self._read.items() if self._stored.get(p) != at}
-        if not due or self._consumer is None:
-            return
-        try:
-            self._consumer.commit(due, self._answer_s)
-        except LOST_MEMBERSHIP:
-            return  # the next commit tries again for what is still held then
-        except KafkaError as error:
-            raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
-        with self._lock:
-            self._stored |= due
+        deadline = Deadline(COMMIT_S)
+        while due := self._due():
+            assert self._consumer is not None, "something was read, so there is a client"
+            try:
+                self._consumer.commit(due, self._answer_s)
+            except LOST_MEMBERSHIP:
+                if deadline.passed():
+                    return  # read again by whoever owns it then
+                self._insist(lambda: self._joined().beat())  # what is no longer ours goes
+            except KafkaError as error:
+                raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
+            else:
+                with self._lock:
+                    self._stored |= due
 
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
+        self._forget([*self._read])
+
+    def _due(self) -> dict[int, int]:
+        """What was polled of partitions still held, and not committed yet."""
+        with self._lock:
+            return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
     def _insist(self, once: Callable[[], T]) -> T:
         return insisting(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)

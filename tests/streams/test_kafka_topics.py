@@ -126,7 +126,7 @@ def test_compacted_topics_are_read_to_their_end_across_the_holes(bus: Bus, url: 
         assert time.monotonic() < end, [m.key for m in kept]
     assert {m.key: m.value for m in kept} == {b"a": b"29", b"last": b"y"}
     assert kept[-1].offset == bus.end("t")[0] - 1
-    assert bus.read("t", {0: 1})[0].offset == kept[0].offset
+    assert bus.read("t", {0: 1})[0].offset >= kept[0].offset
 
 
 def test_a_compacted_topic_is_not_truncated(bus: Bus) -> None:

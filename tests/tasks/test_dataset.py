@@ -57,15 +57,15 @@ def dataset(limit: int | None = None, **options: Option) -> Dataset:
 
 
 def test_the_order_is_a_fresh_permutation_in_each_epoch(folder: Path):
-    write(folder / "rows.jsonl", ROWS)
-    task = dataset()
-    count = 200 - len(task.held_out(1) and task._splits[1])  # pyright: ignore
+    write(folder / "rows.jsonl", ROWS[:150])
+    write(folder / "other.jsonl", ROWS[150:])
+    task, count = dataset(held_out="other.jsonl"), 150
     first = [task.prompt(3, position) for position in range(2 * count)]
     assert [prompt.epoch for prompt in first] == [0] * count + [1] * count
     assert len({prompt.tokens for prompt in first[:count]}) == count
     assert {p.tokens for p in first[:count]} == {p.tokens for p in first[count:]}
     assert [p.tokens for p in first[:count]] != [p.tokens for p in first[count:]]
-    assert dataset().prompt(3, count + 5) == first[count + 5]
+    assert dataset(held_out="other.jsonl").prompt(3, count + 5) == first[count + 5]
 
 
 def test_what_is_held_out_stays_so_when_rows_are_added_and_equal_prompts_stay_together(
