@@ -56,6 +56,7 @@ def _seat(folder: RunFolder, command: str, name: str, threads: int, single: bool
         "MKL_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by it
     }
     ends = "run" if command == "train" else "itself" if command == "eval" else "never"
     return Seat(name, line, ends, single, environment)

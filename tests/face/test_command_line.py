@@ -10,7 +10,7 @@ import pytest
 from rollstream.main import main, parser
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "prompts", "dispatch", "rollout", "train", "eval", "warmup", "report", "top")
+COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)
 
 
 def help_of(command: str, capsys) -> str:
