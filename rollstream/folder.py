@@ -6,6 +6,7 @@ shown, so that no log mixes two runs. What only moves work about (`config.INCIDE
 
 import json
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def settle(folder: RunFolder, configuration: Configuration) -> None:
     text = json.dumps(
         {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
     )
-    partial = folder.configuration.with_suffix(f".{os.getpid()}.partial")
+    # no process id: containers that share the folder all have the same
+    partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, folder.configuration)
 

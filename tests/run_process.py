@@ -27,7 +27,7 @@ from streams.records import Admitted, GroupClosed, Record, StepDone, Take, Traje
 
 STEPS = 12
 GROUPS = 4
-WAIT_S = 150.0
+WAIT_S = 240.0
 SETTINGS = [
     "warmup.enabled=false", "evaluation.enabled=false", f"trainer.steps={STEPS}",
     f"trainer.groups_per_step={GROUPS}", "trainer.samples_per_group=4", "trainer.workers=1",

@@ -19,7 +19,6 @@ from streams.kafka.control import insisting
 from streams.refusals import check_position
 
 JOIN_S = 0.02  # joining goes on within polls, so each takes at least this long
-
 COMMIT_S = 10.0  # how long a commit goes on through rebalances
 
 T = TypeVar("T")

@@ -76,10 +76,13 @@ def numbers(bus: Bus) -> dict[int, list[int]]:
 def lines_until(process: subprocess.Popen[str], enough: Callable[[list[str]], bool]) -> list[str]:
     assert process.stdout is not None
     lines: list[str] = []
+    too_long = threading.Timer(120, process.kill)
+    too_long.start()
     while not enough(lines):
         line = process.stdout.readline()
-        assert line, "the process ended early"
+        assert line, f"the process ended, or took too long, after {len(lines)} lines"
         lines.append(line)
+    too_long.cancel()
     return lines
 
 
