@@ -117,11 +117,16 @@ def secrets_of(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets
     return secrets
 
 
-def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, object]:
-    """kafka-python's settings for reaching and trusting the brokers."""
-    settings: dict[str, object] = {
+def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
+    """kafka-python's settings for reaching and trusting the brokers, and for its patience."""
+    settings: dict[str, Any] = {
         "bootstrap_servers": list(address.servers),
         "security_protocol": address.security.upper(),
+        "request_timeout_ms": 20_000,
+        "bootstrap_timeout_ms": 5_000,
+        "retry_backoff_ms": 50,
+        "reconnect_backoff_max_ms": 1_000,
+        "metadata_max_age_ms": 60_000,
     }
     if address.security in ("ssl", "sasl_ssl"):
         settings |= {

@@ -28,6 +28,7 @@ from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from streams.bus import Message
+from streams.deadline import Deadline
 from streams.kafka.address import KafkaAddress, Secrets, client_settings
 from streams.kafka.quiet import quieten
 from streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
@@ -36,6 +37,8 @@ DELIVERY_S = 120.0  # how long the producer itself repeats a batch before it is 
 FETCH_BYTES = 8 << 20  # of one answer; a cursor holds at most two and one record beyond the limit
 PARTITION_BYTES = 4 << 20
 FETCH_WAIT_MS = 250  # a reader that goes elsewhere first waits for the answer under way
+BEAT_S = 0.02
+SETTLE_S = 1.0
 POLL_EVERY_S = 300.0  # a member of a group that works longer on one poll loses its partitions
 
 LOST_MEMBERSHIP = (
@@ -64,14 +67,7 @@ def is_refusal(error: KafkaError) -> bool:
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
     """What all clients share; their log is quietened on the way."""
     quieten()
-    settings: dict[str, Any] = {
-        **client_settings(address, secrets),
-        "request_timeout_ms": 20_000,
-        "bootstrap_timeout_ms": 5_000,
-        "retry_backoff_ms": 50,
-        "reconnect_backoff_max_ms": 1_000,
-        "metadata_max_age_ms": 60_000,
-    }
+    settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
         settings["sasl_oauth_token_provider"] = _Token(address.token, secrets.token_file)
     return settings
@@ -211,7 +207,7 @@ class Consumer:
         group: str = "",
         lease_s: float = 10,
     ) -> None:
-        self._topic, self._name = topic, name
+        self._topic, self._name, self._grouped = topic, name, bool(group)
         make: Any = KafkaConsumer
         self._consumer = make(
             **settings,
@@ -234,10 +230,10 @@ class Consumer:
 
     def subscribe(self, gone: Callable[[Collection[int]], None]) -> None:
         """As a member of the group; `gone` hears of partitions that went, in another thread."""
+        self._consumer.subscribe([self._topic], listener=_Listener(gone))
         # A member that joins before it knows the topic's partitions deals none to anybody, and may
         # never do it again: so it asks about the topic first.
         self._consumer.end_offsets([TopicPartition(self._topic, 0)])
-        self._consumer.subscribe([self._topic], listener=_Listener(gone))
 
     def assignment(self) -> list[int]:
         return [at.partition for at in self._consumer.assignment()]
@@ -248,7 +244,7 @@ class Consumer:
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
         """What came within `wait_s`, in order per partition; `OutOfRange` or `Unplaced` else."""
         try:
-            found = self._consumer.poll(int(wait_s * 1000), records_max)
+            found = self._poll(wait_s, records_max)
         except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
             raise OutOfRange(str(error)) from error
         except errors.NoOffsetForPartitionError as error:
@@ -260,12 +256,27 @@ class Consumer:
             for row in rows
         ]
 
+    def _poll(self, wait_s: float, records_max: int) -> Any:
+        """A rebalance that is met is given `SETTLE_S` more. kafka-python forgets the outcome of one
+        that ends between two polls, and then may wait for ever: so it is told to join again.
+        """
+        found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
+        coordinator = self._consumer._coordinator
+        while not found and self._grouped and not coordinator.generation_if_stable():
+            task = coordinator._join_task
+            if task is not None and task.is_done:
+                coordinator.request_rejoin()
+            if deadline.passed():
+                break
+            found = self._consumer.poll(100, records_max)
+        return found
+
     def beat(self) -> None:
         """A sign of life that reads nothing."""
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._consumer.poll(20, 1).items():  # of a partition that just came
+            for at, rows in self._poll(BEAT_S, 1).items():  # of a partition that just came
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,

@@ -139,7 +139,8 @@ def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     assert proxy.injected or faults[0] in (broker_killed, broker_paused)
     print(  # docs/runbook.md has the figures: pytest -s
         f"{faults[0].__name__}: {proxy.injected} requests hit, {deaths(folder)} roles died, "
-        f"the witness was told of {len(witness.appended)} records and {len(witness.created)} objects"
+        f"the witness was told of {len(witness.appended)} records "
+        f"and {len(witness.created)} objects"
     )
 
 
