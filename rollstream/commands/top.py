@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, bus_url
+from rollstream.folder import RunFolder, bus_url, run_log
 from rollstream.live.frame import Size, render
 from rollstream.live.keys import Keys
 from rollstream.live.look import Onlooker
@@ -27,7 +27,6 @@ from rollstream.live.snapshot import Snapshot
 from rollstream.live.table import plain
 from rollstream.report.opening import run_folder
 from streams.bus import Bus
-from streams.connect import open_bus
 from streams.errors import BusError, ConfigurationError
 
 EVERY_MIN_S = 0.1
@@ -60,7 +59,7 @@ def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus
     def opened() -> Bus | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
-        return open_bus(url, sync=configuration.sync)
+        return run_log(configuration, folder.path)
 
     return opened
 

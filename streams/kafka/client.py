@@ -12,20 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafka import (
-    ConsumerRebalanceListener,
-    KafkaAdminClient,
-    KafkaConsumer,
-    KafkaProducer,
-    OffsetAndMetadata,
-    OffsetSpec,
-    TopicPartition,
-    errors,
-)
-from kafka.admin import ConfigResource, ConfigResourceType
+import kafka
+from kafka import errors
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from streams.bus import Message
 from streams.deadline import Deadline
@@ -41,13 +34,8 @@ BEAT_S = 0.02
 SETTLE_S = 1.0
 POLL_EVERY_S = 300.0  # a member of a group that works longer on one poll loses its partitions
 
-LOST_MEMBERSHIP = (
-    errors.CommitFailedError,
-    errors.FencedInstanceIdError,
-    errors.IllegalGenerationError,
-    errors.RebalanceInProgressError,
-    errors.UnknownMemberIdError,
-)
+_LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
+LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
 
 
@@ -91,7 +79,7 @@ class Admin:
     """What is asked of the cluster rather than of a log."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        make: Any = KafkaAdminClient
+        make: Any = kafka.KafkaAdminClient
         self._client = make(**settings)
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
@@ -157,7 +145,7 @@ class Producer:
     """Idempotent, acknowledged by all in-sync copies."""
 
     def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
-        make: Any = KafkaProducer
+        make: Any = kafka.KafkaProducer
         self._producer = make(
             **settings,
             acks="all",
@@ -208,7 +196,7 @@ class Consumer:
         lease_s: float = 10,
     ) -> None:
         self._topic, self._name, self._grouped = topic, name, bool(group)
-        make: Any = KafkaConsumer
+        make: Any = kafka.KafkaConsumer
         self._consumer = make(
             **settings,
             group_id=group or None,
@@ -257,8 +245,8 @@ class Consumer:
         ]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
-        """A rebalance that is met is given `SETTLE_S` more. kafka-python forgets the outcome of one
-        that ends between two polls, and then may wait for ever: so it is told to join again.
+        """A rebalance that is met gets `SETTLE_S` more. kafka-python forgets the outcome of one
+        that ends between two polls, and may wait for ever: so it is told to join again.
         """
         found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
@@ -298,7 +286,7 @@ class Consumer:
         self._consumer.close(autocommit=False, timeout_ms=5_000)
 
 
-class _Listener(ConsumerRebalanceListener):
+class _Listener(kafka.ConsumerRebalanceListener):
     """What was read and not committed is left to the next owner; lost partitions come here too."""
 
     def __init__(self, gone: Callable[[Collection[int]], None]) -> None:
