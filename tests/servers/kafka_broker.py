@@ -29,7 +29,6 @@ POM = HERE / "pom.xml"
 JARS = HERE.parents[1] / ".servers" / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
 CLUSTER = "cm9sbHN0cmVhbS10ZXN0cw"  # any 16 bytes in base64
 READY_S = 90.0
-WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # no broker outlives a killed test session
 LOG4J = """
 status=warn
 appender.out.type=Console
@@ -150,7 +149,6 @@ class KafkaBroker:
         self._output = (self._folder / "broker.log").open("ab")
         self._process = subprocess.Popen(
             [
-                *(WITH_PARENT if shutil.which(WITH_PARENT[0]) else ()),
                 *("java", "-Xmx512m", "-XX:+UseSerialGC"),
                 f"-Dlog4j2.configurationFile={self._folder}/log4j2.properties",
                 *("-cp", f"{jars()}/*", "kafka.Kafka", str(self._settings)),

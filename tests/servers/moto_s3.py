@@ -25,7 +25,7 @@ def endpoint() -> str:
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "moto")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "moto")
     address = f"http://{host}:{port}"
-    client = boto3.client("s3", endpoint_url=address, region_name="us-east-1")
+    client = boto3.Session().client("s3", endpoint_url=address, region_name="us-east-1")
     client.create_bucket(Bucket=BUCKET)
     use("moto", address)
     return address

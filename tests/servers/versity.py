@@ -108,7 +108,7 @@ class VersityGW:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make_bucket(self, name: str) -> None:
-        client = boto3.client(
+        client = boto3.Session().client(
             "s3",
             endpoint_url=self.endpoint,
             region_name="us-east-1",

@@ -118,7 +118,7 @@ def test_places_of_one_bucket_do_not_see_each_other(url):
 
 def test_objects_of_other_tools_are_read_and_names_that_are_no_keys_not_listed(url):
     place = parse_place(url)
-    client = boto3.client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
+    client = boto3.Session().client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
     for name in ("plain", "with space", "folder/"):
         client.put_object(Bucket=place.bucket, Key=f"{place.prefix}/{name}", Body=b"")
     store = open_store(url)
@@ -133,7 +133,7 @@ def test_encryption_is_asked_for_on_every_write(sse):
     store = open_store(url)
     store.put("small", b"x")
     store.create("large", content(1, LARGE))
-    client = boto3.client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
+    client = boto3.Session().client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
     for key in ("small", "large"):
         head = client.head_object(Bucket=place.bucket, Key=f"{place.prefix}/{key}")
         assert head["ServerSideEncryption"] == place.sse

@@ -129,22 +129,28 @@ def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
     url, total = new_url(), 400
     bus = open_bus(url)
     bus.create([Topic("t", 4)])
-    bus.append("t", [Entry(b"k", b"%d" % n, n % 4) for n in range(total // 2)])
+
+    def append() -> None:
+        for number in range(total):
+            bus.append("t", [Entry(b"k", b"%d" % number, number % 4)])
+            time.sleep(0.02)
+
+    writer = threading.Thread(target=append)
     doomed, heir = start(MEMBER, url, "doomed"), start(MEMBER, url, "heir")
+    writer.start()
     killed = lines_until(doomed, lambda lines: len(lines) >= 20)
-    bus.append("t", [Entry(b"k", b"%d" % n, n % 4) for n in range(total // 2, total)])
     os.kill(doomed.pid, signal.SIGKILL)
     assert doomed.stdout is not None
     killed += [line for line in doomed.stdout if line.endswith("\n")]
     everything = {(p, o) for p in range(4) for o in range(total // 4)}
 
     def complete(lines: list[str]) -> bool:
-        read = {tuple(map(int, line.split())) for line in (*killed, *lines)}
-        return read == everything
+        return {tuple(map(int, line.split())) for line in (*killed, *lines)} == everything
 
     read = lines_until(heir, complete)
     assert len(read) < total, "the heir read everything again"
     heir.kill()
+    writer.join()
     assert (doomed.wait(10), heir.wait(10)) == (-9, -9)
     bus.close()
 
