@@ -179,6 +179,7 @@ class Producer:
         """From any thread, callbacks too: nothing more is sent, all that waits fails."""
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
+        self._producer._closed = True
 
     def close(self, wait_s: float) -> None:
         self._producer.close(timeout=wait_s)

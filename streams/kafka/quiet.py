@@ -37,3 +37,5 @@ def quieten() -> None:
         log.setLevel(logging.WARNING)
         log.propagate = False
         log.addHandler(Seldom())
+        # It warns of each callback above 0.1 s: normal where many roles share few cores.
+        logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
