@@ -8,6 +8,7 @@ covered by its signature instead and each object by its xxh3 (see `docs/s3.md`).
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import logging
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class S3Client:
             tcp_keepalive=True,
         )
         try:
+            logging.getLogger("botocore").setLevel(logging.WARNING)  # not where credentials came from
             self._s3: Any = Session().client(
                 "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
             )
