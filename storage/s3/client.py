@@ -73,7 +73,9 @@ class S3Client:
             tcp_keepalive=True,
         )
         try:
-            logging.getLogger("botocore").setLevel(logging.WARNING)  # not where credentials came from
+            logging.getLogger("botocore").setLevel(
+                logging.WARNING
+            )  # not where credentials came from
             self._s3: Any = Session().client(
                 "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
             )
