@@ -77,8 +77,10 @@ class Configuration(Settings):
     """URL of the object store; a relative path is inside the run's folder."""
     sync: Literal["normal", "full"] = "normal"
     """`full` survives power loss, at the cost of a disk flush per write."""
-    truncate: bool = True
-    """Forget records that are archived (if an archive runs) and that nothing needs to go on."""
+    truncate: bool | None = None
+    """Forget records of the log that are archived and that nothing needs to go on; True: also where
+    no archive runs; default: only where one does.
+    """
     model: ModelSettings = ModelSettings()
     """The policy."""
     task: TaskSettings = TaskSettings()
@@ -152,6 +154,12 @@ def load(
     else:
         layers = lay(layers, environment_layer(environment, Configuration))
     return checked(lay(layers, overrides_layer(overrides, Configuration)))
+
+
+def truncates(configuration: Configuration) -> bool:
+    """Whether the run's log forgets."""
+    wanted = configuration.truncate
+    return configuration.archive.enabled if wanted is None else wanted
 
 
 def checked(layers: Layers) -> Configuration:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config import Configuration
+from rollstream.config import Configuration, truncates
 from rollstream.folder import RunFolder, run_log, store_url
 from rollstream.metrics.endpoint import served
 from rollstream.metrics.watch import Watch
@@ -178,7 +178,7 @@ def _dispatch(place: Place) -> bool:
     keep_version = c.rollouts.on_update == "keep_version"
     with held(place, "dispatch", c.dispatch.lease_s) as lease:
         dispatch = Dispatch(
-            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, c.truncate
+            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates(c)
         )
         place.watch.offer(dispatch.figures, dispatch.readers)
         dispatch.run(place.stop)

@@ -5,7 +5,7 @@ from pathlib import Path
 from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
 from consumers.trainer.step_lines import missing_lines
-from rollstream.config import fingerprint
+from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
 from rollstream.roles import Place, set_threads
@@ -27,7 +27,7 @@ def train(place: Place, term: int) -> bool:
         trainer = build_trainer(
             place.bus,
             place.store,
-            Plan(c.trainer, rule, c.weights, c.checkpoints, c.truncate, archived),
+            Plan(c.trainer, rule, c.weights, c.checkpoints, truncates(c), archived),
             Begin(load_model(str(start)), small_files(start)),
             Provenance(c.run, term, fingerprint(c), code_revision()),
             metrics,

@@ -83,6 +83,8 @@ def rows_of(history: History) -> list[Row]:
 def bars_of(rollout: RolloutHistory) -> tuple[Bar, ...]:
     """What it generated, cut where it took another version."""
     serving = sorted(rollout.serving, key=lambda one: one.time_s)
+    if not serving:  # forgotten, in a run without an archive
+        return ()
     ends = [one.time_s for one in serving[1:]] + [float("inf")]
     return tuple(
         Bar(start, end, one.version)

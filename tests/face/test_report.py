@@ -14,7 +14,7 @@ from rollstream.folder import RunFolder, settle
 from rollstream.main import main
 from rollstream.report.busy import Busy
 from rollstream.report.charts import Chart, Series, draw, ticks
-from rollstream.report.history import History
+from rollstream.report.history import History, RolloutHistory
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
@@ -24,6 +24,11 @@ from rollstream.report.write import report
 @pytest.fixture(scope="module")
 def history(run_folder) -> History:
     return open_history(run_folder)
+
+
+def test_a_rollout_whose_versions_were_forgotten_has_no_bars(history):
+    """In a run that truncates without an archive, trajectories may outlive `applied`."""
+    assert bars_of(RolloutHistory(history.rollouts["rollout-0"].busy)) == ()
 
 
 def drawings(text: str) -> list[ElementTree.Element]:
