@@ -88,7 +88,7 @@ class PromptSource:
         self.admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
         log.info("prompt source term %d goes on at prompt %d", self.term, self.following)
         while not stop.is_set():
-            for received in self.admissions.poll(0.0):
+            for received in self.admissions.follow():
                 if isinstance(received.record, Admitted):
                     self.admitted = max(self.admitted, received.record.group)
             target = self.admitted + 1 + self.ahead

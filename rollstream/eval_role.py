@@ -46,7 +46,7 @@ def follow(place: Place) -> bool:
     announced: dict[int, Version] = {}
     with MetricsFile(path) as metrics:
         while not place.stop.is_set() and c.trainer.steps not in evaluator.done:
-            for received in reader.poll(0.0):
+            for received in reader.follow():
                 if isinstance(received.record, WeightsAnnounced):
                     version = received.record.version
                     announced[version.number] = version

@@ -9,6 +9,7 @@ from producers.engines.connect import open_engine
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
 from producers.rollout.orders import Orders
+from producers.rollout.outbox import Outbox
 from producers.rollout.pulse import Pulse
 from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower
@@ -48,7 +49,7 @@ def build_rollout(place: Place) -> Rollout | None:
         context_max=c.rollouts.context_max,
     )
     pulse = Pulse(c.rollouts.status_s)
-    voice = Voice(place.bus, place.name, term, c.rollouts, pulse)
+    voice = Voice(place.bus, Outbox(place.bus), place.name, term, c.rollouts, pulse)
     voice.applied(fetched, time.perf_counter() - started)
     judging = Judging(
         RewardPool(task_settings(c, place.folder)),

@@ -56,9 +56,15 @@ class ClaimCheck:
         records_max: int = 512,
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
+        exact: bool = True,
     ) -> list[Message]:
         messages = self._log.read(
-            topic, positions, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s
+            topic,
+            positions,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            wait_s=wait_s,
+            exact=exact,
         )
         return self._redeemed(messages, bytes_max)
 

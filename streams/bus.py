@@ -94,9 +94,13 @@ class Bus(Protocol):
         records_max: int = 512,
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
+        exact: bool = True,
     ) -> list[Message]:
         """Records from each partition's offset on, partition after partition; at least one if there
         is any, whatever its size; [] when none came within `wait_s`.
+
+        Unless `exact`, [] may also mean that what lies there has not arrived yet: for loops that
+        look again soon, because over a network an exact [] costs a question to the brokers.
         """
         ...
 

@@ -106,6 +106,7 @@ class KafkaBus:
         records_max: int = 512,
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
+        exact: bool = True,
     ) -> list[Message]:
         settings = self._topic(topic)
         for partition in positions:
@@ -117,7 +118,8 @@ class KafkaBus:
 
         def once() -> list[Message]:
             with self._cursors.lent(topic, positions) as cursor:
-                return cursor.read(positions, records_max, bytes_max, wait_s, self._answer_s)
+                answer_s = self._answer_s if exact else None
+                return cursor.read(positions, records_max, bytes_max, wait_s, answer_s)
 
         what = f"read {topic!r} at {self._address}"
         return insisting(what, self._answer_s, once, lambda _: None)

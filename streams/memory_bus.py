@@ -118,6 +118,7 @@ class MemoryBus:
         records_max: int = 512,
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
+        exact: bool = True,
     ) -> list[Message]:
         deadline = Deadline(wait_s)
         with self._changed:

@@ -92,8 +92,12 @@ class TopicReader:
         self._with_opened = with_opened
         self._first = 0  # rotates, so that no partition waits behind a full one
 
-    def poll(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """The next records, at most `records_max`; [] when none came within `wait_s`."""
+    def poll(
+        self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
+    ) -> list[Received]:
+        """The next records, at most `records_max`; [] when none came within `wait_s`, or, unless
+        `exact`, has not arrived yet (`Bus.read`).
+        """
         deadline = Deadline(wait_s)
         while True:
             messages = self._bus.read(
@@ -101,10 +105,17 @@ class TopicReader:
                 self._offsets(),
                 records_max=records_max,
                 wait_s=deadline.remaining_s(),
+                exact=exact,
             )
             received = self._take(messages)
             if received or not messages or deadline.passed():
                 return received
+
+    def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
+        """What has arrived, or does within `wait_s`; [] says nothing about the end. For loops that
+        look again soon.
+        """
+        return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
         """All records below these offsets, which must exist; those from there on stay unread."""

@@ -94,6 +94,7 @@ class SqliteBus:
         records_max: int = 512,
         bytes_max: int = 16 << 20,
         wait_s: float = 0.0,
+        exact: bool = True,
     ) -> list[Message]:
         log, deadline, pause_s = self._log(topic), Deadline(wait_s), POLL_S
         while True:

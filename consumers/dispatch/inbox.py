@@ -69,7 +69,7 @@ class Inbox:
         for topic, reader in self._readers.items():
             if topic == "prompts" and len(self._prompts) >= PROMPTS_AHEAD:
                 continue
-            for received in reader.poll(0.0):
+            for received in reader.follow():
                 count += 1
                 self._apply(received, fresh=True)
         released, self._released = self._released, []

@@ -26,6 +26,7 @@ from streams.records import (
     AnnotationUsed,
     Member,
     Position,
+    Record,
     Trajectory,
 )
 
@@ -101,12 +102,12 @@ class Intake:
         """Take in what is new, in the order that invariant 2 needs; returns how many records that
         were.
         """
-        fresh = self._readers["trajectories"].poll(wait_s)
-        fresh += self._readers["annotations"].poll(0.0)
+        fresh = self._readers["trajectories"].follow(wait_s)
+        fresh += self._readers["annotations"].follow()
         admissions = self._readers["admissions"]
-        for received in admissions.read_to(self._bus.end("admissions")):
-            if isinstance(received.record, Admitted):
-                self._admit(received.record, received.address, self._monotonic())
+        self._admit_all(admissions.follow())
+        if any(self._is_of_unknown_group(received.record) for received in fresh):
+            self._admit_all(admissions.read_to(self._bus.end("admissions")))
         for received in fresh:
             self._arrive(received)
         return len(fresh)
@@ -138,6 +139,14 @@ class Intake:
             self._arrive(read_at(self._bus, "trajectories", at))
         for at in noted:
             self._arrive(read_at(self._bus, "annotations", at))
+
+    def _is_of_unknown_group(self, record: Record) -> bool:
+        return isinstance(record, Trajectory | Annotation) and record.group not in self.open
+
+    def _admit_all(self, admissions: Iterable[Received]) -> None:
+        for received in admissions:
+            if isinstance(received.record, Admitted):
+                self._admit(received.record, received.address, self._monotonic())
 
     def _admit(self, record: Admitted, at: Address, now_s: float) -> None:
         if record.group in self._ended:

@@ -18,7 +18,7 @@ class HeldVersions:
         """Versions held by rollouts that spoke in the minute before the last word of
         any of them.
         """
-        for received in self._reader.poll(0.0, records_max=4096):
+        for received in self._reader.follow(records_max=4096):
             if isinstance(received.record, RolloutStatus):
                 self._newest[received.record.rollout] = received.record
         said = self._newest.values()

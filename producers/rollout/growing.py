@@ -46,6 +46,8 @@ class Growing:
     flushed: int = 0
     flushed_generated: int = 0
     partial: Address | None = None
+    flushing: bool = False
+    """Its last partial is on its way: the next one continues that one's address."""
     environment: str = ""
 
     @classmethod
@@ -102,10 +104,13 @@ class Growing:
         self.length += len(tokens)
         self.environment = state
 
+    def has_news(self) -> bool:
+        """Whether a partial could be made now."""
+        return self.length > self.flushed and not self.flushing
+
     def take_partial(self, rollout: str, term: int, now_s: float) -> Partial:
-        """What it gained since its previous partial; the caller sets `partial` to the address it
-        got.
-        """
+        """What it gained since its previous partial; `landed` says where it lies."""
+        assert not self.flushing, "a partial continues the address of the one before"
         first, (tokens, sources) = self.flushed_generated, self.content()
         record = Partial(
             trajectory=self.order.trajectory,
@@ -124,7 +129,12 @@ class Growing:
             environment=self.environment,
         )
         self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
+        self.flushing = True
         return record
+
+    def landed(self, at: Address) -> None:
+        """The partial taken last is durable."""
+        self.partial, self.flushing = at, False
 
     def finished(
         self,

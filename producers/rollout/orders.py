@@ -55,11 +55,11 @@ class Orders:
         keeps those of open ones (invariant 11).
         """
         try:
-            return self._reader.poll(0.0)
+            return self._reader.follow()
         except PositionLost as lost:
             log.info("orders of ended trajectories were truncated unread: %s", lost)
             self._reader = self._from_begin()
-            return self._reader.poll(0.0)
+            return self._reader.follow()
 
     def _from_begin(self) -> TopicReader:
         begin = from_begin(self._bus, "assignments")[self._partition]

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from producers.engines.base import EngineStats
 from producers.rollout.growing import Growing
+from producers.rollout.outbox import Sender
 from producers.rollout.pulse import Health, Pulse
 from producers.rollout.weights import Fetched
 from producers.settings import RolloutSettings
 from streams.bus import Bus
 from streams.figures import SECONDS, Tally
-from streams.records import Applied, Partial, RolloutStatus, Trajectory, Version
-from streams.writer import publish, publish_all
+from streams.records import Address, Applied, Partial, RolloutStatus, Trajectory, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Voice:
     """One rollout under one term."""
 
     bus: Bus
+    sender: Sender
     name: str
     term: int
     settings: RolloutSettings
@@ -46,19 +47,28 @@ class Voice:
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
-            publish_all(self.bus, "trajectories", [(str(t.group), t) for t in done])
+            self.sender.send("trajectories", [(str(t.group), t) for t in done])
             self.finishes.update(t.finish for t in done)
 
     def partials(self, growing: Sequence[Growing], everything: bool = False) -> None:
         """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""
         now = self.clock()
-        due = [g for g in growing if g.length > g.flushed and (everything or self._is_due(g, now))]
+        due = [g for g in growing if g.has_news() and (everything or self._is_due(g, now))]
         if not due:
             return
         records = [g.take_partial(self.name, self.term, now) for g in due]
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
-        for one, at in zip(due, publish_all(self.bus, "partials", entries), strict=True):
-            one.partial = at
+
+        def then(addresses: list[Address]) -> None:
+            for one, at in zip(due, addresses, strict=True):
+                one.landed(at)
+
+        self.sender.send("partials", entries, then)
+
+    def farewell(self, growing: Sequence[Growing]) -> None:
+        """Everything that is not published yet, as partials."""
+        self.sender.flush()
+        self.partials(growing, everything=True)
 
     def applied(self, fetched: Fetched, seconds: float) -> None:
         """Tell who serves what."""
@@ -72,7 +82,7 @@ class Voice:
             seconds=seconds,
             time_s=self.clock(),
         )
-        publish(self.bus, "applied", self.name, record)
+        self.sender.send("applied", [(self.name, record)])
         self.apply_s.add(seconds)
 
     def status(self, condition: Condition, stats: EngineStats) -> None:
@@ -96,7 +106,7 @@ class Voice:
             time_s=now,
             busy_s=stats.busy_s,
         )
-        publish(self.bus, "status", f"{self.name}/{self.term}", record)
+        self.sender.send("status", [(f"{self.name}/{self.term}", record)])
         self.said = record
 
     def _is_due(self, growing: Growing, now_s: float) -> bool:

@@ -55,7 +55,7 @@ class WeightsFollower:
 
     def read(self) -> None:
         """Note what was announced since the last call."""
-        for received in self._reader.poll(0.0):
+        for received in self._reader.follow():
             record = received.record
             if isinstance(record, WeightsAnnounced) and (
                 self._newest is None or record.version > self._newest.version

@@ -60,8 +60,9 @@ class Rollout:
             self._publish()
             if not emissions and time.perf_counter() - began < IDLE_S:  # nothing to decode
                 stop.wait(IDLE_S)
-        self.voice.partials(self._unfinished(), everything=True)
+        self.voice.farewell(self._unfinished())
         self._say("leaving")
+        self.voice.sender.flush()
 
     # ---- phases --------------------------------------------------------------------------------
 

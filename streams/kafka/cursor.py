@@ -37,10 +37,10 @@ class Cursor:
         records_max: int,
         bytes_max: int,
         wait_s: float,
-        answer_s: float,
+        answer_s: float | None,
     ) -> list[Message]:
         """See `Bus.read`; `BusTimeout` when the brokers do not say within `answer_s` whether there
-        is anything.
+        is anything, which they are not asked with None.
         """
         goes_on = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -51,6 +51,9 @@ class Cursor:
             if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
                 if goes_on:  # the next answer is under way while this one is worked on
                     self._fetch(0.0, positions)
+            elif answer_s is None:
+                if deadline.passed():
+                    return []
             else:
                 if self._is_dry(positions):
                     if deadline.passed():

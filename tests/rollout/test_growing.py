@@ -68,7 +68,7 @@ def test_a_chain_of_partials_gives_back_what_was_generated(
     for index, (count, version) in enumerate(parts):
         growing.extend(emission(count, version))
         if index in cuts or index == len(parts) - 1:
-            growing.partial = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0))
+            growing.landed(publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0)))
     assert growing.partial is not None
     gained = read_chain(bus, growing.partial, "3.1")
     again = Growing.begin(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
@@ -83,10 +83,10 @@ def test_a_zombies_partials_between_are_not_mixed_in():
     bus = open_bus("memory:")
     bus.create(catalogue(1))
     first, second = grown([(2, 0)]), grown([(2, 0)])
-    first.partial = publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0))
-    second.partial = publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0))
+    first.landed(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
+    second.landed(publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0)))
     first.extend(emission(3, 1))
-    first.partial = publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0))
+    first.landed(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
     gained = read_chain(bus, first.partial, "3.1")
     assert gained.tokens.tolist() == [0, 1, 0, 1, 2]
     assert [span.version.number for span in gained.spans] == [0, 1]
@@ -115,7 +115,7 @@ def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
 def test_nothing_is_published_twice_in_partials():
     growing = grown([(4, 0)])
     first = growing.take_partial("a", 1, 0.0)
-    growing.partial = Address(0, 0)
+    growing.landed(Address(0, 0))
     growing.extend(emission(3, 0))
     second = growing.take_partial("a", 1, 0.0)
     assert (first.start, len(first.tokens)) == (3, 4)

@@ -21,6 +21,7 @@ from producers.prompt_source import PromptOrder, PromptSource
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
 from producers.rollout.orders import Orders
+from producers.rollout.outbox import AtOnce
 from producers.rollout.pulse import Pulse
 from producers.rollout.voice import Voice
 from producers.rollout.weights import WeightsFollower
@@ -177,7 +178,7 @@ class TinyRun:
         )
         task = load_task(self.task)
         rewards = RewardPool(self.task)
-        voice = Voice(self.bus, name, term, self.rollout, Pulse(self.rollout.status_s))
+        voice = Voice(self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(self.rollout.status_s))
         voice.applied(fetched, 0.0)
         judging = Judging(
             rewards,

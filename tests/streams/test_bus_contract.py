@@ -112,6 +112,29 @@ def test_a_reader_that_waits_in_vain_comes_back(bus: Bus) -> None:
     assert time.monotonic() - started >= 0.05
 
 
+def test_a_follower_that_looks_again_gets_all_in_order_and_once(bus: Bus) -> None:
+    bus.create([Topic("t", 2)])
+    found: list[bytes | None] = []
+    at = {0: 0, 1: 0}
+    for wave in range(5):
+        names = [f"{wave}.{number}" for number in range(7)]
+        bus.append("t", [Entry(b"k", name.encode(), wave % 2) for name in names])
+        end = time.monotonic() + 30
+        while len(found) < 7 * (wave + 1) and time.monotonic() < end:
+            for message in bus.read("t", at, records_max=3, wait_s=0.01, exact=False):
+                at[message.partition] = message.offset + 1
+                found.append(message.value)
+    assert found == [f"{wave}.{n}".encode() for wave in range(5) for n in range(7)]
+
+
+def test_a_follower_hears_of_lost_positions_too(bus: Bus) -> None:
+    bus.create([Topic("t")])
+    bus.append("t", entries("a", "b", "c"))
+    bus.truncate("t", {0: 2})
+    with pytest.raises(PositionLost):
+        bus.read("t", {0: 0}, wait_s=30, exact=False)
+
+
 def test_truncation_loses_positions_below_it_and_says_so(bus: Bus) -> None:
     bus.create([Topic("t")])
     bus.append("t", entries("a", "b", "c"))

@@ -1,0 +1,115 @@
+"""What a rollout says goes out beside decoding: over a network an acknowledgement takes longer than
+a look at what the engine made.
+
+Records of one topic stay in order. What waits here dies with the process, as what the engine had
+not emitted yet does: nothing promises a record before its address is known (`then`).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streams.bus import Bus
+from streams.records import Address
+from streams.writer import Keyed, publish_all
+
+log = logging.getLogger(__name__)
+
+RECORDS_MAX = 1024  # waiting; whoever has more to say waits too
+
+Then = Callable[[list[Address]], None]
+
+
+class Sender(Protocol):
+    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+        """Publish them in this order; `then` gets their addresses once they are durable."""
+        ...
+
+    def flush(self) -> None:
+        """Everything sent is durable when this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A sender for who has the time to wait, and for tests that go step by step."""
+
+    bus: Bus
+
+    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+        addresses = publish_all(self.bus, topic, records)
+        if then is not None:
+            then(addresses)
+
+    def flush(self) -> None:
+        """Nothing ever waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    topic: str
+    records: Sequence[Keyed]
+    then: Then | None
+
+
+class Outbox:
+    """A sender with a thread of its own; what fails there is raised by the next call."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._changed = threading.Condition()
+        self._waiting: list[_Letter] = []
+        self._under_way: list[_Letter] = []
+        self._failed: BaseException | None = None
+        threading.Thread(target=self._run, name="outbox", daemon=True).start()
+
+    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
+            self._check()
+            self._waiting.append(_Letter(topic, records, then))
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or not self._count())
+            self._check()
+
+    def _count(self) -> int:
+        return sum(len(letter.records) for letter in (*self._waiting, *self._under_way))
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting)
+                    self._under_way, self._waiting = self._waiting, []
+                self._post(self._under_way)
+                with self._changed:
+                    self._under_way = []
+                    self._changed.notify_all()
+        except Exception as error:
+            log.exception("what the rollout says cannot be published")
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+
+    def _post(self, letters: Sequence[_Letter]) -> None:
+        """One append for each topic."""
+        by_topic: dict[str, list[_Letter]] = {}
+        for letter in letters:
+            by_topic.setdefault(letter.topic, []).append(letter)
+        for topic, together in by_topic.items():
+            records = [record for letter in together for record in letter.records]
+            addresses = publish_all(self._bus, topic, records)
+            for letter in together:
+                count = len(letter.records)
+                if letter.then is not None:
+                    letter.then(addresses[:count])
+                addresses = addresses[count:]

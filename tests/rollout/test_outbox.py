@@ -1,0 +1,82 @@
+"""What a rollout says beside decoding: in order, with addresses, bounded, no failure unheard."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from producers.rollout.outbox import RECORDS_MAX, Outbox
+from streams.connect import open_bus
+from streams.errors import RecordTooLarge
+from streams.reader import TopicReader, from_begin
+from streams.records import Address, Annotation
+from streams.sqlite_bus import SqliteBus
+from streams.topics import catalogue
+from streams.writer import Keyed
+
+ENOUGH_S = 30.0
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> SqliteBus:
+    bus = open_bus(f"sqlite:{tmp_path}")
+    bus.create(catalogue(1))
+    assert isinstance(bus, SqliteBus)
+    return bus
+
+
+def notes(first: int, count: int, width: int = 1) -> list[Keyed]:
+    values = np.ones(width, np.float32)
+    return [
+        ("1", Annotation(f"1.{n}", 1, "reward", values, "test"))
+        for n in range(first, first + count)
+    ]
+
+
+def published(bus: SqliteBus) -> list[str]:
+    reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"))
+    return [
+        r.record.trajectory for r in reader.poll(0.0, 10_000) if isinstance(r.record, Annotation)
+    ]
+
+
+def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
+    outbox, told = Outbox(bus), list[Address]()
+    for first in range(0, 60, 3):
+        outbox.send("annotations", notes(first, 3), told.extend)
+    outbox.flush()
+    assert published(bus) == [f"1.{n}" for n in range(60)]
+    assert told == [Address(0, n) for n in range(60)]
+
+
+def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
+    """Invariant 8: what waits is bounded."""
+    outbox, held, go = Outbox(bus), threading.Event(), threading.Event()
+
+    def hold(_: list[Address]) -> None:
+        held.set()
+        assert go.wait(ENOUGH_S)
+
+    outbox.send("annotations", notes(0, 1), hold)
+    assert held.wait(ENOUGH_S)
+    outbox.send("annotations", notes(1, RECORDS_MAX), None)
+    late = threading.Thread(target=outbox.send, args=("annotations", notes(RECORDS_MAX + 1, 1)))
+    late.start()
+    late.join(0.2)
+    assert late.is_alive()
+    go.set()
+    late.join(ENOUGH_S)
+    outbox.flush()
+    assert len(published(bus)) == RECORDS_MAX + 2
+
+
+def test_what_fails_is_raised_by_the_next_call(bus: SqliteBus):
+    limit = bus.settings("annotations").record_bytes_max
+    outbox = Outbox(bus)
+    outbox.send("annotations", notes(0, 1, width=limit))
+    with pytest.raises(RecordTooLarge):
+        outbox.flush()
+    with pytest.raises(RecordTooLarge):
+        outbox.send("annotations", notes(1, 1))
+    assert published(bus) == []
