@@ -9,7 +9,6 @@ long gone, and the record goes to `<topic>.dead`.) Blobs are never shared betwee
 """
 
 import time
-from collections.abc import Iterable
 
 from storage.objects import ObjectStore
 from streams.bus import Bus
@@ -29,18 +28,17 @@ def key_of(topic: str, hour: str, found: str) -> str:
     return f"blobs/{topic}/{hour}/{found}"
 
 
-def collect_blobs(bus: Bus, store: ObjectStore, topics: Iterable[str]) -> int:
+def collect_blobs(bus: Bus, store: ObjectStore) -> int:
     """Delete the hours that no record kept can name; returns how many blobs went."""
     count = 0
-    for topic in topics:
-        blobs = list(store.list(f"blobs/{topic}/"))
-        if not blobs:
-            continue
-        last = _last_hour_unneeded(bus, topic)
-        for blob in blobs:
-            if blob.key.split("/")[2] < last:  # hours sort as texts
-                store.delete(blob.key)
-                count += 1
+    needed_from: dict[str, str] = {}  # hours sort as texts
+    for blob in list(store.list("blobs/")):
+        _, topic, hour, _ = blob.key.split("/")
+        if topic not in needed_from:
+            needed_from[topic] = _last_hour_unneeded(bus, topic)
+        if hour < needed_from[topic]:
+            store.delete(blob.key)
+            count += 1
     return count
 
 

@@ -11,15 +11,13 @@ import msgspec
 import numpy as np
 
 from streams.bus import Bus, Message
-from streams.codec import Decoded, Envelope, content_hash, decode, envelope_of
+from streams.codec import Decoded, Envelope, content_hash, decode
 from streams.deadline import Deadline
 from streams.errors import BusError, DecodeError, PositionLost
-from streams.fence import Verdict, advance
-from streams.records import Address, Claim, Dead, Opened, Position, Record
+from streams.judging import judge
+from streams.records import Address, Dead, Opened, Position, Record
 from streams.truncation import truncated_begin
 from streams.writer import publish
-
-REASON_MAX = 1000  # characters of an error's text kept in a `Dead`
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -159,22 +157,16 @@ class TopicReader:
             value = message.value
             if value is None:
                 continue
-            decoded, envelope, reason = _opened_up(value, self._fenced)
-            if self._fenced and envelope is not None:
-                fences[message.partition], verdict = advance(
-                    fences[message.partition],
-                    envelope,
-                    opens=decoded is not None and isinstance(decoded.record, Opened),
-                    compacted=self._compacted,
-                )
-                if verdict is Verdict.VOID:
-                    void += 1
-                    continue
-            if decoded is None:
-                self._bury(message, value, reason)
+            fences[message.partition], judged = judge(
+                value, fences[message.partition], fenced=self._fenced, compacted=self._compacted
+            )
+            if judged.void:
+                void += 1
+            elif judged.reason or judged.decoded is None:
+                self._bury(message, value, judged.reason)
                 dead += 1
-            elif self._with_opened or not isinstance(decoded.record, Opened):
-                received.append(_received(message, decoded, value))
+            elif self._with_opened or not isinstance(judged.decoded.record, Opened):
+                received.append(_received(message, judged.decoded, value))
         self.dead += dead
         self.void += void
         for message in messages:
@@ -186,26 +178,6 @@ class TopicReader:
         original = np.frombuffer(value, np.uint8)
         dead = Dead(message.topic, message.partition, message.offset, reason, original)
         publish(self._bus, f"{self._topic}.dead", message.key.decode(errors="replace"), dead)
-
-
-def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | None, str]:
-    """The record, or None and why; the envelope even of an unknown schema, so that it leaves no
-    gap.
-    """
-    try:
-        decoded = decode(value)
-    except DecodeError as error:
-        reason = str(error)[:REASON_MAX]
-        try:
-            return None, envelope_of(value), reason
-        except DecodeError:
-            return None, None, reason
-    if isinstance(decoded.record, Claim):
-        gone = f"the object {decoded.record.blob} that holds this record is gone or damaged"
-        return None, decoded.envelope, gone
-    if fenced and decoded.envelope is None:
-        return None, None, "a record without an envelope in a topic that one role writes"
-    return decoded, decoded.envelope, ""
 
 
 def _received(message: Message, decoded: Decoded, value: bytes) -> Received:

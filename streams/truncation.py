@@ -15,6 +15,10 @@ from streams.records import Address, Fence, Position
 
 TRUNCATED = "truncated"
 """Consumer group that holds the positions below which a topic is forgotten."""
+REBUILDING, ARCHIVING = "dispatch", "archive"
+"""Groups under which dispatch commits from where it can rebuild, and the archive what it has."""
+REBUILT = ("admissions", "trajectories", "ledger")
+"""Topics that dispatch rebuilds from and others need too."""
 
 
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
@@ -59,6 +63,20 @@ def before_record(bus: Bus, topic: str, address: Address) -> Position:
     if envelope is None:
         return Position(address.offset)
     return Position(address.offset, Fence(envelope.term, envelope.sequence))
+
+
+def before_oldest(
+    bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
+) -> dict[int, Position]:
+    """These positions, moved back to the oldest of these records where one lies before."""
+    oldest: dict[int, Address] = {}
+    for address in addresses:
+        oldest[address.partition] = min(oldest.get(address.partition, address), address)
+    before = dict(positions)
+    for partition, address in oldest.items():
+        if address.offset < before[partition].offset:
+            before[partition] = before_record(bus, topic, address)
+    return before
 
 
 def _later(one: Position, other: Position | None) -> Position:

@@ -24,11 +24,9 @@ from streams.bus import Bus
 from streams.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
 from streams.reader import from_begin
 from streams.records import Position
+from streams.truncation import ARCHIVING
 
 log = logging.getLogger(__name__)
-
-GROUP = "archive"
-"""Group of the commits that say how far each partition is archived."""
 READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
 
 
@@ -82,11 +80,13 @@ class TopicArchive:
                 if begin.offset:
                     log.warning("%s: what lay before %d is not archived", where, begin.offset)
         self._next = {p: at.offset for p, at in self._archived.items()}
-        self._bus.commit(GROUP, self._topic, self._archived)
+        self._bus.commit(ARCHIVING, self._topic, self._archived)
 
-    def advance(self) -> bool:
-        """Read once and write what is due; False when nothing new was there."""
-        found = self._read()
+    def advance(self, *, exact: bool = False) -> bool:
+        """Read once and write what is due; False when nothing new was there, or, unless `exact`,
+        has not arrived yet.
+        """
+        found = self._read(exact)
         now_s = self._monotonic()
         s = self._settings
         while (partition := due(self._pending, s.roll_bytes, s.roll_s, now_s)) is not None:
@@ -97,7 +97,7 @@ class TopicArchive:
         """Archive everything up to the present end, in files however small."""
         ends = self._bus.end(self._topic)
         while any(self._next[partition] < end for partition, end in ends.items()):
-            if not self.advance():
+            if not self.advance(exact=True):
                 raise BusError(f"{self._topic}: asked to read to {ends}, but nothing comes")
         while self._pending:
             self._write(next(iter(self._pending)))
@@ -111,11 +111,15 @@ class TopicArchive:
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 
-    def _read(self) -> bool:
+    def _read(self, exact: bool) -> bool:
         positions = self._rotated()
         try:
             messages = self._bus.read(
-                self._topic, positions, records_max=READ_RECORDS, bytes_max=READ_BYTES
+                self._topic,
+                positions,
+                records_max=READ_RECORDS,
+                bytes_max=READ_BYTES,
+                exact=exact,
             )
         except PositionLost as error:
             text = f"records were truncated before they were archived: {error}"
@@ -158,7 +162,7 @@ class TopicArchive:
         size = len(file.data)
         self._wrote(Written(self._topic, key, len(messages), size, seconds, mine))
         self._go_on(partition, _after(there))
-        self._bus.commit(GROUP, self._topic, {partition: self._archived[partition]})  # 3
+        self._bus.commit(ARCHIVING, self._topic, {partition: self._archived[partition]})  # 3
 
     def _winner(self, key: str) -> Ending:
         """How the file that is there ends."""

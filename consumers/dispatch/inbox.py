@@ -22,7 +22,7 @@ from streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
-from streams.truncation import before_record
+from streams.truncation import before_oldest
 
 FOLDED = ("trajectories", "ledger", "partials")
 """Topics of others that dispatch's state is a fold of; compacted ones are read from their begin."""
@@ -97,11 +97,7 @@ class Inbox:
     def _prompts_position(self) -> dict[int, Position]:
         needed = [group.admitted.prompt for group in self._state.groups.values()]
         needed += [at for _, at in self._prompts.values()]
-        at = dict(self._readers["prompts"].positions)
-        if needed:
-            oldest = min(needed)  # `prompts` has one partition
-            at[oldest.partition] = before_record(self._bus, "prompts", oldest)
-        return at
+        return before_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
         reader = TopicReader(self._bus, topic, kept.get(topic) or from_begin(self._bus, topic))

@@ -15,12 +15,8 @@ from consumers.dispatch.state import DispatchState
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import Address, Position
-from streams.truncation import before_record, truncate
+from streams.truncation import REBUILDING, REBUILT, before_oldest, truncate
 from streams.writer import FencedWriter
-
-GROUP = "dispatch"
-"""Under which dispatch commits from where it can rebuild."""
-SHARED = ("admissions", "trajectories", "ledger")
 
 
 @dataclass(slots=True)
@@ -56,8 +52,8 @@ class Memory:
             orders.positions(),
         )
         self._keeper.keep(kept_state(state, self.term, positions))  # 1
-        for topic in SHARED:
-            self.bus.commit(GROUP, topic, positions[topic])  # 2
+        for topic in REBUILT:
+            self.bus.commit(REBUILDING, topic, positions[topic])  # 2
         if self.truncate:
             self._forget(state, positions)  # 3
         self._due_s = self.monotonic() + self.keep_s
@@ -73,16 +69,4 @@ class Memory:
             "partials": partials,
         }
         for topic, addresses in needed.items():
-            before = dict(positions[topic])
-            for partition, oldest in _oldest(addresses).items():
-                if oldest.offset < before[partition].offset:
-                    before[partition] = before_record(self.bus, topic, oldest)
-            truncate(self.bus, topic, before)
-
-
-def _oldest(addresses: Iterable[Address]) -> dict[int, Address]:
-    least: dict[int, Address] = {}
-    for address in addresses:
-        known = least.setdefault(address.partition, address)
-        least[address.partition] = min(known, address)
-    return least
+            truncate(self.bus, topic, before_oldest(self.bus, topic, positions[topic], addresses))

@@ -8,7 +8,7 @@ replaced and goes on truncates less, never more: each bound only moves forwards.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from consumers.trainer.checkpoint import TrainerState
@@ -17,15 +17,17 @@ from storage.checkpoints import CheckpointId, checkpoint_state
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import Address, Position
-from streams.topics import catalogue
-from streams.truncation import before_record, earliest, truncate
+from streams.truncation import (
+    ARCHIVING,
+    REBUILDING,
+    REBUILT,
+    before_oldest,
+    earliest,
+    truncate,
+)
 
 log = logging.getLogger(__name__)
 
-DISPATCH, ARCHIVE = "dispatch", "archive"
-"""Groups under which those two commit how far they are."""
-REBUILT = ("admissions", "trajectories", "ledger")
-"""Topics that dispatch rebuilds from."""
 TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 
@@ -45,13 +47,13 @@ class Forgetting:
         for topic in TOPICS:
             bounds = [self._needed(topic, state) for state in states]
             if topic in REBUILT:
-                bounds.append(self.bus.committed(DISPATCH, topic))
+                bounds.append(self.bus.committed(REBUILDING, topic))
             if topic in self.archived:
-                bounds.append(self.bus.committed(ARCHIVE, topic))
+                bounds.append(self.bus.committed(ARCHIVING, topic))
             lost = truncate(self.bus, topic, earliest(bounds))
             if lost:
                 log.info("%s: %d records are not needed any more", topic, sum(lost.values()))
-        collect_blobs(self.bus, self.store, (topic.name for topic in catalogue()))
+        collect_blobs(self.bus, self.store)
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
         """From where a trainer that starts from this checkpoint reads."""
@@ -60,21 +62,15 @@ class Forgetting:
         positions = state.intake_positions().get(topic)
         if positions is None:  # `applied`: a trainer does not read it
             return {p: Position(end) for p, end in self.bus.end(topic).items()}
-        needed = dict(positions)
-        for address in _addresses(topic, state):
-            if address.offset < needed[address.partition].offset:
-                needed[address.partition] = before_record(self.bus, topic, address)
-        return needed
+        return before_oldest(self.bus, topic, positions, _addresses(topic, state))
 
 
-def _addresses(topic: str, state: TrainerState) -> Sequence[Address]:
-    """The oldest record of the checkpoint's open groups, per partition."""
-    by_topic = {
-        "admissions": [group.admitted for group in state.groups],
-        "trajectories": [at for group in state.groups for at in group.arrived],
-        "annotations": [at for group in state.groups for at in group.noted],
-    }
-    oldest: dict[int, Address] = {}
-    for address in by_topic[topic]:
-        oldest[address.partition] = min(oldest.get(address.partition, address), address)
-    return list(oldest.values())
+def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:
+    """The records of the groups that were open in the checkpoint."""
+    match topic:
+        case "admissions":
+            return (group.admitted for group in state.groups)
+        case "trajectories":
+            return (at for group in state.groups for at in group.arrived)
+        case _:
+            return (at for group in state.groups for at in group.noted)

@@ -13,10 +13,9 @@ from typing import Any
 from rollstream.analysis.fields import Condition, values_of
 from rollstream.analysis.shown import plain
 from streams.bus import Bus, Message
-from streams.codec import Decoded, decode
-from streams.errors import DecodeError, PositionLost, SequenceGap
-from streams.fence import Verdict, advance
-from streams.records import Claim, Fence, Opened, Record
+from streams.errors import PositionLost, SequenceGap
+from streams.judging import Judgement, judge
+from streams.records import Fence, Record
 
 WAIT_S = 0.25  # between two looks at Ctrl-C
 
@@ -104,44 +103,31 @@ class Log:
         return {partition: max(offset, begin[partition]) for partition, offset in at.items()}
 
     def _judged(self, message: Message) -> Passing:
-        value, why, decoded = message.value, "", None
-        if value is None:
-            why = "tombstone"
-        else:
-            try:
-                decoded = decode(value)
-            except DecodeError as error:
-                why = str(error)
-        if decoded is not None and isinstance(decoded.record, Claim):
-            why, decoded = f"its bytes, the object {decoded.record.blob}, are gone or damaged", None
-        envelope = decoded.envelope if decoded else None
+        judged = None if message.value is None else self._judge(message.partition, message.value)
+        envelope = judged.envelope if judged else None
         return Passing(
             message.partition,
             message.offset,
             message.timestamp_ms,
             message.key.decode(errors="replace"),
-            decoded.record if decoded else None,
+            judged.record if judged else None,
             envelope.term if envelope else None,
-            decoded is not None and self._is_void(message.partition, decoded),
-            why,
+            judged.void if judged else False,
+            judged.reason if judged else "tombstone",
         )
 
-    def _is_void(self, partition: int, decoded: Decoded) -> bool:
+    def _judge(self, partition: int, value: bytes) -> Judgement:
+        """Behind a hole the fence begins anew."""
         settings = self.bus.settings(self.topic)
-        if not settings.writer or decoded.envelope is None:
-            return False
+        fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
+        fence = self._fences.get(partition, Fence())
         try:
-            self._fences[partition], verdict = advance(
-                self._fences.get(partition, Fence()),
-                decoded.envelope,
-                opens=isinstance(decoded.record, Opened),
-                compacted=settings.cleanup == "compact",
-            )
+            fence, judged = judge(value, fence, fenced=fenced, compacted=compacted)
         except SequenceGap as error:
             self.tell(f"{self.topic} {partition}: {error}")
-            self._fences[partition] = Fence()
-            return False
-        return verdict is Verdict.VOID
+            fence, judged = judge(value, Fence(), fenced=fenced, compacted=compacted)
+        self._fences[partition] = fence
+        return judged
 
 
 def matching(passing: Iterator[Passing], conditions: Sequence[Condition]) -> Iterator[Passing]:

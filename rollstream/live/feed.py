@@ -16,13 +16,13 @@ from streams.bus import Bus
 from streams.codec import decode
 from streams.errors import DecodeError, PositionLost
 from streams.records import Dead
+from streams.truncation import ARCHIVING
 
 EXPLAINING = ("prompts", "admissions", "ledger", "weights", "status", "applied")
 EXPLAINED = ("trajectories", "annotations")
 OPENING = ("prompts", "admissions", "ledger")  # their first records are the run's first
 GLANCED = ("assignments", "partials")  # only the age of their newest record is shown
 ARCHIVED = ("trajectories", "annotations", "ledger", "admissions", "applied")
-ARCHIVE_GROUP = "archive"
 RECORDS_MAX = 4096  # of a topic, per look
 TAIL = 20_000  # records of a topic, from which on a state begins: takes of a thousand steps
 TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; most that open groups may need
@@ -50,9 +50,9 @@ class Feed:
             self._open_explaining(state)
         elif EXPLAINED[0] not in self._watchers and not self._is_behind():
             self._open_explained(state)
-        explained = [one for topic in EXPLAINED for one in self._poll(topic)]
+        explained = [one for topic in EXPLAINED for one in self._poll(topic, exact=False)]
         for topic in EXPLAINING:
-            self._apply(state, self._poll(topic))
+            self._apply(state, self._poll(topic, exact=bool(explained)))
         self._apply(state, explained)
         for line in self._evaluations.read():
             state.apply_evaluation(line)
@@ -93,9 +93,9 @@ class Feed:
         self._ends[topic] = self._bus.end(topic)
         self._watchers[topic] = Watcher(self._bus, topic, positions)
 
-    def _poll(self, topic: str) -> list[Seen]:
+    def _poll(self, topic: str, *, exact: bool) -> list[Seen]:
         watcher = self._watchers.get(topic)
-        return watcher.poll(RECORDS_MAX) if watcher else []
+        return watcher.poll(RECORDS_MAX, exact=exact) if watcher else []
 
     def _is_behind(self) -> bool:
         return any(one.is_behind(self._ends[topic]) for topic, one in self._watchers.items())
@@ -143,7 +143,7 @@ def unarchived(bus: Bus, topic: str) -> Unarchived | None:
     """What the archive has not committed; None where it has committed nothing ever (no archive),
     or everything.
     """
-    committed = bus.committed(ARCHIVE_GROUP, topic)
+    committed = bus.committed(ARCHIVING, topic)
     if not committed:
         return None
     begin, end = bus.begin(topic), bus.end(topic)

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from streams.bus import Bus, Message
-from streams.codec import Decoded, Envelope, decode, envelope_of
-from streams.errors import DecodeError, PositionLost
-from streams.fence import Verdict, advance
+from streams.errors import PositionLost
+from streams.judging import judge
 from streams.records import Fence, Opened, Record
 
 
@@ -40,10 +39,14 @@ class Watcher:
         self._fenced, self._compacted = bool(settings.writer), settings.cleanup == "compact"
         self._first = 0  # rotates, so that no partition waits behind a full one
 
-    def poll(self, records_max: int) -> list[Seen]:
-        """The next records; a position that was truncated away goes on at the begin."""
+    def poll(self, records_max: int, *, exact: bool = True) -> list[Seen]:
+        """The next records (`exact`: see `Bus.read`); a position that was truncated away goes on at
+        the begin.
+        """
         try:
-            messages = self._bus.read(self._topic, self._offsets(), records_max=records_max)
+            messages = self._bus.read(
+                self._topic, self._offsets(), records_max=records_max, exact=exact
+            )
         except PositionLost:
             self.positions = dict(self._bus.begin(self._topic))
             self._fences = dict.fromkeys(self.positions, Fence())
@@ -68,25 +71,17 @@ class Watcher:
             self.newest_s = max(time_s, self.newest_s or time_s)
             if message.value is None:
                 continue
-            decoded, envelope = _read(message.value)
-            self.unreadable += decoded is None
-            if self._is_void(message.partition, decoded, envelope) or decoded is None:
-                continue
-            if not isinstance(decoded.record, Opened):
-                seen.append(Seen(decoded.record, time_s))
+            self._fences[message.partition], judged = judge(
+                message.value,
+                self._fences[message.partition],
+                fenced=self._fenced,
+                compacted=self._compacted,
+            )
+            self.unreadable += bool(judged.reason)
+            record = judged.record
+            if record is not None and not judged.void and not isinstance(record, Opened):
+                seen.append(Seen(record, time_s))
         return seen
-
-    def _is_void(self, partition: int, decoded: Decoded | None, envelope: Envelope | None) -> bool:
-        """Invariant 7, as readers that act on records apply it; this keeps the fence."""
-        if not self._fenced:
-            return False
-        if envelope is None:
-            return True
-        opens = decoded is not None and isinstance(decoded.record, Opened)
-        fence = self._fences[partition]
-        fence, verdict = advance(fence, envelope, opens=opens, compacted=self._compacted)
-        self._fences[partition] = fence
-        return verdict is Verdict.VOID
 
 
 def tail_of(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
@@ -124,15 +119,3 @@ def _bisect(bus: Bus, topic: str, partition: int, low: int, high: int, time_s: f
         else:
             high = middle
     return low
-
-
-def _read(value: bytes) -> tuple[Decoded | None, Envelope | None]:
-    """The record, and the envelope even of an unknown schema, so that it leaves no gap."""
-    try:
-        decoded = decode(value)
-    except DecodeError:
-        try:
-            return None, envelope_of(value)
-        except DecodeError:
-            return None, None
-    return decoded, decoded.envelope

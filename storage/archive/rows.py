@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import fields, replace
 
+from streams import judging
 from streams.bus import Message
-from streams.codec import Decoded, Envelope, content_hash, decode, encode, envelope_of, is_canonical
-from streams.errors import DecodeError
-from streams.fence import Verdict, advance
+from streams.codec import Decoded, Envelope, content_hash, encode, is_canonical
 from streams.records import (
     Admitted,
     Annotation,
@@ -43,7 +42,6 @@ CLASSES: dict[str, tuple[type[Record], ...]] = {
 WRITERS = {topic.name: topic.writer for topic in catalogue()}
 """The single-holder role of each topic, "" for topics of many writers."""
 
-REASON_MAX = 1000  # characters of an error's text kept in a row
 INT64 = 1 << 63
 
 
@@ -98,7 +96,7 @@ def judge(
 def unfit(row: Row, why: str) -> Row:
     """The row of a record that the columns cannot hold: its bytes instead."""
     assert row.message.value is not None
-    return replace(row, record=None, reason=why[:REASON_MAX], original=row.message.value)
+    return replace(row, record=None, reason=why[: judging.REASON_MAX], original=row.message.value)
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
@@ -121,44 +119,20 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> Row:
     value = message.value
     if value is None:
         return Row(message, None, None, None, None, None, False, "tombstone", None)
-    decoded, envelope, reason = _decoded(topic, value)
-    void = False
-    if WRITERS[topic] and envelope is not None:
-        partition = message.partition
-        fences[partition], verdict = advance(
-            fences.get(partition, Fence()),
-            envelope,
-            opens=decoded is not None and isinstance(decoded.record, Opened),
-            compacted=False,
-        )
-        void = verdict is Verdict.VOID
-    record = None if decoded is None else decoded.record
-    schema = None if record is None else record.schema()
-    term, sequence = _numbers(envelope)
-    if record is not None and reason is None and type(record) not in CLASSES[topic]:
-        reason = f"schema {schema} does not belong in {topic}"
-    if reason is not None:
-        record = None
+    fence = fences.get(message.partition, Fence())
+    fences[message.partition], judged = judging.judge(
+        value, fence, fenced=bool(WRITERS[topic]), compacted=False
+    )
+    decoded, record, reason = judged.decoded, judged.record, judged.reason or None
+    schema = None if decoded is None else decoded.record.schema()
+    term, sequence = _numbers(judged.envelope)
+    if record is not None and type(record) not in CLASSES[topic]:
+        record, reason = None, f"schema {schema} does not belong in {topic}"
     kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
     return Row(
-        message, record, schema, content_hash(value), term, sequence, void, reason,
+        message, record, schema, content_hash(value), term, sequence, judged.void, reason,
         value if kept else None,
     )  # fmt: skip
-
-
-def _decoded(topic: str, value: bytes) -> tuple[Decoded | None, Envelope | None, str | None]:
-    """The record, its envelope even if the schema is unknown, and why it is no record here."""
-    try:
-        decoded = decode(value)
-    except DecodeError as error:
-        reason = str(error)[:REASON_MAX]
-        try:
-            return None, envelope_of(value), reason
-        except DecodeError:
-            return None, None, reason
-    if WRITERS[topic] and decoded.envelope is None:
-        return decoded, None, "a record without an envelope in a topic that one role writes"
-    return decoded, decoded.envelope, None
 
 
 def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from consumers.archive.topic import GROUP, TopicArchive
+from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import originals_of
 from storage.archive.names import size_of
@@ -32,7 +32,7 @@ from streams.errors import BusError, PositionLost
 from streams.memory_bus import MemoryBus
 from streams.records import Fence
 from streams.topics import catalogue
-from streams.truncation import truncate
+from streams.truncation import ARCHIVING, truncate
 
 TOPIC = "admissions"
 SETTINGS = ArchiveSettings(roll_bytes=400, roll_s=1000.0)  # about three records a file
@@ -219,7 +219,7 @@ class Competition(RuleBasedStateMachine):
 
     @rule()
     def truncate(self) -> None:
-        committed = self.world.bus.committed(GROUP, TOPIC)
+        committed = self.world.bus.committed(ARCHIVING, TOPIC)
         truncate(self.world.bus, TOPIC, committed)
 
     def finish(self, who: int) -> Callable[[], object]:
@@ -284,9 +284,9 @@ def test_commits_say_how_far_the_log_may_be_truncated() -> None:
     world = World()
     archiver = world.archiver(Boundaries(NEVER, False, die))
     archiver.start()
-    assert world.bus.committed(GROUP, TOPIC)[0].offset == 0
+    assert world.bus.committed(ARCHIVING, TOPIC)[0].offset == 0
     archiver.advance()
-    at = world.bus.committed(GROUP, TOPIC)[0]
+    at = world.bus.committed(ARCHIVING, TOPIC)[0]
     assert at.offset == archived_to(world.store, "tiny", TOPIC)[0] > 0
     assert at.fence == judge(TOPIC, world.log()[: at.offset]).fences[0]
 

@@ -1,0 +1,60 @@
+"""What the bytes of a message are: a record that counts, a void one (invariant 7), or none and why.
+
+Readers that act on records, the archive, live views and `tail` all judge here; they differ in what
+they do with what is no record: bury it, keep its bytes, count it or show it.
+"""
+
+import msgspec
+
+from streams.codec import Decoded, Envelope, decode, envelope_of
+from streams.errors import DecodeError
+from streams.fence import Verdict, advance
+from streams.records import Claim, Fence, Opened, Record
+
+REASON_MAX = 1000  # characters of an error's text that are kept
+
+
+class Judgement(msgspec.Struct, frozen=True, gc=False):
+    """`reason` is empty for a record; `decoded` is there whenever the bytes could be decoded."""
+
+    decoded: Decoded | None
+    envelope: Envelope | None
+    reason: str
+    void: bool
+
+    @property
+    def record(self) -> Record | None:
+        """The record, void or not; None if the bytes are none."""
+        return None if self.reason or self.decoded is None else self.decoded.record
+
+
+def judge(value: bytes, fence: Fence, *, fenced: bool, compacted: bool) -> tuple[Fence, Judgement]:
+    """The fence after a message and what it is; `fenced` in topics that one role writes.
+
+    `SequenceGap` when the log lost a record before it.
+    """
+    decoded, envelope, reason = _opened_up(value, fenced)
+    void = False
+    if fenced and envelope is not None:
+        opens = decoded is not None and isinstance(decoded.record, Opened)
+        fence, verdict = advance(fence, envelope, opens=opens, compacted=compacted)
+        void = verdict is Verdict.VOID
+    return fence, Judgement(decoded, envelope, reason, void)
+
+
+def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | None, str]:
+    """The envelope even of an unknown schema, so that it leaves no gap."""
+    try:
+        decoded = decode(value)
+    except DecodeError as error:
+        reason = str(error)[:REASON_MAX]
+        try:
+            return None, envelope_of(value), reason
+        except DecodeError:
+            return None, None, reason
+    reason = ""
+    if isinstance(decoded.record, Claim):
+        reason = f"the object {decoded.record.blob} that holds this record is gone or damaged"
+    elif fenced and decoded.envelope is None:
+        reason = "a record without an envelope in a topic that one role writes"
+    return decoded, decoded.envelope, reason
