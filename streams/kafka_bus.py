@@ -20,6 +20,7 @@ from streams.kafka.client import Admin, Consumer, Producer, base_settings
 from streams.kafka.control import ANSWER_S, Control, insisting
 from streams.kafka.cursor import Cursor
 from streams.kafka.cursors import Cursors
+from streams.kafka.followed import Followed
 from streams.kafka.member import KafkaGroupReader
 from streams.kafka.topic_settings import check_unbounded, configs_of, topic_of, with_writer
 from streams.records import Fence, Position
@@ -56,6 +57,7 @@ class KafkaBus:
         bound = ByteBound(address.in_flight_bytes)
         self._appender = Appender(where, self._producer, bound, address.when_full, answer_s)
         self._cursors = Cursors(self._cursor)
+        self._followed = Followed(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
         existing = self._described([topic.name for topic in topics])
@@ -116,6 +118,11 @@ class KafkaBus:
             time.sleep(wait_s)
             return []
 
+        if not exact:
+            followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
+            if followed is not None:
+                return followed
+
         def once() -> list[Message]:
             with self._cursors.lent(topic, positions) as cursor:
                 answer_s = self._answer_s if exact else None
@@ -163,7 +170,7 @@ class KafkaBus:
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         self._topic(topic)
-        names = self._address.topic(topic), topic, self._group(group, topic), self._lease_s
+        names = self._address.topic, self._group(group, topic), self._lease_s
         settings = self._settings | {"client_id": member}
         return KafkaGroupReader(
             self, group, topic, lambda: Consumer(settings, *names), self._answer_s
@@ -172,6 +179,7 @@ class KafkaBus:
     def close(self) -> None:
         if os.getpid() == self._process:
             self._appender.close(CLOSE_S)
+            self._followed.close()
             self._cursors.close()
             self._control.close()
 
@@ -179,7 +187,10 @@ class KafkaBus:
         return Producer(self._settings, self._address.linger_ms, self._address.batch_bytes)
 
     def _cursor(self, topic: str) -> Cursor:
-        return Cursor(self, topic, Consumer(self._settings, self._address.topic(topic), topic))
+        return Cursor(self, topic, self._consumer())
+
+    def _consumer(self) -> Consumer:
+        return Consumer(self._settings, self._address.topic)
 
     def _group(self, group: str, topic: str) -> str:
         """Kafka's groups span topics, ours do not: a group of its own for each."""

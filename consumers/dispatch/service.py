@@ -41,7 +41,7 @@ from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.02  # between two rounds; queued orders keep slots busy meanwhile
+ROUND_S = 0.05  # between two rounds; queued orders keep slots busy meanwhile
 
 
 @dataclass(slots=True)

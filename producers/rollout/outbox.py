@@ -18,6 +18,7 @@ from streams.writer import Keyed, publish_all
 log = logging.getLogger(__name__)
 
 RECORDS_MAX = 1024  # waiting; whoever has more to say waits too
+GATHER_S = 0.05  # between two rounds: what is said meanwhile goes together
 
 Then = Callable[[list[Address]], None]
 
@@ -63,6 +64,7 @@ class Outbox:
         self._waiting: list[_Letter] = []
         self._under_way: list[_Letter] = []
         self._failed: BaseException | None = None
+        self._hurried = threading.Event()
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
     def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
@@ -73,9 +75,11 @@ class Outbox:
             self._changed.notify_all()
 
     def flush(self) -> None:
+        self._hurried.set()
         with self._changed:
             self._changed.wait_for(lambda: self._failed or not self._count())
             self._check()
+        self._hurried.clear()
 
     def _count(self) -> int:
         return sum(len(letter.records) for letter in (*self._waiting, *self._under_way))
@@ -94,6 +98,7 @@ class Outbox:
                 with self._changed:
                     self._under_way = []
                     self._changed.notify_all()
+                self._hurried.wait(GATHER_S)
         except Exception as error:
             log.exception("what the rollout says cannot be published")
             with self._changed:

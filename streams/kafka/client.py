@@ -185,18 +185,24 @@ class Producer:
         self._producer.close(timeout=wait_s)
 
 
+Place = tuple[str, int]
+"""A topic, by our name, and a partition."""
+
+
 class Consumer:
-    """Reads one topic; `group` empty reads by explicit positions."""
+    """Reads topics by explicit positions, or one as a member of `group`; `named` gives a topic's
+    name on the cluster.
+    """
 
     def __init__(
         self,
         settings: Mapping[str, Any],
-        topic: str,
-        name: str,
+        named: Callable[[str], str],
         group: str = "",
         lease_s: float = 10,
     ) -> None:
-        self._topic, self._name, self._grouped = topic, name, bool(group)
+        self._named, self._grouped, self._topic = named, bool(group), ""
+        self._ours: dict[str, str] = {}
         make: Any = kafka.KafkaConsumer
         self._consumer = make(
             **settings,
@@ -214,11 +220,15 @@ class Consumer:
             metrics_enabled=False,
         )
 
-    def assign(self, partitions: Collection[int]) -> None:
-        self._consumer.assign([TopicPartition(self._topic, p) for p in partitions])
+    def assign(self, places: Collection[Place]) -> None:
+        """Read these from now on; those that it had go on where they are."""
+        self._ours |= {self._named(topic): topic for topic, _ in places}
+        self._consumer.assign([TopicPartition(self._named(t), p) for t, p in places])
 
-    def subscribe(self, gone: Callable[[Collection[int]], None]) -> None:
+    def subscribe(self, topic: str, gone: Callable[[Collection[int]], None]) -> None:
         """As a member of the group; `gone` hears of partitions that went, in another thread."""
+        self._topic = self._named(topic)
+        self._ours[self._topic] = topic
         self._consumer.subscribe([self._topic], listener=_Listener(gone))
         # A member that joins before it knows the topic's partitions deals none to anybody, and may
         # never do it again: so it asks about the topic first.
@@ -227,8 +237,8 @@ class Consumer:
     def assignment(self) -> list[int]:
         return [at.partition for at in self._consumer.assignment()]
 
-    def seek(self, partition: int, offset: int) -> None:
-        self._consumer.seek(TopicPartition(self._topic, partition), offset)
+    def seek(self, place: Place, offset: int) -> None:
+        self._consumer.seek(TopicPartition(self._named(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
         """What came within `wait_s`, in order per partition; `OutOfRange` or `Unplaced` else."""
@@ -238,10 +248,10 @@ class Consumer:
             raise OutOfRange(str(error)) from error
         except errors.NoOffsetForPartitionError as error:
             raise Unplaced(str(error)) from error
-        name = self._name
         return [
-            Message(name, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
-            for rows in found.values()
+            Message(topic, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
+            for at, rows in found.items()
+            for topic in (self._ours[at.topic],)
             for row in rows
         ]
 

@@ -71,12 +71,12 @@ class Cursor:
         """Whether anything had to be sought."""
         sought = False
         if self._next.keys() != positions.keys():
-            self._consumer.assign(positions.keys())
+            self._consumer.assign([(self._topic, p) for p in positions])
             self._pending = {p: deque() for p in positions}
             self._next = {}
         for partition, offset in positions.items():
             if self._next.get(partition) != offset:
-                self._consumer.seek(partition, offset)
+                self._consumer.seek((self._topic, partition), offset)
                 self._pending[partition].clear()
                 self._next[partition] = offset
                 sought = True

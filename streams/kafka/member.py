@@ -102,7 +102,7 @@ class KafkaGroupReader:
         )
         for partition in consumer.assignment():
             if partition not in committed and partition not in self._read:
-                consumer.seek(partition, begins[partition])
+                consumer.seek((self._topic, partition), begins[partition])
 
     def _check(self, consumer: Consumer) -> None:
         """`PositionLost` where the group's commit lies below what is kept."""
@@ -116,7 +116,7 @@ class KafkaGroupReader:
         if self._consumer is None:
             consumer = self._make()
             try:
-                consumer.subscribe(self._forget)
+                consumer.subscribe(self._topic, self._forget)
             except KafkaError:
                 consumer.close()
                 raise

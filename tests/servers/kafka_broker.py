@@ -149,7 +149,7 @@ class KafkaBroker:
         self._output = (self._folder / "broker.log").open("ab")
         self._process = subprocess.Popen(
             [
-                *("java", "-Xmx512m", "-XX:+UseSerialGC"),
+                *("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 f"-Dlog4j2.configurationFile={self._folder}/log4j2.properties",
                 *("-cp", f"{jars()}/*", "kafka.Kafka", str(self._settings)),
             ],

@@ -1,0 +1,107 @@
+"""Followed topics on a real broker: what one consumer serves equals what cursors would read."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from streams.bus import Bus, Entry, Message
+from streams.connect import open_bus
+from streams.topics import Topic
+from tests.servers import kafka_broker
+
+ENOUGH_S = 60.0
+
+
+@pytest.fixture
+def bus() -> Iterator[Bus]:
+    bus = open_bus(kafka_broker.new_url())
+    bus.create([Topic("a", 2), Topic("b"), Topic("c")])
+    yield bus
+    bus.close()
+
+
+def look(bus: Bus, topic: str, at: dict[int, int], records_max: int = 512) -> list[bytes | None]:
+    """One look of a loop that moves on."""
+    found = bus.read(topic, at, records_max=records_max, wait_s=0.05, exact=False)
+    for message in found:
+        at[message.partition] = message.offset + 1
+    return [message.value for message in found]
+
+
+def looked(bus: Bus, topic: str, at: dict[int, int], count: int) -> list[bytes | None]:
+    """Looks until so many came."""
+    found: list[bytes | None] = []
+    end = time.monotonic() + ENOUGH_S
+    while len(found) < count and time.monotonic() < end:
+        found += look(bus, topic, at)
+    return found
+
+
+def named(prefix: str, count: int) -> list[Entry]:
+    return [Entry(b"k", f"{prefix}{n}".encode(), 0) for n in range(count)]
+
+
+def values(messages: list[Message]) -> list[bytes | None]:
+    return [message.value for message in messages]
+
+
+def test_topics_that_join_later_are_read_from_where_their_reader_is(bus: Bus):
+    places = {"a": {0: 0, 1: 0}, "b": {0: 0}, "c": {0: 2}}
+    for topic, at in places.items():
+        bus.append(topic, named(topic, 5))
+        wanted = [f"{topic}{n}".encode() for n in range(at[0], 5)]
+        assert looked(bus, topic, at, len(wanted)) == wanted
+    bus.append("a", named("x", 3))
+    assert looked(bus, "a", places["a"], 3) == [b"x0", b"x1", b"x2"]
+
+
+def test_a_reader_that_went_back_or_ahead_by_itself_gets_what_lies_there(bus: Bus):
+    bus.append("b", named("", 6))
+    at = {0: 0}
+    assert looked(bus, "b", at, 6) == [b"%d" % n for n in range(6)]
+    assert looked(bus, "b", {0: 2}, 4) == [b"2", b"3", b"4", b"5"]
+    bus.append("b", named("y", 4))
+    ahead = {0: 8}  # an exact read took 6 and 7
+    assert looked(bus, "b", ahead, 2) == [b"y2", b"y3"]
+
+
+def test_two_readers_of_one_topic_both_get_everything_in_order(bus: Bus):
+    found: dict[int, list[bytes | None]] = {}
+
+    def follow(reader: int) -> None:
+        found[reader] = looked(bus, "b", {0: 0}, 300)
+
+    threads = [threading.Thread(target=follow, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for wave in range(30):
+        bus.append("b", named(f"{wave}.", 10))
+    for thread in threads:
+        thread.join(ENOUGH_S)
+    wanted = [f"{wave}.{n}".encode() for wave in range(30) for n in range(10)]
+    assert found == {0: wanted, 1: wanted}
+
+
+def test_a_slow_reader_gets_more_than_is_kept_ready_for_it(bus: Bus):
+    """Invariant 8: what waits for a reader is bounded, and nothing of it is lost."""
+    at, big = {0: 0}, 700_000
+    assert look(bus, "b", at) == []
+    for n in range(40):  # 28 MB
+        bus.append("b", [Entry(b"k", n.to_bytes(4, "little") * (big // 4), 0)])
+    found: list[int] = []
+    end = time.monotonic() + ENOUGH_S
+    while len(found) < 40 and time.monotonic() < end:
+        found += [int.from_bytes((v or b"")[:4], "little") for v in look(bus, "b", at, 3)]
+    assert found == list(range(40))
+
+
+def test_exact_reads_beside_following_ones_agree(bus: Bus):
+    at = {0: 0}
+    for wave in range(10):
+        bus.append("c", named(f"{wave}.", 3))
+        wanted = [f"{wave}.{n}".encode() for n in range(3)]
+        exact = values(bus.read("c", {0: 3 * wave}))
+        assert exact == wanted[: len(exact)]
+        assert looked(bus, "c", at, 3) == wanted
