@@ -14,7 +14,19 @@ from collections.abc import Sequence
 
 from benchmarks.case import Case
 
-MODULES = ("archive", "asking", "bus", "cloud", "engine", "kafka", "pipeline", "s3")
+MODULES = (
+    "archive",
+    "asking",
+    "bus",
+    "cloud",
+    "delta",
+    "engine",
+    "kafka",
+    "pipeline",
+    "relay",
+    "s3",
+    "weights",
+)
 COLUMNS = "{:<26} {:>12} {:<12} {:>12} {:>7} {:>6} {:<4} {}"
 
 

@@ -17,7 +17,7 @@ import torch
 from consumers.trainer.learner import Learner
 from consumers.trainer.packing import pack
 from consumers.trainer.prepare import prepare, rule_of
-from producers.engines.base import Emission, Engine, Request
+from producers.engines.base import Emission, Engine, Request, Update
 from producers.engines.connect import open_engine
 from producers.tasks.base import Task
 from rollstream.config import Configuration, load
@@ -64,7 +64,7 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
         for batch in pack(samples, settings.micro_batch_tokens):
             learner.submit(batch)
         learner.finish_update()
-        engine.update(Version(step + 1, 1), learner.snapshot("float32"), "in_flight")
+        engine.update(Update(Version(step + 1, 1), learner.snapshot("float32")), "in_flight")
         tokens += sum(len(sample.logprobs) for sample in samples)
     seconds = time.perf_counter() - began
     return {

@@ -28,6 +28,7 @@ from producers.settings import (
 from rollstream.combinations import impossible
 from rollstream.complaints import complain, explain
 from rollstream.layers import Layers, environment_layer, file_layer, lay, overrides_layer
+from storage.relay.settings import RelaySettings
 from storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
 from streams.errors import ConfigurationError
 
@@ -99,6 +100,8 @@ class Configuration(Settings):
     """Steps, loss, optimiser."""
     weights: WeightsSettings = WeightsSettings()
     """Published versions."""
+    relay: RelaySettings = RelaySettings()
+    """This node's cache of versions."""
     checkpoints: CheckpointSettings = CheckpointSettings()
     """The trainer's state."""
     warmup: WarmupSettings = WarmupSettings()
@@ -117,6 +120,7 @@ INCIDENTAL = (
     "evaluation",
     "checkpoints",
     "archive",
+    "relay",
     "metrics",
     "warmup.threads",
     "dispatch.lease_s",
@@ -126,6 +130,8 @@ INCIDENTAL = (
     "trainer.workers",
     "trainer.threads",
     "trainer.lease_s",
+    "weights.deltas",
+    "weights.anchor_every",
     "weights.versions_max",
     "weights.keep_every",
     "task.reward_processes",

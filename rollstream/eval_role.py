@@ -19,6 +19,7 @@ from rollstream.folder import RunFolder
 from rollstream.roles import Place, set_threads
 from rollstream.run_task import task_of, task_settings
 from storage.fetch import fetch
+from storage.held import HeldWeights
 from storage.metrics import MetricsFile, read_metrics
 from storage.model import config_from_version
 from storage.retention import stored_versions
@@ -106,6 +107,8 @@ class Evaluator:
     place: Place
     task: Task
     rewards: RewardPool
+    held: HeldWeights = field(default_factory=HeldWeights)
+    """Of the version evaluated last: the next one's deltas are enough."""
     done: set[int] = field(default_factory=set[int])
     due: int = 0
     count: int = 0
@@ -131,7 +134,7 @@ class Evaluator:
         """The line of `eval.jsonl`; None when retention was faster."""
         c, store = self.place.configuration, self.place.store
         try:
-            manifest, tensors = fetch(store, version)
+            manifest = self.held.move(store, version).manifest
             config = config_from_version(store, manifest)
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
@@ -139,7 +142,7 @@ class Evaluator:
         engine = open_engine(
             c.rollouts.engine,
             config,
-            tensors,
+            self.held.tensors,
             version,
             slots=c.evaluation.slots,
             context_max=c.rollouts.context_max,

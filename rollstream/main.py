@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollstream.grammar.asking import add_asking
+from rollstream.grammar.keeping import add_keeping
 from rollstream.grammar.looking import add_looking
 from rollstream.grammar.running import add_running
 from rollstream.restarts import EXIT_REFUSED
@@ -45,4 +46,5 @@ def parser() -> argparse.ArgumentParser:
     add_running(commands)
     add_looking(commands)
     add_asking(commands)
+    add_keeping(commands)
     return top

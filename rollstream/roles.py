@@ -186,9 +186,10 @@ def _dispatch(place: Place) -> bool:
 
 
 def _rollout(place: Place) -> bool:
+    from rollstream.relay_role import reading_near
     from rollstream.rollout_role import build_rollout
 
-    rollout = build_rollout(place)
+    rollout = build_rollout(reading_near(place))
     if rollout is not None:
         place.watch.offer(rollout.figures, rollout.readers)
         rollout.run(place.stop)
@@ -196,10 +197,20 @@ def _rollout(place: Place) -> bool:
 
 
 def _train(place: Place) -> bool:
+    from rollstream.relay_role import pushing
     from rollstream.train_role import train
 
     with held(place, "trainer", place.configuration.trainer.lease_s) as lease:
-        return train(place, lease.term)
+        return train(pushing(place), lease.term)
+
+
+def _relay(place: Place) -> bool:
+    from rollstream.relay_role import build_relay
+
+    relay = build_relay(place)
+    place.watch.offer(relay.figures, relay.readers)
+    relay.run(place.stop)
+    return False
 
 
 def _eval(place: Place) -> bool:
@@ -238,6 +249,7 @@ _ROLES: Mapping[str, Callable[[Place], bool]] = {
     "eval": _eval,
     "score": _score,
     "archive": _archive,
+    "relay": _relay,
 }
 
 

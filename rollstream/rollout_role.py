@@ -12,7 +12,7 @@ from producers.rollout.orders import Orders
 from producers.rollout.outbox import Outbox
 from producers.rollout.pulse import Pulse
 from producers.rollout.voice import Voice
-from producers.rollout.weights import Fetched, WeightsFollower
+from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
 from rollstream.roles import Place, set_threads
@@ -43,14 +43,14 @@ def build_rollout(place: Place) -> Rollout | None:
     engine = open_engine(
         c.rollouts.engine,
         config_from_version(place.store, manifest),
-        fetched.tensors,
+        fetched.update.tensors,
         fetched.announced.version,
         slots=c.rollouts.slots,
         context_max=c.rollouts.context_max,
     )
     pulse = Pulse(c.rollouts.status_s)
     voice = Voice(place.bus, Outbox(place.bus), place.name, term, c.rollouts, pulse)
-    voice.applied(fetched, time.perf_counter() - started)
+    voice.applied(compared_whole(fetched, engine.read_back, started))
     judging = Judging(
         RewardPool(task_settings(c, place.folder)),
         isinstance(task, Environment),

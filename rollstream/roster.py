@@ -11,8 +11,8 @@ from rollstream.layers import METRICS_PORT
 
 
 def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
-    """Prompt source, dispatch, trainer, rollouts, scorers, evaluation and archive, in the order
-    of their start.
+    """Prompt source, dispatch, trainer, relay, rollouts, scorers, evaluation and archive, in the
+    order of their start.
     """
     c = configuration
     seats = [
@@ -20,6 +20,8 @@ def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
         _seat(folder, "dispatch", "dispatch", 1, single=True),
         _seat(folder, "train", "trainer", c.trainer.threads, single=True),
     ]
+    if c.relay.enabled:
+        seats.append(_seat(folder, "relay", "relay", 1))
     for number in range(c.rollouts.count):
         seats.append(_seat(folder, "rollout", f"rollout-{number}", c.rollouts.threads))
     for number in range(c.scoring.count):

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import torch
 
 from storage.hashing import content_hash
-from storage.manifest import Manifest, read_manifest, version_folder
+from storage.held import HeldWeights
+from storage.manifest import Manifest, version_folder
 from storage.objects import ObjectStore
-from storage.shards import read_shards
-from streams.errors import CorruptObject, ObjectMissing, StoreError
+from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
 
 
@@ -18,28 +18,25 @@ def fetch(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """The version's manifest and these of its tensors (all without a choice), read by ranges.
+    """The version's manifest and these of its tensors (all without a choice), read by ranges; of a
+    delta the anchor's and all changes since.
 
-    Give the announced hash of the manifest to be sure of the very version that was announced.
-    `ObjectMissing` if the version is not there (any more) or has no such tensor, `CorruptObject`
-    with the name of the tensor and file that failed; nothing is returned then.
+    Give the announced hash of the manifest to be sure of the very version that was announced. The
+    memory is the caller's own, tied names share it. `ObjectMissing` if the version or what it
+    builds on is not there (any more) or has no such tensor, `CorruptObject` with the name of the
+    tensor and file that failed; nothing is returned then.
     """
-    manifest = read_manifest(store, version, manifest_hash)
-    if manifest.kind != "anchor":
-        raise StoreError(f"version {version} is a {manifest.kind}; this release reads anchors only")
-    names = manifest.weights.names if tensors is None else tuple(tensors)
-    unknown = set(names).difference(manifest.weights.names)
-    if unknown:
-        raise ObjectMissing(f"version {version} has no tensor {', '.join(sorted(unknown))}")
-    return manifest, read_shards(store, version_folder(version), manifest.weights, names)
+    held = HeldWeights(tensors)
+    manifest = held.move(store, version, manifest_hash).manifest
+    return manifest, held.tensors
 
 
 def fetch_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """One of the model's files (`config.json`, the tokenizer's), verified."""
+    """One of the model's files (`config.json`, the tokenizer's), verified. An anchor has them."""
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
         raise ObjectMissing(f"version {manifest.version} has no file {name}")
-    key = f"{version_folder(manifest.version)}/{name}"
+    key = f"{version_folder(manifest.anchor)}/{name}"
     data = store.get(key)
     if content_hash(data) != entry.hash:
         raise CorruptObject(f"object {key} differs from the hash in its manifest")

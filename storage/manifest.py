@@ -1,13 +1,16 @@
 """The object that completes a set of tensor files, for weight versions and checkpoints alike.
 
 A manifest is created last, so files without one are a write that never ended. It holds all that a
-reader needs to fetch any tensor by one range and to verify it, without opening a file first.
+reader needs to fetch any tensor by one range and to verify it, without opening a file first: of an
+anchor the tensor's own bytes, of a delta what to change in the parent's tensor.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
 
+from storage.delta.coded import Coding, Values, element_of
 from storage.documents import decode, encode
 from storage.hashing import content_hash
 from storage.objects import ObjectStore
@@ -28,7 +31,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes."""
+    """Bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
+
+    `file` is "" where the folder does not hold the tensor whole: it follows from a delta.
+    """
 
     file: str
     start: int
@@ -36,6 +42,10 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     hash: str
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +56,13 @@ class TensorFiles:
     tensors: dict[str, TensorEntry]
     tied: dict[str, str]
 
+    def owner(self, name: str) -> str:
+        """The name under which a tensor is kept, for any of its names."""
+        return self.tied.get(name, name)
+
     def entry(self, name: str) -> TensorEntry:
         """Where a tensor lies, under whichever of its names; `KeyError` if it is not there."""
-        return self.tensors[self.tied.get(name, name)]
+        return self.tensors[self.owner(name)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,10 +70,49 @@ class TensorFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaEntry:
+    """What makes a tensor out of its parent's: a payload, bytes `[start, end)` of a file.
+
+    `base` is the hash of the parent's tensor, "" where there is none (new or reshaped); `payload`
+    the hash of the payload; `changed` counts elements. `same` has no payload, and no file.
+    """
+
+    base: str
+    coding: Coding
+    values: Values
+    changed: int
+    file: str
+    start: int
+    end: int
+    payload: str
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """All tensors of a version as differences from the manifest that has `parent_hash`; a tied one
+    once, under the name that the version keeps it.
+    """
+
+    parent_hash: str
+    files: tuple[FileEntry, ...]
+    tensors: dict[str, DeltaEntry]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A whole weight version.
 
-    `parent` is the version one step before, `anchor` the nearest full one.
+    `parent` is the version one step before, `anchor` the nearest full one: itself for an anchor.
+    An anchor may hold its `delta` too, for readers that have the parent. The model's files lie in
+    the folder of the anchor.
     """
 
     run: str
@@ -70,6 +123,7 @@ class Manifest:
     created_s: float
     weights: TensorFiles
     model_files: tuple[FileEntry, ...]
+    delta: Delta | None = None
 
     @property
     def hash(self) -> str:
@@ -77,8 +131,20 @@ class Manifest:
         return content_hash(encode(self))
 
     @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every object of the version's own folder but the manifest."""
+        own = self.model_files if self.kind == "anchor" else ()
+        return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
+
+    @property
     def bytes(self) -> int:
-        return sum(entry.bytes for entry in (*self.weights.files, *self.model_files))
+        """Of its own folder."""
+        return sum(entry.bytes for entry in self.files)
+
+    @property
+    def full_bytes(self) -> int:
+        """Of all tensors, whole, tied ones once."""
+        return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
 def version_folder(version: Version) -> str:
@@ -109,6 +175,33 @@ def read_manifest(
             f"object {key} has hash {content_hash(data)}, announced {manifest_hash}"
         )
     manifest = decode(data, Manifest, key)
+    _check(manifest, version, key)
+    return manifest
+
+
+def _check(manifest: Manifest, version: Version, key: str) -> None:
+    """What every reader relies on; the rest is compared with hashes where it is used."""
     if manifest.version != version:
         raise CorruptObject(f"object {key} says that it is version {manifest.version}")
-    return manifest
+    parent, delta, tensors = manifest.parent, manifest.delta, manifest.weights.tensors
+    if parent is not None and parent.number >= version.number:
+        raise CorruptObject(f"object {key}: its parent {parent} is no earlier version")
+    if delta is not None and (parent is None or delta.tensors.keys() != tensors.keys()):
+        raise CorruptObject(f"object {key}: its delta does not cover its tensors")
+    if manifest.kind == "delta" and delta is None:
+        raise CorruptObject(f"object {key} is a delta and holds none")
+    if not set(manifest.weights.tied.values()) <= tensors.keys():
+        raise CorruptObject(f"object {key}: a tied name names no tensor")
+    for name, entry in tensors.items():
+        if entry.bytes != nbytes_of(entry.dtype, entry.shape):
+            raise CorruptObject(
+                f"object {key}: tensor {name} is {entry.bytes} bytes, "
+                f"not {entry.dtype}{list(entry.shape)}"
+            )
+        if manifest.kind == "anchor" and not entry.file:
+            raise CorruptObject(f"object {key} is an anchor without tensor {name}")
+
+
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Size of a tensor; `CorruptObject` for a dtype that nobody here writes."""
+    return math.prod(shape) * element_of(dtype).bits.itemsize

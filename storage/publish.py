@@ -1,4 +1,5 @@
-"""Publishing a weight version as an ordinary Hugging Face checkpoint folder (invariant 6).
+"""Publishing a weight version (invariant 6): an anchor, which is an ordinary Hugging Face
+checkpoint folder, or a delta, which says how its tensors differ from the parent's.
 
 Objects under the version's folder are only ever created, the manifest last; a writer that was
 killed half-way calls `publish` again and finds its own objects there. Nobody reads the version
@@ -7,9 +8,12 @@ before `believe` (`pointer.py`).
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from storage.anchoring import is_kept_beside
+from storage.differences import Differences, Parent, encode_version, write_delta
 from storage.documents import create_same, decode, encode
 from storage.manifest import (
     FileEntry,
@@ -33,28 +37,73 @@ def publish(
     tensors: Mapping[str, torch.Tensor],
     model_files: Mapping[str, bytes],
     shard_bytes: int,
-    parent: Version | None,
+    parent: Manifest | None,
+    created_s: float,
+    parent_tensors: Mapping[str, torch.Tensor] | None = None,
+    anchor_due: bool = True,
+) -> Manifest:
+    """Write the whole version and return its manifest; calling it again changes nothing.
+
+    An anchor if one is due or the parent's tensors are not given; it holds its delta too where that
+    is small. `tensors` are published as they are (cast them before); those that share memory are
+    stored once. A delta has the anchor's model files, whatever is given here.
+    (1) the shards, (2) of an anchor the index and the model's files, (3) the manifest. `StoreError`
+    when the version exists with other content.
+    """
+    differences = None
+    if parent is not None and parent_tensors is not None:
+        differences = encode_version(tensors, Parent(parent, parent_tensors))
+    if parent is not None and differences is not None and not anchor_due:
+        manifest = _delta(store, run, version, differences, shard_bytes, parent, created_s)
+        return _complete(store, manifest)  # 3
+    manifest = _anchor(store, run, version, tensors, model_files, shard_bytes, parent, created_s)
+    beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
+    if parent is not None and differences is not None and beside:
+        folder = version_folder(version)
+        delta = write_delta(store, folder, differences, parent, shard_bytes)  # 1
+        manifest = replace(manifest, delta=delta)
+    return _complete(store, manifest)  # 3
+
+
+def _delta(
+    store: ObjectStore,
+    run: str,
+    version: Version,
+    differences: Differences,
+    shard_bytes: int,
+    parent: Manifest,
     created_s: float,
 ) -> Manifest:
-    """Write the whole version as an anchor, return its manifest; calling it again changes nothing.
+    delta = write_delta(store, version_folder(version), differences, parent, shard_bytes)  # 1
+    files = tuple(file for file in parent.model_files if file.name != INDEX)
+    weights = differences.weights
+    return Manifest(
+        run, version, parent.version, parent.anchor, "delta", created_s, weights, files, delta
+    )
 
-    `tensors` are published as they are (cast them before); those that share memory are stored once.
-    (1) the shards, (2) the index and the model's files, (3) the manifest. `StoreError` when the
-    version exists with other content.
-    """
+
+def _anchor(
+    store: ObjectStore,
+    run: str,
+    version: Version,
+    tensors: Mapping[str, torch.Tensor],
+    model_files: Mapping[str, bytes],
+    shard_bytes: int,
+    parent: Manifest | None,
+    created_s: float,
+) -> Manifest:
     folder = version_folder(version)
     weights = write_shards(store, folder, "model", tensors, shard_bytes)  # 1
-    small = {**model_files, INDEX: _index(weights)}
+    small = {**model_files, INDEX: index_of(weights)}
     files = tuple(  # 2
         FileEntry(name, len(data), create_same(store, f"{folder}/{name}", data))
         for name, data in sorted(small.items())
     )
-    return _complete(  # 3
-        store, Manifest(run, version, parent, version, "anchor", created_s, weights, files)
-    )
+    before = None if parent is None else parent.version
+    return Manifest(run, version, before, version, "anchor", created_s, weights, files)
 
 
-def _index(weights: TensorFiles) -> bytes:
+def index_of(weights: TensorFiles) -> bytes:
     """The list of shards in the form that transformers and vLLM read."""
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
@@ -68,22 +117,9 @@ def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
         store.create(key, encode(manifest))
     except ObjectExists:
         present = decode(store.get(key), Manifest, key)
-        if _content(present) != _content(manifest):
+        if replace(present, created_s=0.0) != replace(manifest, created_s=0.0):
             raise StoreError(
                 f"object {key} completes other content: two writers used its term"
             ) from None
         return present
     return manifest
-
-
-def _content(manifest: Manifest) -> tuple[object, ...]:
-    """All but the time."""
-    return (
-        manifest.run,
-        manifest.version,
-        manifest.parent,
-        manifest.anchor,
-        manifest.kind,
-        manifest.weights,
-        manifest.model_files,
-    )

@@ -1,7 +1,8 @@
 """Which weight versions go, and removing them (invariant 11).
 
-The plan is a pure function over values. Removal takes the manifest first, so that what is left of a
-version whose removal was interrupted is never mistaken for a whole one.
+The plan is a pure function over values. Removal takes the newest first, so that no delta is left
+without its base, and of each the manifest first, so that what is left of a version whose removal
+was interrupted is never mistaken for a whole one.
 """
 
 from collections.abc import Collection, Sequence
@@ -43,25 +44,28 @@ def plan_retention(
     What is above the pointer under its term or a higher one is being published and stays. Then,
     until the bound is reached: the believed one (always), the newest before it (its fetch may be
     under way), pinned ones, multiples of `keep_every`, the rest; each newest first, so the oldest
-    pinned are given up first. Leftovers without a manifest go, and versions of lower terms above
-    the pointer, which will never be believed.
+    pinned are given up first. Leftovers without a manifest or without a base go, and versions of
+    lower terms above the pointer, which will never be believed.
     """
+    whole = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
-    candidates = {
-        stored.version: stored
-        for stored in sorted(versions, key=lambda stored: stored.version, reverse=True)
-        if stored.version in coming
-        or (stored.whole and (stored.version in pinned or not _is_above(stored.version, pointer)))
-    }
-    kept = set[Version]().union(*(_chain(version, candidates) for version in coming))
-    for version in _by_importance(tuple(candidates), pointer, pinned, keep_every):
-        chain = _chain(version, candidates)
+    readable = {version for version in whole if _is_readable(version, whole)}
+    wanted = {v for v in readable if v in pinned or not _is_above(v, pointer)}
+    candidates = sorted(wanted.union(coming, whole.keys() & {pointer.version}), reverse=True)
+    kept = set(coming).union(*(_chain(version, whole) for version in coming))
+    for version in _by_importance(candidates, pointer, pinned, keep_every):
+        chain = {version} | _chain(version, whole)
         if len(kept | chain) > versions_max and version != pointer.version:
             break
         kept |= chain
     delete = sorted(stored.version for stored in versions if stored.version not in kept)
     unpinned = (version for version in delete if version in pinned and version in candidates)
     return RetentionPlan(tuple(delete), tuple(unpinned))
+
+
+def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
+    """Whether everything below it is there, down to its anchor."""
+    return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
 
 
 def _is_above(version: Version, pointer: Pointer) -> bool:
@@ -123,11 +127,11 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
 
 
 def retain(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete what the plan says, the manifest of each version first.
+    """Delete what the plan says, newest first, the manifest of each version first.
 
     Calling it again, or after an interruption, is fine. `Fenced` if `term` lost the pointer.
     """
-    for version in plan.delete:
+    for version in reversed(plan.delete):
         present = read_pointer(store)
         if present is not None and present[0].term > term:
             raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")

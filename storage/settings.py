@@ -30,6 +30,10 @@ class WeightsSettings(Settings):
     """Type of the published tensors; masters stay float32."""
     shard_bytes: int = Field(default=256 << 20, ge=1)
     """Largest safetensors file of a version."""
+    deltas: bool = True
+    """Publish versions as differences from the one before; false: each one whole."""
+    anchor_every: int = Field(default=25, ge=1)
+    """A whole version at least this often, and as often as half of versions_max; deltas between."""
     versions_max: int = Field(default=16, ge=2)
     """Most versions kept; the newest and those that something needs are among them."""
     keep_every: int = Field(default=0, ge=0)

@@ -8,15 +8,16 @@ of the library open them as they are. One file at a time is in memory.
 # pyright: reportUnknownMemberType=false
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from storage.documents import create_same
 from storage.manifest import FileEntry, TensorEntry, TensorFiles
-from storage.objects import ObjectStore
+from storage.objects import Data, ObjectStore
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
 from streams.errors import CorruptObject
 
@@ -24,6 +25,30 @@ METADATA = {
     "format": "pt"
 }  # transformers refuses files without it; more than one key has no fixed order
 GAP_BYTES_MAX = 64 << 10  # reading this much in vain costs less than one more request
+RANGE_BYTES_MAX = (
+    64 << 20
+)  # of one request for several tensors: what comes is used while more comes
+
+
+class Placed(Protocol):
+    """Bytes `[start, end)` of a file."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a file to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Data
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
@@ -39,31 +64,53 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     return shards
 
 
+def join(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """One safetensors file of these parts in their order, and each one's `[start, end)` in it."""
+    header: dict[str, object] = {"__metadata__": METADATA}
+    at = 0
+    for part in parts:
+        end = at + len(part.data)
+        header[part.name] = {
+            "dtype": part.dtype,
+            "shape": list(part.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    places: dict[str, tuple[int, int]] = {}
+    start = 8 + len(text)
+    for part in parts:
+        places[part.name] = (start, start + len(part.data))
+        start += len(part.data)
+    data = b"".join([len(text).to_bytes(8, "little"), text, *(part.data for part in parts)])
+    return data, places
+
+
 def pack(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
     """One safetensors file and where each tensor lies in it; equal tensors give equal bytes."""
     # Wide types first keeps every tensor aligned to its own size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    views = [(name, tensor, tensor_bytes(tensor)) for name, tensor in ordered]
-    header: dict[str, object] = {"__metadata__": METADATA}
-    at = 0
-    for name, tensor, view in views:
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + view.nbytes],
-        }
-        at += view.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    entries: dict[str, TensorEntry] = {}
-    start = 8 + len(text)
-    for name, tensor, view in views:
-        dtype, shape = DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)
-        digest = tensor_hash(dtype, shape, view)
-        entries[name] = TensorEntry(file, start, start + view.nbytes, dtype, shape, digest)
-        start += view.nbytes
-    data = b"".join([len(text).to_bytes(8, "little"), text, *(view for *_, view in views)])
+    parts = [
+        Part(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+        for name, tensor in ordered
+    ]
+    data, places = join(parts)
+    entries = {
+        part.name: TensorEntry(
+            file,
+            *places[part.name],
+            part.dtype,
+            part.shape,
+            tensor_hash(part.dtype, part.shape, part.data),
+        )
+        for part in parts
+    }
     return data, entries
+
+
+def shard_name(stem: str, number: int, count: int) -> str:
+    return f"{stem}-{number:05d}-of-{count:05d}.safetensors"
 
 
 def write_shards(
@@ -79,7 +126,7 @@ def write_shards(
     files: list[FileEntry] = []
     entries: dict[str, TensorEntry] = {}
     for number, names in enumerate(shards, start=1):
-        file = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = shard_name(stem, number, len(shards))
         data, placed = pack({name: kept[name] for name in names}, file)
         files.append(FileEntry(file, len(data), create_same(store, f"{folder}/{file}", data)))
         entries.update(placed)
@@ -96,12 +143,13 @@ class FetchRange:
     names: tuple[str, ...]
 
 
-def plan_ranges(entries: Mapping[str, TensorEntry]) -> list[FetchRange]:
-    """The requests that fetch these tensors: neighbours, and near ones, share one."""
+def plan_ranges(entries: Mapping[str, Placed]) -> list[FetchRange]:
+    """The requests that fetch these: neighbours, and near ones, share one up to a size."""
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
         last = ranges[-1] if ranges else None
-        if last and last.file == entry.file and entry.start - last.end <= GAP_BYTES_MAX:
+        near = last and last.file == entry.file and entry.start - last.end <= GAP_BYTES_MAX
+        if last and near and entry.end - last.start <= RANGE_BYTES_MAX:
             ranges[-1] = FetchRange(last.file, last.start, entry.end, (*last.names, name))
         else:
             ranges.append(FetchRange(entry.file, entry.start, entry.end, (name,)))

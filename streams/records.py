@@ -313,7 +313,10 @@ class WeightsAnnounced(_Record, tag="weights/1"):
 
 
 class Applied(_Record, tag="applied/1"):
-    """A rollout serves `version`; `checked` says how it knows (`hashes`, `read_back`)."""
+    """A rollout serves `version`. `hash` is its manifest's, which holds the hash of each of the
+    `tensors` handed to the engine; they were compared with those (`checked` = `hashes`), and
+    `compared` of them also with what the engine serves then (`read_back`).
+    """
 
     rollout: str
     rollout_term: int
@@ -323,6 +326,7 @@ class Applied(_Record, tag="applied/1"):
     tensors: int
     seconds: float
     time_s: float
+    compared: int = 0
 
 
 class Configured(_Record, tag="configured/1"):

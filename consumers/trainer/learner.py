@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.allocator import keep_freed_memory
+from consumers.trainer.copies import Copies
 from consumers.trainer.layout import judged_of, rows_of
 from consumers.trainer.loss import surrogate
 from consumers.trainer.masters import Masters
@@ -25,7 +26,7 @@ from consumers.trainer.policy_forward import policy_of
 from consumers.trainer.sample import Sample
 from consumers.trainer.sums import Sums
 from consumers.trainer.workers import Workers
-from storage.tensors import tensor_bytes, untie
+from storage.tensors import tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class Learner:
         return self.updates // self._settings.updates_per_step
 
     @property
+    def flat(self) -> Tensor:
+        """The masters themselves, one dimension; they change in `finish_update`."""
+        return self._masters.flat
+
+    @property
     def busy_s(self) -> float:
         """CPU seconds of forward and backward passes since the start."""
         return self._workers.busy_s
@@ -103,23 +109,17 @@ class Learner:
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return metrics
 
-    def snapshot(self, dtype: str) -> dict[str, Tensor]:
+    def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
         """A copy to publish, checkpoint names, floating-point tensors as `dtype`; tied ones share
-        memory.
+        memory. It is of `copies`, else the caller's own.
         """
-        kept, tied = untie(self._model.state_dict())
-        to = getattr(torch, dtype)
-        copies = {
-            name: tensor.detach().to(to if tensor.is_floating_point() else tensor.dtype, copy=True)
-            for name, tensor in kept.items()
-        }
-        return copies | {name: copies[owner] for name, owner in tied.items()}
+        return (copies or Copies(1)).take(self._model.state_dict(), getattr(torch, dtype))
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
         """A copy of all that the next update depends on, for a checkpoint: flat names, fp32 and two
-        counters.
+        counters. It is of `copies`, else the caller's own.
         """
-        return {name: tensor.clone() for name, tensor in self._state().items()}
+        return (copies or Copies(1)).take(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""

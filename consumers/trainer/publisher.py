@@ -2,12 +2,15 @@
 thread, in order.
 
 The trainer hands over a snapshot and goes on; a slow store delays versions, not steps, until
-`QUEUE_MAX` snapshots wait. Order for each step (DESIGN.md, Trainer 5–7):
-1. the version's objects, manifest last; 2. `latest.json` swapped: it is believed; 3. announced; 4.
-  `StepDone`;
-5. the checkpoint if one is due; 6. what nothing needs any more goes: old checkpoints, records,
-  versions. A crash between any two
-  leaves a prefix of this order, and a restarted trainer repeats the step up to the same bytes.
+`QUEUE_MAX` snapshots wait. A version's tensors are what the next one is made from, so their memory
+is used again once that is published: at most `QUEUE_MAX` + 2 copies of the weights are here
+(waiting, being published, published last), two where publishing keeps up.
+
+Order for each step (DESIGN.md, Trainer 5–7):
+1. the version's objects, manifest last; 2. `latest.json` swapped: it is believed; 3. announced;
+4. `StepDone`; 5. the checkpoint if one is due; 6. what nothing needs any more goes: old
+checkpoints, records, versions. A crash between any two leaves a prefix of this order, and a
+restarted trainer repeats the step up to the same bytes.
 """
 
 import logging
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from consumers.trainer.copies import Copies
 from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.step_lines import step_line
@@ -39,6 +43,8 @@ from streams.records import StepDone
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2
+ROOM_S = 0.005
+THREADS = 1  # of the arithmetic in the publisher's thread: the learner has the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,11 @@ class Publisher:
         self._forgetting = forgetting
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
+        self.weights = Copies(QUEUE_MAX + 2)
+        """Memory for snapshots of the weights …"""
+        self.states = Copies(QUEUE_MAX + 1, idle_max=1)
+        """… and of a checkpoint's tensors. Take from both after `await_room` only."""
+        self._published: Mapping[str, torch.Tensor] = {}
         self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
@@ -92,8 +103,19 @@ class Publisher:
         """Steps that were handed over and not begun."""
         return self._queue.qsize()
 
+    def await_room(self) -> None:
+        """Wait while `QUEUE_MAX` steps were handed over and not begun; then one may be submitted,
+        and there is memory for its snapshot.
+        """
+        while self._queue.full():
+            self.check()
+            time.sleep(ROOM_S)
+        self.check()
+
     def submit(self, snapshot: Snapshot) -> None:
-        """Hand over a step; waits only while `QUEUE_MAX` earlier ones are not published."""
+        """Hand over a step, its tensors from `weights` and `states`; never waits after
+        `await_room`.
+        """
         self._offer(snapshot)
 
     def check(self) -> None:
@@ -117,6 +139,7 @@ class Publisher:
                 continue
 
     def _run(self) -> None:
+        torch.set_num_threads(THREADS)  # OpenMP's count is per thread
         try:
             while (snapshot := self._queue.get()) is not None:
                 self._publish(snapshot)
@@ -127,6 +150,8 @@ class Publisher:
     def _publish(self, snapshot: Snapshot) -> None:
         started = time.perf_counter()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
+        self.weights.give_back(self._published)
+        self._published = snapshot.tensors
         done = replace(snapshot.done, version=version, time_s=self._clock())
         if not snapshot.recorded:
             self._ledger.append([done])  # 4
@@ -138,6 +163,7 @@ class Publisher:
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
+            self.states.give_back(tensors)
             self._clear()
         self._versions.retain()  # 6
 

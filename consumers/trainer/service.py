@@ -113,13 +113,14 @@ class Trainer:
             counts=dict(figures.counts),
             time_s=0.0,
         )
+        self.publisher.await_room()
         is_known = known is not None and known.state_hash == state_hash
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
-            checkpoint = (learner.state(), self._state(step))
+            checkpoint = (learner.state(self.publisher.states), self._state(step))
         snapshot = Snapshot(
             done,
-            learner.snapshot(self.dtype),
+            learner.snapshot(self.dtype, self.publisher.weights),
             checkpoint,
             is_known,
             dict(figures.lags),

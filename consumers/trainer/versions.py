@@ -1,25 +1,32 @@
 """The trainer's versions: published once, believed, announced; earlier terms fenced before the
 first.
 
-A step that is repeated after a crash makes the bytes again that its version already has: a number
-that is believed is recognised and not written again. Where the bytes differ (another machine), the
-run goes on as a fork that publishes nothing until its number passes the highest believed one
-(DESIGN.md, Trainer).
+Each is a delta of the believed one unless the rule of `storage/anchoring.py` asks for an anchor. A
+step that is repeated after a crash makes the bytes again that its version already has: a number
+that is believed is recognised and not written again, and the chain goes on from it. Where the bytes
+differ (another machine), the run goes on as a fork that publishes nothing until its number passes
+the highest believed one, then an anchor (DESIGN.md, Trainer).
 """
 
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from storage.anchoring import AnchorRule, Chain, anchor_due
+from storage.chains import chain_of
+from storage.hashing import content_hash
+from storage.held import HeldWeights
 from storage.manifest import Manifest, manifest_key, read_manifest
 from storage.objects import ObjectStore
 from storage.pointer import Pointer, believe, believed, take_pointer
-from storage.publish import publish
+from storage.publish import INDEX, publish
 from storage.retention import StoredVersion, plan_retention, retain, stored_versions
 from storage.settings import WeightsSettings
+from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
+from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version, WeightsAnnounced
 from streams.writer import FencedWriter
 
@@ -40,14 +47,19 @@ class VersionWriter:
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
+    _manifest: Manifest | None = None  # of the believed version …
+    _tensors: Mapping[str, torch.Tensor] | None = None  # … and its tensors, once they are here
+    _chain: Chain | None = None
+    _is_fork: bool = False
 
     def open(self) -> None:
         """Fence lower terms in topic and store, and announce what is believed under this term."""
         self.writer.open()
         take_pointer(self.store, self.run, self.term)
         self.pointer = believed(self.store)
-        if self.highest is not None:
-            self._announce(read_manifest(self.store, self.highest))
+        if self.pointer is not None and self.highest is not None:
+            self._manifest = read_manifest(self.store, self.highest, self.pointer.manifest_hash)
+            self._announce(self._manifest)
 
     @property
     def highest(self) -> Version | None:
@@ -55,23 +67,83 @@ class VersionWriter:
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Mapping[str, torch.Tensor]) -> Version:
-        """Make this number believed and announced, unless it is already; returns its version."""
+        """Make this number believed and announced, unless it is already; returns its version.
+
+        The tensors are the next version's base: nobody may write to them until the next call has
+        returned.
+        """
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
+            if number == highest.number:
+                self._recognise(tensors)
             return highest if number == highest.number else version
+        due = self._is_anchor_due(number)
         manifest = publish(
             self.store,
             self.run,
             version,
             tensors,
             self.model_files,
-            shard_bytes=self.settings.shard_bytes,
-            parent=highest,
-            created_s=self.clock(),
+            self.settings.shard_bytes,
+            self._manifest,
+            self.clock(),
+            self._tensors,
+            due or self._tensors is None,
         )
         self.pointer = believe(self.store, manifest)
+        self._go_on_from(manifest, tensors)
         self._announce(manifest)
         return version
+
+    def _recognise(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """A repeated step's tensors are the believed version's, or the run is a fork."""
+        assert self._manifest is not None
+        kept, tied = untie(tensors)
+        hashes = {
+            name: tensor_hash(DTYPE_NAMES[t.dtype], tuple(t.shape), tensor_bytes(t))
+            for name, t in kept.items()
+        }
+        weights = self._manifest.weights
+        same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}
+        self._is_fork = not same
+        self._tensors = tensors if same and self.settings.deltas else None
+        if not same:
+            log.warning("%s was made with other bits: an anchor comes next", self.highest)
+
+    def _is_anchor_due(self, number: int) -> bool:
+        """Whether the next version must be whole; where it need not, the base is here after it."""
+        if self._manifest is None or self._is_fork or not self.settings.deltas:
+            return True
+        if not self._has_files(self._manifest):
+            return True
+        s = self.settings
+        rule = AnchorRule(s.anchor_every, s.versions_max, s.keep_every)
+        try:
+            self._chain = self._chain or chain_of(self.store, self._manifest)
+            due = anchor_due(number, self._chain, rule)
+            if not due and self._tensors is None:
+                held = HeldWeights()
+                held.move(self.store, self._manifest.version, self._manifest.hash)
+                self._tensors = held.tensors
+        except (ObjectMissing, CorruptObject) as error:
+            log.warning("an anchor comes next, the chain is broken: %s", error)
+            return True
+        return due
+
+    def _has_files(self, manifest: Manifest) -> bool:
+        """Whether the version's anchor has this trainer's model files."""
+        present = {f.name: f.hash for f in manifest.model_files if f.name != INDEX}
+        return present == {name: content_hash(data) for name, data in self.model_files.items()}
+
+    def _go_on_from(self, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+        before, delta = self._chain, manifest.delta
+        if manifest.kind == "anchor" or before is None or delta is None:
+            self._chain = Chain(1, 0, manifest.full_bytes)
+        else:
+            total = before.delta_bytes + delta.bytes
+            self._chain = replace(before, length=before.length + 1, delta_bytes=total)
+        self._manifest, self._is_fork = manifest, False
+        self._tensors = tensors if self.settings.deltas else None
 
     def retain(self) -> None:
         """Delete what nothing needs any more; a bound that takes a held version says so."""

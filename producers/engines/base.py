@@ -8,14 +8,16 @@
   never dies later.
 * After a failed `update` the engine serves nothing until an update succeeded: `poll` returns []
   meanwhile.
+* Weights are the tensors of a checkpoint, under its names; how an engine keeps them is its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
+from storage.held import Patch
 from streams.records import Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
@@ -64,6 +66,33 @@ class Emission:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """The verified tensors of `version`, and how they differ from those of `base`: only in the
+    elements of `patches` and in the tensors named in `whole`. `patches` None: unknown, so all is
+    loaded.
+
+    `tensors` must stay as they are until the update is done. `prepared` is the engine's own.
+    """
+
+    version: Version
+    tensors: Mapping[str, torch.Tensor]
+    base: Version | None = None
+    patches: tuple[Patch, ...] | None = None
+    whole: tuple[str, ...] = ()
+    prepared: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How many of the tensors asked for the engine serves, and which of these are not what it was
+    given.
+    """
+
+    count: int
+    differing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Load now; KV figures count tokens. `busy_s` is CPU time spent in prefill and decode since the
     start.
@@ -104,12 +133,25 @@ class Engine(Protocol):
         """
         ...
 
-    def update(
-        self, version: Version, tensors: Mapping[str, torch.Tensor], mode: UpdateMode
-    ) -> None:
-        """Serve these verified weights (checkpoint names) from the next decode step on.
-        `keep_version` requires an empty engine; `in_flight` keeps the KV cache;
-        `in_flight_recompute` recomputes it under the new weights.
+    def prepare(self, update: Update) -> Update:
+        """The same update with everything done that need not stop decoding: checks, index
+        arithmetic, casts. Changes nothing that is served; may run in another thread, beside `poll`,
+        while no other update does. `EngineRefused` names the tensor that is wrong.
+        """
+        ...
+
+    def update(self, update: Update, mode: UpdateMode) -> None:
+        """Serve these weights from the next decode step on, bit for bit the same whether they were
+        patched or loaded; patches are used only if `base` is what the engine serves.
+
+        Another version under `keep_version` requires an empty engine; `in_flight` keeps the KV
+        cache; `in_flight_recompute` recomputes it under the new weights.
+        """
+        ...
+
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        """Compare the bits that are served with those that loading these tensors of `tensors` (a
+        whole version's) would give. May run in another thread, beside `poll`, not beside `update`.
         """
         ...
 

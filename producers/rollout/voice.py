@@ -13,7 +13,7 @@ from producers.engines.base import EngineStats
 from producers.rollout.growing import Growing
 from producers.rollout.outbox import Sender
 from producers.rollout.pulse import Health, Pulse
-from producers.rollout.weights import Fetched
+from producers.rollout.weights import Verdict
 from producers.settings import RolloutSettings
 from streams.bus import Bus
 from streams.figures import SECONDS, Tally
@@ -28,6 +28,7 @@ class Condition:
     health: Health
     queued: int
     quota_left: int
+    verified: bool
 
 
 @dataclass(slots=True)
@@ -70,20 +71,24 @@ class Voice:
         self.sender.flush()
         self.partials(growing, everything=True)
 
-    def applied(self, fetched: Fetched, seconds: float) -> None:
-        """Tell who serves what."""
+    def applied(self, verdict: Verdict) -> None:
+        """Tell who serves what: the manifest's hash stands for the hash of every tensor that was
+        handed over, which each of them was compared with.
+        """
+        announced, count = verdict.fetched.announced, verdict.compared.count
         record = Applied(
             rollout=self.name,
             rollout_term=self.term,
-            version=fetched.announced.version,
-            hash=fetched.announced.manifest_hash,
-            checked="hashes",
-            tensors=len(fetched.tensors),
-            seconds=seconds,
+            version=announced.version,
+            hash=announced.manifest_hash,
+            checked="read_back" if count else "hashes",
+            tensors=len(verdict.fetched.update.tensors),
+            seconds=verdict.seconds,
             time_s=self.clock(),
+            compared=count,
         )
         self.sender.send("applied", [(self.name, record)])
-        self.apply_s.add(seconds)
+        self.apply_s.add(verdict.seconds)
 
     def status(self, condition: Condition, stats: EngineStats) -> None:
         """Heartbeat and load."""
@@ -97,7 +102,7 @@ class Voice:
             kv_used=stats.kv_used,
             kv_capacity=stats.kv_capacity,
             version=condition.version,
-            verified=True,
+            verified=condition.verified,
             health=condition.health,
             quota_left=condition.quota_left,
             tokens_per_s=self.pulse.said(condition.health, stats.tokens, now),

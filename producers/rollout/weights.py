@@ -1,21 +1,27 @@
-"""Follows the `weights` topic and fetches a version beside generation, so that only the swap itself
-stops decoding.
+"""Follows the `weights` topic and brings a version here beside generation, so that only the swap
+itself stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
-it (invariant 6); every tensor was compared with its hash before it is handed on.
+it (invariant 6). Tensors live in memory of this process and are moved from version to version in
+place, every one compared with its hash, then prepared for the engine; after the swap some of them
+are compared with what the engine serves. One thread does one of these at a time, so the tensors
+stay as they are from `take` until the engine's update was compared.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from storage.fetch import fetch
+from producers.engines.base import Compared, Update
+from producers.rollout.sampled import Rotation
+from storage.held import HeldWeights
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.errors import CorruptObject, ObjectMissing
+from streams.errors import CorruptObject, EngineRefused, ObjectMissing
 from streams.figures import SECONDS, Tally
 from streams.reader import TopicReader, from_begin
 from streams.records import Version, WeightsAnnounced
@@ -23,14 +29,29 @@ from streams.records import Version, WeightsAnnounced
 log = logging.getLogger(__name__)
 
 FETCH_TRIES = 5
+REPAIRS_MAX = 3  # in a row
+
+ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], Compared]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Verified tensors of one version, in checkpoint names."""
+    """Verified tensors of one version, prepared; `repairs` those that the engine was found to
+    serve wrongly.
+    """
 
     announced: WeightsAnnounced
-    tensors: dict[str, torch.Tensor]
+    update: Update
+    repairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What reading back found; the update took `seconds`."""
+
+    fetched: Fetched
+    compared: Compared
+    seconds: float
 
 
 class WeightsFollower:
@@ -39,16 +60,28 @@ class WeightsFollower:
     def __init__(self, bus: Bus, store: ObjectStore) -> None:
         self._store = store
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"))
+        self._held = HeldWeights()
+        self._rotation = Rotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
         self._fetched: Fetched | None = None
+        self._verdict: Verdict | None = None
         self._failed: BaseException | None = None
+        self._taken: WeightsAnnounced | None = None
+        self._repairing, self._repairs = False, 0
+        self.prepare: Callable[[Update], Update] = lambda update: update
+        """The engine's, once there is one."""
         self.fetched_bytes = 0
         self.fetch_s = Tally(SECONDS)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
         return self._newest
+
+    @property
+    def verified(self) -> bool:
+        """False from a mismatch on until everything of a version fetched anew was compared."""
+        return not self._repairing
 
     def readers(self) -> list[TopicReader]:
         return [self._reader]
@@ -65,46 +98,128 @@ class WeightsFollower:
     def prefetch(self, held: Version | None) -> None:
         """Start to fetch the newest version unless it is held, here or on its way."""
         newest = self._newest
-        if newest is None or self._thread is not None or newest.version == held:
-            return
-        if self._fetched is None or self._fetched.announced.version < newest.version:
-            self._thread = threading.Thread(target=self._fetch, args=(newest,), daemon=True)
-            self._thread.start()
+        if newest is not None and newest.version != held and self._is_idle():
+            self._begin(lambda: self._fetch(newest))
 
     def take(self) -> Fetched | None:
-        """The fetched version, once; raises what the fetch failed with after its tries."""
+        """The fetched version, once; raises what the fetch failed with after its tries. Its tensors
+        stay as they are until `compare` was called and gave its verdict, or the next `prefetch`.
+        """
+        if self._is_busy():
+            return None
+        fetched, self._fetched = self._fetched, None
+        if fetched is not None:
+            self._taken = fetched.announced
+        return fetched
+
+    def compare(self, fetched: Fetched, read_back: ReadBack, seconds: float) -> None:
+        """Start to compare some tensors (after a repair all) with what the engine serves now that
+        it took `seconds` to take them.
+        """
+        names = None if fetched.repairs else self._rotation.next(fetched.update.tensors)
+        self._begin(lambda: self._compare(fetched, read_back, names, seconds))
+
+    def verdict(self) -> Verdict | None:
+        """What the comparison found, once. After a mismatch the version is fetched anew (`repair`)
+        and nothing is `verified` until all of it was compared.
+        """
+        if self._is_busy():
+            return None
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None:
+            self._repairing = bool(verdict.compared.differing)
+            self._repairs = self._repairs if self._repairing else 0
+        return verdict
+
+    def repair(self, keep: bool) -> None:
+        """Start to fetch the newest version into new memory, or with `keep` the one that was taken
+        last, unless that is under way. `EngineRefused` when `REPAIRS_MAX` of them were of no use.
+        """
+        announced = self._taken if keep else self._newest
+        if announced is None or not self._is_idle():
+            return
+        if self._repairs >= REPAIRS_MAX:
+            raise EngineRefused(
+                f"weights: {REPAIRS_MAX} times everything was fetched anew, and each time the "
+                "engine served something else: suspect this machine's memory"
+            )
+        self._repairs += 1
+        self._held = HeldWeights()
+        self._begin(lambda: self._fetch(announced, or_newer=not keep))
+
+    def _is_busy(self) -> bool:
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
         if self._failed is not None:
             raise self._failed
-        if self._thread is not None:
-            return None
-        fetched, self._fetched = self._fetched, None
-        return fetched
+        return self._thread is not None
 
-    def _fetch(self, announced: WeightsAnnounced) -> None:
-        """A version may be deleted by retention while it is fetched: the next announced one
+    def _is_idle(self) -> bool:
+        return not self._is_busy() and self._fetched is None and self._verdict is None
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        assert self._thread is None, "one thing at a time"
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        torch.set_num_threads(1)  # of this thread: the others are decoding's
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  the worker's thread raises it
+            self._failed = error
+
+    def _fetch(self, announced: WeightsAnnounced, or_newer: bool = True) -> None:
+        """A version may be deleted by retention while it is fetched: with `or_newer` the newest
         replaces it.
         """
         for attempt in range(FETCH_TRIES):
             started = time.monotonic()
             try:
-                _, tensors = fetch(self._store, announced.version, announced.manifest_hash)
-                self.fetch_s.add(time.monotonic() - started)
-                self.fetched_bytes += announced.bytes
-                self._fetched = Fetched(announced, tensors)
-                return
-            except (ObjectMissing, CorruptObject) as error:
+                moved = self._held.move(self._store, announced.version, announced.manifest_hash)
+            except (ObjectMissing, CorruptObject, OSError) as error:
                 log.warning("version %s could not be fetched: %s", announced.version, error)
-                self._failed_after(attempt, announced, error)
-            except OSError as error:
-                self._failed_after(attempt, announced, error)
-            time.sleep(0.1 * 2**attempt)
+                newest = self._newest
+                if or_newer and newest is not None and newest.version > announced.version:
+                    announced = newest
+                elif attempt == FETCH_TRIES - 1:
+                    raise
+                time.sleep(0.1 * 2**attempt)
+                continue
+            self.fetch_s.add(time.monotonic() - started)
+            self.fetched_bytes += moved.fetched_bytes
+            update = Update(
+                announced.version, self._held.tensors, moved.base, moved.patches, moved.whole
+            )
+            self._fetched = Fetched(announced, self.prepare(update), self._repairing)
+            return
+        raise ObjectMissing(f"version {announced.version} and those before it went while fetched")
 
-    def _failed_after(
-        self, attempt: int, announced: WeightsAnnounced, error: BaseException
+    def _compare(
+        self, fetched: Fetched, read_back: ReadBack, names: list[str] | None, seconds: float
     ) -> None:
-        newest = self._newest
-        superseded = newest is not None and newest.version > announced.version
-        if attempt == FETCH_TRIES - 1 and not superseded:
-            self._failed = error
+        tensors = fetched.update.tensors
+        compared = read_back(tensors if names is None else names, tensors)
+        if compared.differing:
+            log.error(
+                "version %s: the engine does not serve what it was given (%d of %d tensors: %s); "
+                "it serves nothing until everything was fetched anew",
+                fetched.announced.version,
+                len(compared.differing),
+                compared.count,
+                ", ".join(compared.differing[:3]),
+            )
+        self._verdict = Verdict(fetched, compared, seconds)
+
+
+def compared_whole(fetched: Fetched, read_back: ReadBack, started_s: float) -> Verdict:
+    """All tensors of the first version, compared before anything is served; `EngineRefused` if one
+    is not what the engine was given.
+    """
+    compared = read_back(fetched.update.tensors, fetched.update.tensors)
+    if compared.differing:
+        raise EngineRefused(
+            f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "
+            f"{fetched.announced.version} as given ({len(compared.differing)} of {compared.count})"
+        )
+    return Verdict(fetched, compared, time.perf_counter() - started_s)

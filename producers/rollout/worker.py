@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from producers.engines.base import Emission, Engine
+from producers.engines.base import Emission, Engine, UpdateMode
 from producers.rollout.chain import read_chain
 from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
@@ -46,6 +46,9 @@ class Rollout:
     growing: dict[str, Growing] = field(default_factory=dict[str, Growing])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
 
+    def __post_init__(self) -> None:
+        self.follower.prepare = self.engine.prepare
+
     def run(self, stop: threading.Event) -> None:
         """Generate until `stop`; then publish what is in progress as partials and say goodbye."""
         while not stop.is_set():
@@ -74,19 +77,40 @@ class Rollout:
                 self.engine.abort(released.trajectory)
 
     def _take_weights(self) -> None:
-        """Swap to the newest version when the policy says so and its tensors are here."""
+        """Swap to the newest version when the policy says so and its tensors are here, or to what
+        repairs the engine; then some of it is compared with what is served.
+        """
         self.follower.read()
-        if not wants_update(self.settings.on_update, self.load()):
+        self._hear_verdict()
+        mode: UpdateMode = self.settings.on_update
+        if not self.follower.verified:
+            self.follower.repair(keep=mode == "keep_version")
+            mode = "in_flight_recompute"  # what the cache was made with is in doubt too
+        elif not wants_update(mode, self.load()):
             return
-        self.follower.prefetch(self.engine.version)
+        else:
+            self.follower.prefetch(self.engine.version)
         fetched = self.follower.take()
-        if fetched is None or fetched.announced.version <= self.engine.version:
+        if fetched is None:
+            return
+        before = self.engine.version
+        if fetched.announced.version <= before and not fetched.repairs:
             return
         started = time.perf_counter()
-        self.engine.update(fetched.announced.version, fetched.tensors, self.settings.on_update)
-        self.drawn = 0
-        self.voice.applied(fetched, time.perf_counter() - started)
+        self.engine.update(fetched.update, mode)
+        self.follower.compare(fetched, self.engine.read_back, time.perf_counter() - started)
+        self.drawn = 0 if self.engine.version != before else self.drawn
         self._say(self.health())
+
+    def _hear_verdict(self) -> None:
+        """A version that was found to be served is told; one that is not ends serving."""
+        verdict = self.follower.verdict()
+        if verdict is None:
+            return
+        if not verdict.compared.differing:
+            self.voice.applied(verdict)
+        if verdict.compared.differing or verdict.fetched.repairs:
+            self._say(self.health())
 
     def _start_waiting(self) -> None:
         """Submit orders while there is room and the policy lets new ones begin.
@@ -127,7 +151,9 @@ class Rollout:
         """What `POLL_S` seconds of decoding gave."""
         emissions: list[Emission] = []
         deadline = time.perf_counter() + POLL_S
-        while self.growing and (rest := deadline - time.perf_counter()) > 0:
+        while (
+            self.growing and self.follower.verified and (rest := deadline - time.perf_counter()) > 0
+        ):
             news = self.engine.poll(rest)
             if not news:  # idle, or the time is over
                 break
@@ -202,6 +228,8 @@ class Rollout:
 
     def health(self) -> Health:
         load = self.load()
+        if not self.follower.verified:
+            return "pulling"
         if is_draining(self.settings.on_update, load):
             return "draining" if load.busy else "pulling"
         return "generating"
@@ -209,5 +237,6 @@ class Rollout:
     def _say(self, health: Health) -> None:
         quota = quota_left(self.settings.on_update, self.load())
         queued = len(self.orders.waiting)
-        condition = Condition(self.engine.version, health, queued, quota)
+        verified = self.follower.verified
+        condition = Condition(self.engine.version, health, queued, quota, verified)
         self.voice.status(condition, self.engine.stats())

@@ -15,6 +15,7 @@ ROLES = {
     "rollout": "generate trajectories under weights that change underneath",
     "train": "consume trajectories and publish versions",
     "archive": "write the log as Parquet files into the store, exactly once",
+    "relay": "keep versions in this node's memory for its rollouts and for other nodes",
     "score": "write annotations (late rewards) about finished trajectories",
 }
 """The commands that run one role, and what it does."""

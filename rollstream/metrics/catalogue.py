@@ -106,6 +106,7 @@ ROLLOUT = (
             ("rollout_idle_seconds_total", "s", "with nothing to generate"),
             ("rollout_busy_seconds_total", "s", "CPU time in prefill and decode"),
             ("rollout_fetched_bytes_total", "bytes", "of weight versions fetched"),
+            ("rollout_relay_bytes_total", "bytes", "of those, from the node's relay"),
         ],
     ),
     *_families(
@@ -154,6 +155,12 @@ TRAINER = (
             ),
             ("trainer_wait_seconds_total", "s", "waiting for data"),
             ("trainer_busy_seconds_total", "s", "CPU time in forward and backward passes"),
+            ("trainer_pushed_bytes_total", "bytes", "sent to the head of the relays"),
+            (
+                "trainer_push_given_up_total",
+                "objects",
+                "that relays have to read from the bucket",
+            ),
         ],
     ),
     *_families(
@@ -223,6 +230,30 @@ SCORE = (
     ),
 )
 
+RELAY = (
+    *_families(
+        "counter",
+        [
+            ("relay_received_bytes_total", "bytes", "from the relay before it"),
+            ("relay_pushed_bytes_total", "bytes", "from the trainer"),
+            ("relay_bucket_bytes_total", "bytes", "from the bucket"),
+            ("relay_sent_bytes_total", "bytes", "of objects, to relays and rollouts"),
+            ("relay_wrong_total", "objects", "that differed from their hash or manifest"),
+            ("relay_evicted_total", "versions", "that made room for newer ones"),
+        ],
+    ),
+    *_families(
+        "gauge",
+        [
+            ("relay_term", "term", "term of this relay"),
+            ("relay_held_bytes", "bytes", "here, or reserved for what is coming"),
+            ("relay_versions", "versions", "here whole and verified"),
+            ("relay_version_newest", "version", "newest of those"),
+            ("relay_place", "relays", "before it in the chain"),
+        ],
+    ),
+)
+
 SUPERVISOR = (
     *_families("counter", [("supervisor_restarts_total", "restarts", "of a role", "process")]),
     *_families("gauge", [("supervisor_process_up", "1", "1 while a role's process is", "process")]),
@@ -237,6 +268,7 @@ BY_ROLE: dict[str, tuple[Family, ...]] = {
     "eval": EVALUATION,
     "score": SCORE,
     "archive": ARCHIVE,
+    "relay": RELAY,
     "supervisor": SUPERVISOR,
 }
 """Families by the role that offers them, in the order of the documentation."""

@@ -128,3 +128,25 @@ def test_a_rollout_read_back_from_before_dispatch_started_gets_nothing_new():
     state = state_with_group()
     state.apply_status(status("old"), now_s=0.0, fresh=False)
     assert free_rooms(state, queue_per_slot=0.0).new == {}
+
+
+def test_work_goes_only_to_rollouts_that_verified_what_they_serve():
+    """Neither new trajectories nor resumes, whatever its health; what it has it keeps."""
+    state = state_with_group(status("a", verified=False), status("b"))
+    free = free_rooms(state, queue_per_slot=0.25)
+    assert set(free.new) == set(free.resumes) == {"b"}
+    order_all(state, "a")
+    assert orphans(state) == []
+    state.apply_status(status("b", verified=False), now_s=1.0)
+    assert not free_rooms(state, queue_per_slot=0.25).new
+    state.apply_status(status("a"), now_s=2.0)
+    assert set(free_rooms(state, queue_per_slot=0.25).new) == {"a"}
+
+
+def test_under_keep_version_an_unverified_holder_is_no_holder():
+    """Invariant 4: its version counts as held by nobody, so the trajectory starts again."""
+    state = state_with_group(status("a", verified=False), status("b", version=Version(4, 1)))
+    order_all(state, "b", keep_version=True)
+    state.apply_partial(0, "0.0", 1, Address(2, 7), V3)
+    how = continuations(state, ["0.0"], keep_version=True)["0.0"]
+    assert (how.kind, how.again) == ("start", True)

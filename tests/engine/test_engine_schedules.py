@@ -6,6 +6,7 @@ from engine_samples import Gained, ask, gather, open_torch, prompt, resumed, tin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from producers.engines.base import Update
 from producers.engines.torch_engine.draws import trajectory_key, uniforms
 from producers.engines.torch_engine.sampling import draw, plan_sampling
 from streams.records import Sampling, Tokens, Version
@@ -58,7 +59,7 @@ def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int
         elif action == "update":
             version = 1 + pick % 2
             tensors = MODELS[version].state_dict()
-            engine.update(Version(version, 1), tensors, "in_flight_recompute")
+            engine.update(Update(Version(version, 1), tensors), "in_flight_recompute")
     while emissions := engine.poll(10.0):
         gather(gained, emissions)
     assert not engine.running()

@@ -14,6 +14,7 @@ from engine_samples import (
     tiny_model,
 )
 
+from producers.engines.base import Update
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import EngineRefused
 from streams.records import Sampling
@@ -66,7 +67,7 @@ def test_a_held_trajectory_is_recomputed_with_the_rest() -> None:
     engine = open_torch(old)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))
     first = to_first_stop(engine, "t")
-    engine.update(engine.version, new.state_dict(), "in_flight_recompute")
+    engine.update(Update(engine.version, new.state_dict()), "in_flight_recompute")
     engine.append("t", prompt(4, 9))
     second = run_all(engine)["t"]
     start = np.array([*prompt(6), *first.tokens, *prompt(4, 9)], np.uint32)
@@ -127,7 +128,7 @@ def test_abort_after_an_update_gives_the_tokens_of_the_old_version_once() -> Non
     while engine.stats().tokens < 9:
         engine.poll(0.0)
     old = engine.version
-    engine.update(type(old)(9, 1), model.state_dict(), "in_flight")
+    engine.update(Update(type(old)(9, 1), model.state_dict()), "in_flight")
     rest = engine.abort("t")
     assert rest is not None
     assert (len(rest.tokens), rest.version) == (9, old)

@@ -16,6 +16,7 @@ from engine_samples import (
 )
 from transformers import DynamicCache, PreTrainedModel
 
+from producers.engines.base import Update
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import EngineRefused
 from streams.records import Sampling, Tokens
@@ -51,7 +52,7 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(family: str) -> None:
     old, new = tiny_model(family, 0), tiny_model(family, 1)
     engine = open_torch(old, emit_every=5)
     gained = half_way(engine)
-    engine.update(V2, new.state_dict(), "in_flight")
+    engine.update(Update(V2, new.state_dict()), "in_flight")
     while engine.running():
         gather(gained, engine.poll(10.0))
     mine = gained["t"]
@@ -64,7 +65,7 @@ def test_in_flight_recompute_equals_a_full_prefill_under_the_new_weights(family:
     old, new = tiny_model(family, 0), tiny_model(family, 1)
     engine = open_torch(old)
     gained = half_way(engine)
-    engine.update(V2, new.state_dict(), "in_flight_recompute")
+    engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
     while engine.running():
         gather(gained, engine.poll(10.0))
     mine = gained["t"]
@@ -78,10 +79,10 @@ def test_keep_version_needs_an_empty_engine() -> None:
     engine = open_torch(tiny_model("llama"))
     gained = half_way(engine)
     with pytest.raises(EngineRefused, match="keep_version"):
-        engine.update(V2, tiny_model("llama", 1).state_dict(), "keep_version")
+        engine.update(Update(V2, tiny_model("llama", 1).state_dict()), "keep_version")
     gather(gained, engine.poll(10.0))
     assert gained["t"].spans == [(V1, 40)]
-    engine.update(V2, tiny_model("llama", 1).state_dict(), "keep_version")
+    engine.update(Update(V2, tiny_model("llama", 1).state_dict()), "keep_version")
     after = run_all(engine, [ask("u", prompt(6), Sampling(temperature=0, tokens_max=3))])
     assert after["u"].spans == [(V2, 3)]
 
@@ -98,10 +99,10 @@ def test_a_failed_update_serves_nothing_until_one_succeeds(family: str, fault: s
     else:
         bad[name] = bad[name][:-1] if fault == "shape" else bad[name] * torch.nan
     with pytest.raises(EngineRefused, match=name):
-        engine.update(V2, bad, "in_flight")
+        engine.update(Update(V2, bad), "in_flight")
     assert engine.poll(0.1) == []
     assert engine.version == V1
-    engine.update(V2, new.state_dict(), "in_flight")
+    engine.update(Update(V2, new.state_dict()), "in_flight")
     while engine.running():
         gather(gained, engine.poll(10.0))
     assert gained["t"].spans == [(V1, 12), (V2, 28)]
@@ -112,7 +113,7 @@ def test_a_prefilled_prompt_is_not_reused_across_versions() -> None:
     old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
     engine = open_torch(old)
     half_way(engine)
-    engine.update(V2, new.state_dict(), "in_flight")
+    engine.update(Update(V2, new.state_dict()), "in_flight")
     sibling = run_all(engine, [ask("u", prompt(6), Sampling(tokens_max=30))])["u"]
     wanted = chosen_logprobs(new, prompt(6), sibling.tokens)
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)

@@ -1,5 +1,5 @@
 """Every example in the help of every command is run as it stands, on a real run (those of `query`,
-`tail` and `inspect` in `tests/analysis/`).
+`tail` and `inspect` in `tests/analysis/`, of `audit` in `tests/audit/`).
 
 The run is the quickstart, made small by the environment: 60 steps of one short group.
 """
@@ -35,8 +35,8 @@ class Run:
     id, url = "1", "nowhere"
 def init(**_): return Run()
 """
-ONE_SHOT = ("run", "warmup", "report", "top", "diff", "train")
-UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive")
+ONE_SHOT = ("run", "warmup", "report", "top", "diff", "train", "weights")
+UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
 WAIT_S = 180.0
 pytestmark = pytest.mark.slow  # minutes of processes
 
@@ -182,6 +182,8 @@ def test_the_example_of_health(here: Path):
 
 
 def test_every_command_has_examples_that_some_test_runs():
-    known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"}
+    known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"} | {
+        "audit"
+    }
     choices = parser()._subparsers._group_actions[0].choices  # pyright: ignore
     assert set(choices) == known

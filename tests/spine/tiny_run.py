@@ -3,6 +3,7 @@ threads.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from producers.rollout.orders import Orders
 from producers.rollout.outbox import AtOnce
 from producers.rollout.pulse import Pulse
 from producers.rollout.voice import Voice
-from producers.rollout.weights import WeightsFollower
+from producers.rollout.weights import WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.settings import RolloutSettings, TaskSettings
 from producers.tasks.base import Environment
@@ -171,15 +172,17 @@ class TinyRun:
         engine = open_engine(
             "torch",
             config,
-            fetched.tensors,
+            fetched.update.tensors,
             version,
             slots=self.rollout.slots,
             context_max=self.rollout.context_max,
         )
         task = load_task(self.task)
         rewards = RewardPool(self.task)
-        voice = Voice(self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(self.rollout.status_s))
-        voice.applied(fetched, 0.0)
+        voice = Voice(
+            self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(self.rollout.status_s)
+        )
+        voice.applied(compared_whole(fetched, engine.read_back, time.perf_counter()))
         judging = Judging(
             rewards,
             isinstance(task, Environment),

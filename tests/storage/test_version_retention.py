@@ -101,14 +101,15 @@ def test_the_plan_keeps_its_promises(history, data, keep_every, versions_max):
     kept = set(left(versions, plan))
     whole_believed = by_version[pointer.version].whole
     assert pointer.version in kept or not whole_believed
-    for version in kept:  # every base of a kept one that could still be used is kept
+    for version in kept:  # every base that is left of a kept one is kept
         base = by_version[version].base
-        usable = base in by_version and by_version[base].whole
-        assert base in kept or not usable or base.number > pointer.version.number
+        assert base in kept or base not in by_version or not by_version[base].whole
     forced = {v for v in kept if v.term > pointer.term or v.number >= pointer.version.number}
     chains = {base for version in forced for base in bases(version, by_version)}
     assert len(kept) <= max(versions_max, len(forced | chains))
-    assert set(plan.unpinned) == {v for v in pinned - kept if by_version[v].whole}
+    readable = {v for v in by_version if all(by_version[b].whole for b in bases(v, by_version))}
+    assert set(plan.unpinned) == (pinned - kept) & readable
+    assert all(v in readable or v in forced for v in kept - chains)
 
 
 def bases(version, by_version):

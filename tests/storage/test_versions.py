@@ -47,6 +47,11 @@ def published(store, version=V1, tensors=None, shard_bytes=1 << 20, parent=None,
     return publish(store, "run", version, tensors, files, shard_bytes, parent, now_s)
 
 
+def at(version):
+    """The manifest of such a version, of another store."""
+    return published(MemoryStore(), version)
+
+
 def assert_equal_bits(got, want):
     assert set(got) == set(want)
     for name in want:
@@ -213,7 +218,7 @@ def test_publishing_other_content_under_the_same_version_is_refused(store):
     with pytest.raises(StoreError, match="exists with other content"):
         published(store, tensors=some_tensors(seed=1))
     with pytest.raises(StoreError, match="completes other content"):
-        published(store, parent=Version(0, 1))
+        published(store, parent=at(Version(0, 1)))
     assert_equal_bits(fetch(store, V1)[1], some_tensors())
 
 
@@ -221,7 +226,7 @@ def test_believe_moves_the_pointer_and_twice_is_once(store):
     assert believed(store) is None
     take_pointer(store, "run", 1)
     assert believed(store) is None
-    manifest = published(store, parent=Version(0, 1))
+    manifest = published(store, parent=at(Version(0, 1)))
     pointer = believe(store, manifest)
     assert believe(store, manifest) == pointer == believed(store)
     assert (pointer.version, pointer.parent) == (V1, Version(0, 1))

@@ -4,7 +4,6 @@ Two decoders keep this contract: `fused.py` for the Llama and Qwen families, `ge
 rest.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +11,7 @@ import torch
 
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.weights import ServedWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,8 @@ class Decoder(Protocol):
     split.
     """
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Serve these weights (checkpoint names); `EngineRefused` before anything changed if one is
-        wrong.
-        """
-        ...
+    served: ServedWeights
+    """The weights; they are zeros or random until they were loaded."""
 
     def step(
         self,

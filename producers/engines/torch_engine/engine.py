@@ -8,20 +8,29 @@ before the version changes, so the version it names is the one that emitted it (
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from producers.engines.base import Emission, EngineStats, Request, UpdateMode
+from producers.engines.base import (
+    Compared,
+    Emission,
+    EngineStats,
+    Request,
+    Update,
+    UpdateMode,
+)
 from producers.engines.torch_engine.batch import Batch
 from producers.engines.torch_engine.open_decoder import open_decoder
 from producers.engines.torch_engine.prefill import Extension, extend
 from producers.engines.torch_engine.prefixes import PrefixStore
 from producers.engines.torch_engine.sampling import check_sampling
 from producers.engines.torch_engine.sequence import Sequence
+from producers.engines.torch_engine.weights import Prepared
 from streams.errors import EngineRefused
 from streams.records import Tokens, Version
 
@@ -62,6 +71,8 @@ class TorchEngine:
         """KV of held and of ready sequences; each keeps a slot reserved."""
         self._outbox: list[Emission] = []
         self._serving = True
+        self._held: Version | None = version
+        """Whose weights are served whole; None while they are written, and after a failure."""
         self._steps = self._tokens = 0
         self._busy_s = 0.0
 
@@ -130,23 +141,40 @@ class TorchEngine:
         return unsaid[-1] if unsaid else None
 
     @torch.inference_mode()
-    def update(
-        self, version: Version, tensors: Mapping[str, torch.Tensor], mode: UpdateMode
-    ) -> None:
-        if mode == "keep_version" and self._known:
+    def prepare(self, update: Update) -> Update:
+        if update.base is None or update.base != self._held:
+            update = replace(update, base=None, patches=None)
+        return replace(update, prepared=self._decoder.served.prepare(update))
+
+    @torch.inference_mode()
+    def update(self, update: Update, mode: UpdateMode) -> None:
+        if mode == "keep_version" and self._known and update.version != self.version:
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
             )
         self._flush()
         self._prefixes.clear()
         self._serving = False
-        self._decoder.load(tensors)
-        self.version = version
+        prepared = update.prepared
+        if not isinstance(prepared, Prepared):
+            prepared = self.prepare(update).prepared
+            assert isinstance(prepared, Prepared), "what prepare made"
+        held, self._held = self._held, None
+        if prepared.writes is not None and prepared.base == held:
+            for write in prepared.writes:
+                write.write()
+        else:
+            self._decoder.served.load(update.tensors, checked=prepared.writes is None)
+        self._held = self.version = update.version
         if mode == "in_flight_recompute":
             began = time.thread_time()
             self._recompute()
             self._busy_s += time.thread_time() - began
         self._serving = True
+
+    @torch.inference_mode()
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        return self._decoder.served.compare(names, tensors)
 
     def running(self) -> list[str]:
         return list(self._known)

@@ -8,8 +8,6 @@ one copy, the weights of norms are part of the matrices behind them.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig
@@ -18,8 +16,9 @@ from producers.engines.torch_engine.attention import attend, segment_masks
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.decoder import Prefill
 from producers.engines.torch_engine.fused_shape import FusedShape, rotations
-from producers.engines.torch_engine.fused_weights import FusedLayer, FusedWeights
+from producers.engines.torch_engine.fused_weights import FusedLayer, FusedWeights, expected_shapes
 from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.weights import ServedWeights
 
 
 class FusedDecoder:
@@ -40,12 +39,10 @@ class FusedDecoder:
         # outweighs far more.
         self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
+        self.served = ServedWeights(self.weights.places, expected_shapes(shape))
         self._floor = torch.tensor((shape.hidden * shape.epsilon) ** 0.5, device=device)
         self._head_floor = torch.tensor((shape.width * shape.epsilon) ** 0.5, device=device)
         self.rotations = rotations(config, shape.width, context_max + 1).to(device)
-
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.weights.load(tensors)
 
     def step(
         self,

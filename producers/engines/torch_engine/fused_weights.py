@@ -1,4 +1,4 @@
-"""Checkpoint tensors as the fused decode path wants them, written in place.
+"""The weights of the fused decode path, and where each checkpoint tensor lies in them.
 
 Query, key and value projections are one matrix, gate and up another, all stored (in, out): at a few
 rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
@@ -9,14 +9,14 @@ that rotating by position is one complex product.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from producers.engines.torch_engine.fused_shape import FusedShape
-from producers.engines.torch_engine.weights import check_tensors
+from producers.engines.torch_engine.places import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """All weights of one model; `load` changes them in place or, refused, not at all."""
+    """All weights of one model; `places` says where each checkpoint tensor goes in them."""
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
         def empty(*sizes: int) -> torch.Tensor:
@@ -59,64 +59,64 @@ class FusedWeights:
             for _ in range(s.layers)
         ]
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take these weights; `EngineRefused` names the tensor that is wrong, and nothing has
-        changed.
-        """
-        check_tensors(_expected(self.shape), tensors)
-        self.embedding.copy_(tensors["model.embed_tokens.weight"])
-        head = tensors["model.embed_tokens.weight" if self.shape.tied else "lm_head.weight"]
-        self.head.copy_(_behind_norm(head, tensors["model.norm.weight"]))
+        self.places: dict[str, tuple[Place, ...]] = self._outside()
         for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}."
-            own = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(prefix)
-            }
-            _fill(layer, own, self.shape)
+            self.places.update(_of_layer(layer, s, f"model.layers.{index}."))
+
+    def _outside(self) -> dict[str, tuple[Place, ...]]:
+        embedding = Place(self.embedding)
+        head = Place(self.head, norm="model.norm.weight")
+        if self.shape.tied:
+            return {"model.embed_tokens.weight": (embedding, head)}
+        return {"model.embed_tokens.weight": (embedding,), "lm_head.weight": (head,)}
 
 
-def _fill(layer: FusedLayer, own: Mapping[str, torch.Tensor], shape: FusedShape) -> None:
-    qkv = _fused_qkv(own, "weight", shape)
-    layer.qkv.copy_(_behind_norm(qkv, own["input_layernorm.weight"]).t())
-    if layer.qkv_bias is not None:
-        layer.qkv_bias.copy_(_fused_qkv(own, "bias", shape))
-    if layer.head_norm is not None:
-        query_norm = _interleaved(own["self_attn.q_norm.weight"], shape.width)
-        key_norm = _interleaved(own["self_attn.k_norm.weight"], shape.width)
-        # The root of the width that the norm leaves out and the scale of attention cancel.
-        layer.head_norm[:-1] = query_norm
-        layer.head_norm[-1] = key_norm.float() * shape.width**0.5
-    layer.output.copy_(own["self_attn.o_proj.weight"].t())
+def _of_layer(layer: FusedLayer, shape: FusedShape, prefix: str) -> dict[str, tuple[Place, ...]]:
+    attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
+    in_norm, post_norm = (
+        f"{prefix}input_layernorm.weight",
+        f"{prefix}post_attention_layernorm.weight",
+    )
+    gate, up = layer.gate_up.t().split(middle)
+    found: dict[str, tuple[Place, ...]] = {
+        f"{attention}o_proj.weight": (Place(layer.output.t()),),
+        f"{mlp}gate_proj.weight": (Place(gate, norm=post_norm),),
+        f"{mlp}up_proj.weight": (Place(up, norm=post_norm),),
+        f"{mlp}down_proj.weight": (Place(layer.down.t()),),
+    }
+    scale = None if shape.head_norms else shape.width**-0.5
+    for kind, served in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+        if served is None:
+            continue
+        norm = in_norm if kind == "weight" else None
+        query, key, value = _heads(served, shape)
+        found[f"{attention}q_proj.{kind}"] = (Place(query, scale, norm),)
+        found[f"{attention}k_proj.{kind}"] = (Place(key, None, norm),)
+        found[f"{attention}v_proj.{kind}"] = (Place(value, None, norm),)
     if layer.output_bias is not None:
-        layer.output_bias.copy_(own["self_attn.o_proj.bias"])
-    gate_up = torch.cat((own["mlp.gate_proj.weight"], own["mlp.up_proj.weight"]))
-    layer.gate_up.copy_(_behind_norm(gate_up, own["post_attention_layernorm.weight"]).t())
-    layer.down.copy_(own["mlp.down_proj.weight"].t())
+        found[f"{attention}o_proj.bias"] = (Place(layer.output_bias),)
+    if layer.head_norm is not None:
+        *queries, key = (_interleaved(row) for row in layer.head_norm)
+        found[f"{attention}q_norm.weight"] = tuple(Place(query) for query in queries)
+        # The root of the width that the norm leaves out and the scale of attention cancel.
+        found[f"{attention}k_norm.weight"] = (Place(key, shape.width**0.5),)
+    return found
 
 
-def _behind_norm(matrix: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """A matrix (out, in) that applies what the norm before it leaves out, in fp32."""
-    return matrix.float() * norm.float() * norm.numel() ** 0.5
+def _heads(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of a served projection, outputs first, in the checkpoint's order."""
+    by_head = served.unflatten(-1, (shape.kv_heads, shape.queries_per_kv + 2, shape.width))
+    by_head = by_head.movedim((-3, -2, -1), (0, 1, 2))
+    query, key, value = by_head.tensor_split((shape.queries_per_kv, shape.queries_per_kv + 1), 1)
+    return _interleaved(query, 2), _interleaved(key, 2), value
 
 
-def _fused_qkv(own: Mapping[str, torch.Tensor], kind: str, shape: FusedShape) -> torch.Tensor:
-    query, key, value = (own[f"self_attn.{part}_proj.{kind}"].float() for part in "qkv")
-    if not shape.head_norms:
-        query = query * shape.width**-0.5
-    by_kv_head = (shape.kv_heads, -1, *query.shape[1:])
-    parts = (_interleaved(query, shape.width), _interleaved(key, shape.width), value)
-    return torch.cat([part.reshape(by_kv_head) for part in parts], 1).flatten(0, 1)
+def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
+    """Dimension i of a head lies beside dimension i + width / 2, which it is rotated with."""
+    return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 
 
-def _interleaved(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """Dimension i of a head beside dimension i + width / 2, which it is rotated with."""
-    halves = tensor.unflatten(0, (-1, 2, width // 2))
-    return halves.transpose(1, 2).flatten(0, 2)
-
-
-def _expected(shape: FusedShape) -> dict[str, tuple[int, ...]]:
+def expected_shapes(shape: FusedShape) -> dict[str, tuple[int, ...]]:
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     outputs = {"q": query, "k": key, "v": key}
     expected: dict[str, tuple[int, ...]] = {

@@ -12,7 +12,6 @@ tokens.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,10 @@ from transformers.cache_utils import (
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.decoder import Prefill
 from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.places import Place
 from producers.engines.torch_engine.prefill import Extension, extend
-from producers.engines.torch_engine.weights import check_tensors
+from producers.engines.torch_engine.weights import ServedWeights
+from storage.tensors import untie
 from streams.errors import EngineRefused
 from streams.records import Tokens
 
@@ -129,19 +130,7 @@ class TransformersDecoder:
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.kv = self._cached_shape(context_max)
         self._layers: list[_StepLayer] = []
-
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        state = self.model.state_dict()
-        names = {tensor.data_ptr(): name for name, tensor in state.items() if name in tensors}
-        # Of tied tensors a checkpoint may hold only one name.
-        needed = {
-            name: tensor
-            for name, tensor in state.items()
-            if name in tensors or tensor.data_ptr() not in names
-        }
-        check_tensors({name: tuple(tensor.shape) for name, tensor in needed.items()}, tensors)
-        for name, tensor in needed.items():
-            tensor.copy_(tensors[name])
+        self.served = _served(self.model)
 
     def step(
         self,
@@ -253,6 +242,19 @@ class TransformersDecoder:
     def _plain(self, tokens: Tokens, place: int = -1) -> torch.Tensor:
         ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device).unsqueeze(0)
         return self.model(input_ids=ids, use_cache=False).logits[:, place]
+
+
+def _served(model: PreTrainedModel) -> ServedWeights:
+    """Each memory once; of its names a checkpoint may hold any."""
+    kept, tied = untie(model.state_dict())
+    others: dict[str, tuple[str, ...]] = {}
+    for name, owner in tied.items():
+        others[owner] = (*others.get(owner, ()), name)
+    return ServedWeights(
+        {name: (Place(tensor),) for name, tensor in kept.items()},
+        {name: tuple(tensor.shape) for name, tensor in kept.items()},
+        others,
+    )
 
 
 def _full(layer: object, context_max: int) -> bool:

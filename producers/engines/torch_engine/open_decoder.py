@@ -28,9 +28,9 @@ def open_decoder(
     shape = fused_shape(config)
     if isinstance(shape, FusedShape):
         decoder = FusedDecoder(shape, config, context_max, dtype, device)
-        decoder.load(tensors)
+        decoder.served.load(tensors)
         return decoder
     generic = TransformersDecoder(config, context_max, dtype, device)
-    generic.load(tensors)
+    generic.served.load(tensors)
     generic.try_out()
     return generic

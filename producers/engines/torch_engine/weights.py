@@ -1,27 +1,206 @@
-"""Checking weights before any of them is written: a failed update must not leave a mixture behind
-unnoticed.
+"""What an engine serves, by checkpoint tensor: loading all of it, patching some of it, comparing it
+with what was handed over.
+
+Everything is checked before anything is written. What a patch needs that takes time (checks, index
+arithmetic, products with norms, casts) is done in `prepare`, which writes nothing that is served
+and may run beside decoding; `apply` then only copies.
 """
 
-from collections.abc import Mapping
+# pyright: reportUnknownMemberType=false
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
+from torch import Tensor
 
-from streams.errors import EngineRefused
+from producers.engines.base import Compared, Update
+from producers.engines.torch_engine.checks import check_patch, check_tensors
+from producers.engines.torch_engine.places import Indices, Place
+from storage.held import Patch
+from storage.tensors import untie
+from streams.records import Version
+
+FILL_COLUMNS = 8  # a matrix behind a norm is filled anew when 1 in this many columns changed
+FILL_SHARE_MAX = 0.25  # of all elements prepared as whole tensors; beyond that all is loaded
+NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix behind it
+COMPARE_ELEMENTS = 1 << 20  # at a time, so that reading back needs little memory
 
 
-def check_tensors(
-    expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """`EngineRefused` names the first tensor that is missing, misshapen or not finite; others are
-    not looked at.
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Served elements to be replaced: some `positions` of `target`, or all of it."""
+
+    target: Tensor
+    values: Tensor
+    positions: Tensor | None = None
+
+    def write(self) -> None:
+        if self.positions is None:
+            self.target.copy_(self.values)
+        else:
+            self.target.index_copy_(0, self.positions, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked update; `writes` turn what is served under `base` into it, None: load it all."""
+
+    base: Version | None
+    writes: tuple[Write, ...] | None
+
+
+@dataclass(slots=True)
+class _Behind:
+    """Columns of a norm that changed; None: all."""
+
+    columns: Indices | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """`places` by checkpoint name, `shapes` of every tensor that is needed (norms have no place of
+    their own), `tied` other names under which a checkpoint may hold one of them.
     """
-    for name, shape in expected.items():
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise EngineRefused(f"weights: tensor {name!r} is missing")
-        if tuple(tensor.shape) != shape:
-            raise EngineRefused(
-                f"weights: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {shape}"
-            )
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")
+
+    places: Mapping[str, tuple[Place, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def load(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
+        """Serve these weights; `EngineRefused` names the tensor that is wrong, and nothing has
+        changed.
+        """
+        own = self._own(tensors)
+        if not checked:
+            check_tensors(self.shapes, own)
+        for name, places in self.places.items():
+            for place in places:
+                place.fill(own[name], place.factor(own))
+
+    def prepare(self, update: Update) -> Prepared:
+        """Check an update and work out its writes; `EngineRefused` names what is wrong."""
+        own = self._own(update.tensors)
+        if update.patches is None or self._is_mostly_whole(update):
+            check_tensors(self.shapes, own)
+            return Prepared(None, None)
+        patches, whole = self._named(update)
+        check_tensors(self.shapes, own, finite=whole)
+        for name, patch in patches.items():
+            check_patch(name, patch, self.shapes[name])
+        norms = {
+            name: _Behind(None if name in whole else np.asarray(patches[name].indices))
+            for name in (*patches, *whole)
+            if name not in self.places
+        }
+        writes: list[Write] = []
+        for name, places in self.places.items():
+            patch = patches.get(name)
+            for place in places:
+                behind = norms.get(place.norm or "")
+                if name in whole or (behind and _is_wide(behind, own[name])):
+                    target, values = place.rowwise(place.served(own[name], place.factor(own)))
+                    writes.append(Write(target, values))
+                    continue
+                if patch is not None and len(patch.values):
+                    writes.append(_elements(place, np.asarray(patch.indices), patch.values, own))
+                if behind is not None:
+                    writes.append(_columns(place, behind, own[name], own))
+        return Prepared(update.base, tuple(writes))
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Compared:
+        """Whether what is served are the very bits that loading these tensors gives; names of
+        tensors that are not served at all are passed over.
+        """
+        own = self._own(tensors)
+        mine = {other: name for name, others in self.tied.items() for other in others}
+        asked = {mine.get(name, name) for name in names} & set(self.shapes)
+        differing = [name for name in sorted(asked) if not self._is_served(name, own)]
+        return Compared(len(asked), tuple(differing))
+
+    def _is_served(self, name: str, own: Mapping[str, Tensor]) -> bool:
+        if name in self.places:
+            return all(_is_same(place, own[name], place.factor(own)) for place in self.places[name])
+        behind = [
+            (own[other].numel(), other, place)
+            for other, places in self.places.items()
+            for place in places
+            if place.norm == name
+        ]
+        _, other, place = min(behind, key=lambda found: found[:2])
+        rows = place.view[:NORM_ROWS]
+        few = Place(rows, place.scale, place.norm)
+        return _is_same(few, own[other].view(place.view.shape)[:NORM_ROWS], place.factor(own))
+
+    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that are needed, under the names that they have here."""
+        found = ((name, self._held_as(name, tensors)) for name in self.shapes)
+        return {name: tensors[held] for name, held in found if held in tensors}
+
+    def _held_as(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        names = (name, *self.tied.get(name, ()))
+        return next((one for one in names if one in tensors), name)
+
+    def _named(self, update: Update) -> tuple[dict[str, Patch], set[str]]:
+        """Patches and whole tensors under the names that they have here: a delta holds tied tensors
+        once, under any of their names.
+        """
+        owners = untie(update.tensors)[1]
+        by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
+        anew = {owners.get(name, name) for name in update.whole}
+        patches: dict[str, Patch] = {}
+        whole: set[str] = set()
+        for name in self.shapes:
+            held = self._held_as(name, update.tensors)
+            owner = owners.get(held, held)
+            if owner in anew:
+                whole.add(name)
+            elif owner in by_owner:
+                patches[name] = by_owner[owner]
+        return patches, whole
+
+    def _is_mostly_whole(self, update: Update) -> bool:
+        sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
+        anew = sum(sizes.get(name, 0) for name in update.whole)
+        return anew > FILL_SHARE_MAX * sum(sizes.values())
+
+
+def _is_wide(behind: _Behind, tensor: Tensor) -> bool:
+    columns = behind.columns
+    return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
+
+
+def _elements(place: Place, indices: Indices, values: Tensor, own: Mapping[str, Tensor]) -> Write:
+    factor = place.factor(own)
+    if factor is not None:
+        columns = torch.from_numpy(indices % len(factor))
+        factor = factor.index_select(0, columns.to(factor.device))
+    positions = torch.from_numpy(place.positions(indices)).to(place.view.device)
+    return Write(place.flat, place.served(values, factor), positions)
+
+
+def _columns(place: Place, behind: _Behind, tensor: Tensor, own: Mapping[str, Tensor]) -> Write:
+    """What a changed norm changes in the matrix behind it."""
+    assert behind.columns is not None, "all columns are filled, not patched"
+    width = tensor.shape[-1]
+    starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
+    indices = (starts + behind.columns).reshape(-1)
+    values = tensor.reshape(-1, width)[:, torch.from_numpy(behind.columns)].reshape(-1)
+    return _elements(place, indices, values, own)
+
+
+def _is_same(place: Place, tensor: Tensor, factor: Tensor | None) -> bool:
+    wanted = tensor.view(place.view.shape)
+    rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
+    for begin in range(0, len(wanted), rows):
+        part = slice(begin, begin + rows)
+        if not torch.equal(_bits(place.view[part]), _bits(place.served(wanted[part], factor))):
+            return False
+    return True
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """As integers: −0 is not +0 here."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(widths[tensor.element_size()])

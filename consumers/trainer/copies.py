@@ -1,0 +1,82 @@
+"""Host memory that snapshots are copied into, used again and again.
+
+Fresh memory for every step would cost several times the copy itself (each page is faulted in and
+cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), all of it while no step is
+trained. Memory that was handed out is nobody else's until it is given back.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from storage.tensors import untie
+
+
+class Copies:
+    """At most `copies_max` copies of tensors of one layout are out at a time; `idle_max` of those
+    given back are kept for the next.
+    """
+
+    def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
+        self._copies_max = copies_max
+        self._idle_max = copies_max if idle_max is None else idle_max
+        self._out: list[dict[str, Tensor]] = []
+        self._idle: list[dict[str, Tensor]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def out(self) -> int:
+        """Copies that were taken and not given back."""
+        return len(self._out)
+
+    def take(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """A copy in host memory, floating-point tensors as `dtype` (None: as they are); tied ones
+        share memory. It is complete when this returns.
+        """
+        kept, tied = untie(tensors)
+        copy = self._memory(kept, dtype)
+        for name, tensor in kept.items():
+            copy[name].copy_(tensor.detach(), non_blocking=True)
+        if any(tensor.is_cuda for tensor in kept.values()):
+            torch.cuda.current_stream().synchronize()
+        copy.update({name: copy[owner] for name, owner in tied.items()})
+        return copy
+
+    def give_back(self, copy: Mapping[str, Tensor]) -> None:
+        """Nobody reads it any more; one that is not from here is left alone."""
+        with self._lock:
+            for place, mine in enumerate(self._out):
+                if mine is copy:
+                    del self._out[place]
+                    if len(self._idle) < self._idle_max:
+                        self._idle.append(mine)
+                    return
+
+    def _memory(self, kept: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+        wanted = {name: _dtype(tensor, dtype) for name, tensor in kept.items()}
+        with self._lock:
+            assert len(self._out) < self._copies_max, "a copy was not given back"
+            copy = self._idle.pop() if self._idle else {}
+            if any(
+                name not in copy or not _fits(copy[name], kept[name], wanted[name]) for name in kept
+            ):
+                copy = {name: _empty(tensor, wanted[name]) for name, tensor in kept.items()}
+            self._out.append(copy)
+        return copy
+
+
+def _dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _fits(memory: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
+    return memory.shape == tensor.shape and memory.dtype == dtype
+
+
+def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pinned for CUDA: the copy is then one transfer at the link's full speed."""
+    return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)

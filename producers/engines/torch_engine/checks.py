@@ -1,0 +1,59 @@
+"""Checking weights before any of them is written: a failed update must not leave a mixture behind
+unnoticed.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Container, Mapping
+
+import numpy as np
+import torch
+
+from storage.held import Patch
+from streams.errors import EngineRefused
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, torch.Tensor],
+    finite: Container[str] | None = None,
+) -> None:
+    """`EngineRefused` names the first tensor that is missing, misshapen or, of those in `finite`
+    (None: all), not finite; others are not looked at.
+    """
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise EngineRefused(f"weights: tensor {name!r} is missing")
+        if tuple(tensor.shape) != shape:
+            raise EngineRefused(
+                f"weights: tensor {name!r} has shape {tuple(tensor.shape)}, the model needs {shape}"
+            )
+        if finite is None or name in finite:
+            _check_finite(name, tensor)
+
+
+def check_patch(name: str, patch: Patch, shape: tuple[int, ...]) -> None:
+    """`EngineRefused` if a patch is misshapen, reaches beyond the tensor, or is not finite."""
+    if tuple(patch.shape) != shape:
+        raise EngineRefused(
+            f"weights: the patch of {name!r} is for shape {tuple(patch.shape)}, "
+            f"the model needs {shape}"
+        )
+    indices = np.asarray(patch.indices)
+    if len(indices) != len(patch.values):
+        raise EngineRefused(
+            f"weights: the patch of {name!r} has {len(indices)} indices "
+            f"and {len(patch.values)} values"
+        )
+    elements = int(np.prod(shape))
+    if len(indices) and not (indices.min() >= 0 and indices.max() < elements):
+        raise EngineRefused(
+            f"weights: the patch of {name!r} reaches beyond its {elements} elements"
+        )
+    _check_finite(name, patch.values)
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise EngineRefused(f"weights: tensor {name!r} holds values that are not finite")

@@ -1,0 +1,31 @@
+"""Which tensors are read back after an update: a bounded sample that comes round to every one."""
+
+from collections.abc import Mapping
+
+import torch
+
+SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
+
+
+class Rotation:
+    """Goes on where it stopped; names that come and go are met when it comes round."""
+
+    def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
+        self._bytes = sample_bytes
+        self._after = ""
+
+    def next(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        """At least one name, each at most once, in all at most `sample_bytes` unless one tensor
+        alone is larger.
+        """
+        names = sorted(tensors)
+        later = [name for name in names if name > self._after]
+        found: list[str] = []
+        room = self._bytes
+        for name in later + names[: len(names) - len(later)]:
+            room -= tensors[name].nbytes
+            if found and room < 0:
+                break
+            found.append(name)
+        self._after = found[-1] if found else ""
+        return found

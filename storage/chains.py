@@ -1,0 +1,66 @@
+"""Reading manifests from a version back through its parents, no more of them than are needed."""
+
+from collections.abc import Collection, Iterator
+
+from storage.anchoring import Chain
+from storage.fetch_plan import Held, Planning, Prices, Way
+from storage.manifest import Manifest, read_manifest
+from storage.objects import ObjectStore
+from streams.errors import CorruptObject, ObjectMissing
+
+
+def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
+    """The manifest, then its parents as far as each says how it differs from the one before.
+
+    Each is the very one that its child was made from. `ObjectMissing` where one is gone,
+    `CorruptObject` where it is another.
+    """
+    yield manifest
+    while manifest.delta is not None and manifest.parent is not None:
+        manifest = read_manifest(store, manifest.parent, manifest.delta.parent_hash)
+        yield manifest
+
+
+def find_ways(
+    store: ObjectStore,
+    manifest: Manifest,
+    names: Collection[str],
+    held: Held | None = None,
+    prices: Prices | None = None,
+) -> dict[str, Way]:
+    """The cheapest way to each of these tensors, by the names that the manifest keeps them under.
+
+    `ObjectMissing` or `CorruptObject` where a tensor has none, with the reason. A manifest that is
+    gone or damaged is no error where another way is left.
+    """
+    planning = Planning(names, held or Held(), prices or Prices())
+    reason: ObjectMissing | CorruptObject | None = None
+    try:
+        for one in lineage(store, manifest):
+            planning.look(one)
+            if planning.is_settled:
+                break
+    except (ObjectMissing, CorruptObject) as error:
+        reason = error
+    ways = planning.ways()
+    found = {name: way for name, way in ways.items() if way is not None}
+    lost = [name for name in ways if name not in found]
+    if lost:
+        kind = type(reason) if reason is not None else CorruptObject
+        why = reason or "nothing that is stored leads to it any more"
+        raise kind(
+            f"version {manifest.version}: tensor {lost[0]} ({len(lost)} of {len(ways)}) cannot be "
+            f"made: {why}; fetch another version"
+        )
+    return found
+
+
+def chain_of(store: ObjectStore, manifest: Manifest) -> Chain:
+    """The chain that this version is the newest of; raises like `lineage`."""
+    length, delta_bytes = 0, 0
+    for one in lineage(store, manifest):
+        length += 1
+        if one.kind == "anchor":
+            break
+        delta_bytes += one.delta.bytes if one.delta else 0
+    return Chain(length, delta_bytes, manifest.full_bytes)

@@ -1,0 +1,69 @@
+"""How two versions of a run differ, tensor by tensor, on bits."""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from storage.delta.coded import element_of
+from storage.fetch import fetch
+from storage.manifest import Manifest
+from storage.objects import ObjectStore
+from storage.shards import plan_shards
+from storage.tensors import DTYPE_NAMES, tensor_bytes
+
+BATCH_BYTES = 256 << 20  # of tensors that are in memory twice
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor that differs; `changed` elements of `elements`, all where only one version has it or
+    the shapes differ. `largest` is the largest absolute difference, None where there is none.
+    """
+
+    name: str
+    elements: int
+    changed: int
+    largest: float | None
+
+
+def compare(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[Difference]:
+    """Tensors that differ, in the order of the second version, then what only the first has."""
+    mine, other = first.weights, second.weights
+    both = [name for name in other.tensors if name in mine.names]
+    alike = {n for n in both if mine.entry(n).hash == other.entry(n).hash}
+    fits = [n for n in both if n not in alike and _form(first, n) == _form(second, n)]
+    for names in plan_shards({name: other.entry(name).bytes for name in fits}, BATCH_BYTES):
+        yield from _compared(store, first, second, names)
+    for name in other.tensors.keys() - alike - set(fits):
+        elements = int(np.prod(other.entry(name).shape))
+        yield Difference(name, elements, elements, None)
+    for name in mine.tensors.keys() - set(other.names):
+        elements = int(np.prod(mine.entry(name).shape))
+        yield Difference(name, elements, elements, None)
+
+
+def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
+    entry = manifest.weights.entry(name)
+    return entry.dtype, entry.shape
+
+
+def _compared(
+    store: ObjectStore, first: Manifest, second: Manifest, names: Sequence[str]
+) -> Iterator[Difference]:
+    _, before = fetch(store, first.version, tensors=names)
+    _, after = fetch(store, second.version, tensors=names)
+    for name in names:
+        bits = element_of(DTYPE_NAMES[after[name].dtype]).bits
+        old, new = (np.frombuffer(tensor_bytes(t[name]), bits) for t in (before, after))
+        changed = int(np.count_nonzero(old != new))
+        yield Difference(name, len(new), changed, _largest(before[name], after[name]))
+
+
+def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    if not after.is_floating_point() or not after.numel():
+        return None
+    return float((after.double() - before.double()).abs().max())

@@ -1,0 +1,16 @@
+"""Delta codec: one tensor's bytes as their difference from the parent version's, and back."""
+
+from storage.delta.apply import apply_tensor
+from storage.delta.coded import Changes, Coded, Coding, Values, squash
+from storage.delta.encode import encode_tensor, encode_whole
+
+__all__ = [
+    "Changes",
+    "Coded",
+    "Coding",
+    "Values",
+    "apply_tensor",
+    "encode_tensor",
+    "encode_whole",
+    "squash",
+]

@@ -1,0 +1,53 @@
+"""Applying a coded difference in place.
+
+Nothing is written before the whole payload was read and found to fit: after `CorruptObject` the
+tensor is what it was. That the result is the right one only its hash can say, which the caller
+checks: a payload that fits may still have met another base than its parent.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.delta.coded import Bits, Changes, Coding, Element, Values, element_of
+from storage.delta.encode import bits_of
+from storage.delta.sparse import decode_sparse, segments
+from storage.delta.streams import StreamReader, corrupt
+from storage.objects import Data
+from streams.errors import CorruptObject
+
+Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writable
+
+
+def apply_tensor(
+    coding: Coding, values: Values, payload: Data, into: Target, dtype: str
+) -> Changes | None:
+    """Turn the parent's bytes into the new ones; memory beside them grows with what changed.
+
+    Returns what was replaced, or None where more than half was: then all of it counts as replaced.
+    """
+    element = element_of(dtype)
+    target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
+    assert target.flags.writeable or not len(target), "a tensor that cannot be written to"
+    known = ("ulp", "absolute") if coding == "sparse" else ("",)
+    if coding not in ("same", "sparse", "dense") or values not in known:
+        raise CorruptObject(f"a delta names coding {coding!r} with values {values!r}, unknown here")
+    if coding == "dense":
+        target[:] = _read_whole(payload, len(target), element)
+        return None
+    if coding == "same":
+        if len(payload):
+            raise corrupt("a payload where nothing changed")
+        return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
+    changes = decode_sparse(payload, target, values, element)
+    target[changes.indices] = changes.values
+    return changes if 2 * len(changes.indices) <= len(target) else None
+
+
+def _read_whole(payload: Data, elements: int, element: Element) -> Bits:
+    reader = StreamReader(payload)
+    bits = np.empty(elements, element.bits)
+    for part in segments(elements):
+        size = part.stop - part.start
+        bits[part] = reader.planes(size, element.bytes, element.bits)
+    reader.finish()
+    return bits

@@ -1,0 +1,87 @@
+"""What a coded difference is: one tensor's bytes, told from its parent's.
+
+`same` has no payload. `sparse` holds what differs and needs the parent's bytes beneath it. `dense`
+holds all of the new bytes and needs nothing. Which elements differ is decided on bits, never on
+values: −0 and +0 differ, two NaNs with different payloads differ.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from streams.errors import CorruptObject
+
+Coding = Literal["same", "sparse", "dense"]
+Values = Literal["ulp", "absolute", ""]
+Bits = npt.NDArray[np.unsignedinteger]
+Bytes = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element of a dtype as raw bits, unsigned and signed; `is_float` where the top bit is a
+    sign and the others a magnitude.
+    """
+
+    bits: np.dtype[np.unsignedinteger]
+    signed: np.dtype[np.signedinteger]
+    is_float: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.bits.itemsize
+
+
+def _elements(is_float: bool, widths: dict[str, int]) -> dict[str, Element]:
+    return {
+        name: Element(np.dtype(f"<u{width}"), np.dtype(f"<i{width}"), is_float)
+        for name, width in widths.items()
+    }
+
+
+ELEMENTS = {
+    **_elements(False, {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}),
+    **_elements(True, {"F8_E4M3": 1, "F8_E5M2": 1, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}),
+}
+
+
+def element_of(dtype: str) -> Element:
+    """By safetensors' name; `CorruptObject` for one that nobody here writes."""
+    if dtype not in ELEMENTS:
+        known = ", ".join(ELEMENTS)
+        raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {known})")
+    return ELEMENTS[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """One tensor's difference from its parent's tensor; `changed` counts elements (all of them for
+    `dense`), `values` says how a sparse one codes its elements.
+    """
+
+    coding: Coding
+    values: Values
+    changed: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Elements that were replaced: flat ascending positions and their new raw bits."""
+
+    indices: Indices
+    values: Bits
+
+
+def squash(changes: Sequence[Changes]) -> Changes:
+    """Changes of consecutive versions of one tensor, oldest first, as one; the later value wins."""
+    assert changes, "nothing to squash"
+    indices = np.concatenate([each.indices for each in reversed(changes)])
+    values = np.concatenate([each.values for each in reversed(changes)])
+    kept, first = np.unique(indices, return_index=True)
+    return Changes(kept, values[first])

@@ -1,0 +1,66 @@
+"""New elements told from old ones by how many representable numbers lie between them.
+
+A float's sign and magnitude are mapped to an unsigned integer in numeric order (−NaN … −0, +0 …
++NaN), one to one, and differences are taken modulo its width: every bit pattern comes back.
+Integers are their own order. An optimiser moves most weights that it moves at all by one or two
+such steps, where the changed bits themselves look random.
+"""
+
+import numpy as np
+
+from storage.delta.coded import Bits, Element
+from storage.delta.streams import StreamReader, StreamWriter
+
+
+def differences(old: Bits, new: Bits, element: Element) -> Bits:
+    """Steps from old to new, modulo the width."""
+    return _ordered(new, element) - _ordered(old, element)
+
+
+def moved(old: Bits, steps: Bits, element: Element) -> Bits:
+    """The element that many steps from the old one; undoes `differences`."""
+    return _unordered(_ordered(old, element) + steps, element)
+
+
+def _ordered(bits: Bits, element: Element) -> Bits:
+    """Negative: all bits flipped, else the sign alone; a signed shift says which."""
+    if not element.is_float:
+        return bits
+    flips = bits.view(element.signed) >> (8 * element.bytes - 1)
+    flips |= np.iinfo(element.signed).min
+    return bits ^ flips.view(element.bits)
+
+
+def _unordered(order: Bits, element: Element) -> Bits:
+    if not element.is_float:
+        return order
+    flips = ~(order.view(element.signed) >> (8 * element.bytes - 1))
+    flips |= np.iinfo(element.signed).min
+    return order ^ flips.view(element.bits)
+
+
+def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
+    """Non-zero steps: which go down, which are larger than 1, and how far those lie above 2."""
+    signed = steps.view(element.signed)
+    sizes = np.abs(signed).view(element.bits)  # the lowest number's size is itself, unsigned
+    far = sizes != 1
+    beyond = sizes[np.flatnonzero(far)] - element.bits.type(2)
+    writer.flags(signed < 0)
+    writer.flags(far)
+    if len(beyond):
+        planes = (int(beyond.max()).bit_length() + 7) // 8
+        writer.number(planes)
+        writer.planes(beyond, planes)
+
+
+def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
+    """`count` non-zero steps."""
+    down = reader.flags(count).astype(element.bits)
+    far = reader.flags(count)
+    sizes = np.ones(count, element.bits)
+    among = np.flatnonzero(far)
+    if len(among):
+        planes = reader.number(element.bytes)
+        sizes[among] = reader.planes(len(among), planes, element.bits) + element.bits.type(2)
+    # Two's complement: −x is x with all bits flipped, and 1 more.
+    return (sizes ^ -down) + down

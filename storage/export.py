@@ -1,0 +1,75 @@
+"""A version as a folder that transformers and vLLM load: whole tensors, an index, model files.
+
+The folder appears at once when everything is in it.
+"""
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.fetch import fetch, fetch_file
+from storage.manifest import TensorEntry, TensorFiles
+from storage.objects import ObjectStore
+from storage.publish import INDEX, index_of
+from storage.shards import pack, plan_shards, shard_name
+from storage.tensors import untie
+from streams.errors import ConfigurationError
+from streams.records import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    version: Version
+    folder: Path
+    files: tuple[str, ...]
+    bytes: int
+
+
+def export(store: ObjectStore, version: Version, folder: Path, shard_bytes: int) -> Exported:
+    """Write the version there, every tensor verified; raises like `fetch`.
+
+    `ConfigurationError` if the folder holds anything; it is as it was then, and after any failure.
+    """
+    _check_empty(folder)
+    manifest, tensors = fetch(store, version)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        kept, tied = untie(tensors)
+        shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
+        entries: dict[str, TensorEntry] = {}
+        for number, names in enumerate(shards, start=1):
+            file = shard_name("model", number, len(shards))
+            data, placed = pack({name: kept[name] for name in names}, file)
+            (partial / file).write_bytes(data)
+            entries.update(placed)
+        (partial / INDEX).write_bytes(index_of(TensorFiles((), entries, tied)))
+        for entry in manifest.model_files:
+            if entry.name != INDEX:
+                (partial / entry.name).write_bytes(fetch_file(store, manifest, entry.name))
+        partial.chmod(0o777 & ~_umask())
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    files = sorted(path.name for path in folder.iterdir())
+    return Exported(
+        version, folder, tuple(files), sum((folder / name).stat().st_size for name in files)
+    )
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(
+            f"{folder} is not empty: nothing in it is replaced, so name a new folder"
+        )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

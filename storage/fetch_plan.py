@@ -1,0 +1,184 @@
+"""From which objects a reader makes the tensors of a version: the cheapest way, for each tensor by
+itself. Pure (invariant 9).
+
+A tensor's way begins with what the reader holds (recognised by its hash, so a wrong base cannot be
+taken), with the tensor whole in an anchor, or with a delta that replaces all of it; sparse deltas
+follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor and deltas, a
+full version, and the repair of a move that failed half-way. Manifests are looked at from the wanted
+version back, one by one, so a caller reads no more of them than can make a way cheaper.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from storage.manifest import DeltaEntry, Manifest, TensorEntry
+from streams.records import Version
+
+CHAIN_MAX = 512  # manifests that one plan looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Bytes to read of a tensor of `version`: its payload, or itself where `delta` is None."""
+
+    version: Version
+    name: str
+    entry: TensorEntry
+    delta: DeltaEntry | None
+
+    @property
+    def file(self) -> str:
+        return self.entry.file if self.delta is None else self.delta.file
+
+    @property
+    def start(self) -> int:
+        return self.entry.start if self.delta is None else self.delta.start
+
+    @property
+    def end(self) -> int:
+        return self.entry.end if self.delta is None else self.delta.end
+
+    @property
+    def key(self) -> tuple[Version, str, bool]:
+        return (self.version, self.name, self.delta is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Replaces every element, so nothing before it is needed."""
+        return self.delta is None or self.delta.coding == "dense"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Steps to a tensor, oldest first; what is held is its base unless the first step is whole. No
+    steps: what is held is the tensor.
+    """
+
+    name: str
+    entry: TensorEntry
+    steps: tuple[Step, ...]
+    cost: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(step.end - step.start for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a reader has: hashes by tensor name, as of `number` (nothing older can match them)."""
+
+    hashes: Mapping[str, str] = field(default_factory=dict[str, str])
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a byte costs by version (1.0 unless given), for a reader beside a relay that has some.
+
+    `broken` steps, by version, name and whether it is a delta, were read and did not match.
+    """
+
+    of: Mapping[Version, float] = field(default_factory=dict[Version, float])
+    broken: Collection[tuple[Version, str, bool]] = ()
+
+    def cost(self, step: Step) -> float:
+        return (step.end - step.start) * self.of.get(step.version, 1.0)
+
+    def is_broken(self, step: Step) -> bool:
+        return step.key in self.broken
+
+
+class Planning:
+    """Looks at manifests, the wanted version's first, each one's parent next; once there is a way,
+    no further back than the held version, or without one the nearest that has the tensor whole.
+    """
+
+    def __init__(self, names: Iterable[str], held: Held, prices: Prices) -> None:
+        self._walks = [_Walk(name, held, prices) for name in names]
+        self._open = list(self._walks)
+        self._looks = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Looking further back is in vain."""
+        return not self._open or self._looks >= CHAIN_MAX
+
+    def look(self, manifest: Manifest) -> None:
+        """Raises nothing: a manifest that does not fit its child ends the ways through it."""
+        self._looks += 1
+        for walk in self._open:
+            walk.look(manifest)
+        self._open = [walk for walk in self._open if not walk.closed]
+
+    def ways(self) -> dict[str, Way | None]:
+        """The cheapest way to each tensor, None where what was looked at has none."""
+        return {walk.name: walk.best for walk in self._walks}
+
+
+def plan_fetch(
+    chain: Iterable[Manifest], names: Iterable[str], held: Held, prices: Prices
+) -> dict[str, Way | None]:
+    """The cheapest way to each tensor of the first manifest, by the names that it keeps them
+    under; `chain` goes from there to older parents.
+    """
+    planning = Planning(names, held, prices)
+    for manifest in chain:
+        if planning.is_settled:
+            break
+        planning.look(manifest)
+    return planning.ways()
+
+
+class _Walk:
+    """One tensor's, from the wanted version back to where it can begin."""
+
+    def __init__(self, name: str, held: Held, prices: Prices) -> None:
+        self.name, self._prices = name, prices
+        self._held, self._number = held.hashes.get(name), held.number
+        self.best: Way | None = None
+        self.closed = False
+        self._entry: TensorEntry | None = None  # of the wanted version
+        self._base: str | None = None  # hash that the next manifest must have
+        self._at = name  # the name in the next manifest
+        self._later: list[Step] = []  # newest first
+        self._cost = 0.0
+
+    def look(self, manifest: Manifest) -> None:
+        owner = manifest.weights.owner(self._at)
+        entry = manifest.weights.tensors.get(owner)
+        if entry is None or self._base not in (None, entry.hash):
+            self.closed = True
+            return
+        self._entry = self._entry or entry
+        if self._held == entry.hash:
+            self._begin(self._cost)
+            self.closed = True
+            return
+        whole = Step(manifest.version, owner, entry, None)
+        if entry.file and not self._prices.is_broken(whole):
+            self._begin(self._cost + self._prices.cost(whole), whole)
+        self._go_back(manifest, owner, entry)
+
+    def _go_back(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
+        delta = manifest.delta and manifest.delta.tensors[owner]
+        step = Step(manifest.version, owner, entry, delta) if delta else None
+        if delta is None or step is None or self._prices.is_broken(step):
+            self.closed = True
+            return
+        cost = self._cost + self._prices.cost(step)
+        if step.is_whole:
+            self._begin(cost, step)
+            self.closed = True
+            return
+        if step.end > step.start:
+            self._later.append(step)
+        self._cost, self._at, self._base = cost, owner, delta.base
+        vain = self._held is None or manifest.version.number <= self._number
+        self.closed = self.best is not None and (cost >= self.best.cost or vain)
+
+    def _begin(self, cost: float, *first: Step) -> None:
+        assert self._entry is not None
+        if self.best is None or cost < self.best.cost:
+            steps = (*first, *reversed(self._later))
+            self.best = Way(self.name, self._entry, steps, cost)

@@ -1,0 +1,178 @@
+"""The tensors of one version in this process's memory, moved from version to version in place.
+
+For each tensor (DESIGN.md, Weight versions): its hash is the new one → nothing; a parent's → the
+deltas are applied, then it is checked; else it is read anew from an anchor. Until every tensor
+matches, `version` is None and nothing may be served from here; the next move repairs what an
+interrupted one left.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from storage.chains import find_ways
+from storage.delta import Changes, squash
+from storage.fetch_plan import Held, Prices, Way
+from storage.manifest import Manifest, TensorEntry, read_manifest
+from storage.moving import Outcome, carry_out
+from storage.objects import ObjectStore
+from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
+from streams.errors import CorruptObject, ObjectMissing
+from streams.records import Version
+
+log = logging.getLogger(__name__)
+
+ROUNDS_MAX = 4  # each excludes what did not match, so a second is rare and a third rarer
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Elements of a tensor that changed: flat int64 positions, ascending, and the new values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    indices: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a move did. From `base` only the elements in `patches` and the tensors in `whole`
+    differ; where `patches` is None nothing is known of what was there before.
+    """
+
+    manifest: Manifest
+    base: Version | None
+    patches: tuple[Patch, ...] | None
+    whole: tuple[str, ...]
+    fetched_bytes: int
+
+
+class HeldWeights:
+    """`names` are the tensors wanted; all of each version without a choice. Of one thread."""
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        self._names = None if names is None else tuple(names)
+        self._memory: dict[str, torch.Tensor] = {}  # by the name that `_last` keeps it under
+        self._last: Manifest | None = None
+        self.version: Version | None = None
+        self.manifest: Manifest | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This memory, by all names, tied ones sharing it: it changes in `move` alone, and is
+        nobody's version while `version` is None.
+        """
+        if self._last is None:
+            return {}
+        tied = self._last.weights.tied
+        return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
+
+    def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> Moved:
+        """Make the tensors those of `target`, every one verified, reading what is cheapest.
+
+        Give the announced hash of the manifest to be sure of the very version that was announced.
+        `ObjectMissing` if the version, a tensor of it, or all that leads to one is gone,
+        `CorruptObject` naming the tensor and object that differ, else what the store raises.
+        """
+        manifest = read_manifest(store, target, manifest_hash)
+        owners = self._owners(manifest)
+        base, before = self.version, self.manifest
+        memory, hashes = self._arranged(manifest, owners)
+        ways = find_ways(store, manifest, owners, Held(hashes, base.number if base else 0))
+        self._memory, self._last = memory, manifest
+        self.version = self.manifest = None
+        done = self._bring(store, manifest, ways)
+        self.version, self.manifest = target, manifest
+        if base is None or before is None or not self._same_names(before, manifest):
+            return Moved(manifest, None, None, tuple(owners), done.fetched_bytes)
+        changed = {n: way.entry for n, way in ways.items() if hashes.get(n) != way.entry.hash}
+        patches = tuple(
+            _patch(name, entry, squash(done.changes[name]))
+            for name, entry in changed.items()
+            if done.changes.get(name)
+        )
+        whole = tuple(name for name in changed if not done.changes.get(name))
+        return Moved(manifest, base, patches, whole, done.fetched_bytes)
+
+    def _same_names(self, one: Manifest, other: Manifest) -> bool:
+        same = one.weights.tied == other.weights.tied
+        return same and set(self._wanted(one)) == set(self._wanted(other))
+
+    def _wanted(self, manifest: Manifest) -> tuple[str, ...]:
+        return manifest.weights.names if self._names is None else self._names
+
+    def _owners(self, manifest: Manifest) -> list[str]:
+        """The wanted tensors by the names that the manifest keeps them under, each once."""
+        wanted = self._wanted(manifest)
+        unknown = sorted(set(wanted).difference(manifest.weights.names))
+        if unknown:
+            raise ObjectMissing(f"version {manifest.version} has no tensor {', '.join(unknown)}")
+        return list(dict.fromkeys(manifest.weights.owner(name) for name in wanted))
+
+    def _arranged(
+        self, manifest: Manifest, owners: Iterable[str]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Memory for every tensor, what is held where it fits, and the hashes of what is held."""
+        tied = self._last.weights.tied if self._last else {}
+        hashes: dict[str, str] = {}
+        memory: dict[str, torch.Tensor] = {}
+        used: set[str] = set()
+        for name in owners:
+            entry = manifest.weights.tensors[name]
+            from_name = tied.get(name, name)
+            present = self._memory.get(from_name)
+            if present is None or not _fits(present, entry):
+                memory[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+                continue
+            memory[name] = present.clone() if from_name in used else present
+            used.add(from_name)
+            known = self.manifest.weights.entry(name).hash if self.manifest else None
+            hashes[name] = known or _hash(present, entry)
+        return memory, hashes
+
+    def _bring(self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, Way]) -> Outcome:
+        """Carry out plans until every tensor matches; what failed is not taken from there again."""
+        done = carry_out(store, ways, self._memory)
+        for _ in range(ROUNDS_MAX - 1):
+            if not done.failed:
+                return done
+            for name, error in done.failed.items():
+                log.error("version %s, tensor %s: %s", manifest.version, name, error)
+                done.changes.pop(name, None)
+            outcome = carry_out(store, self._again(store, manifest, done), self._memory)
+            done.failed, done.broken = outcome.failed, done.broken | outcome.broken
+            done.fetched_bytes += outcome.fetched_bytes
+        for error in done.failed.values():
+            raise error
+        return done
+
+    def _again(self, store: ObjectStore, manifest: Manifest, done: Outcome) -> dict[str, Way]:
+        """Other ways to the failed tensors, from the store alone; the first failure if there are
+        none.
+        """
+        try:
+            return find_ways(store, manifest, tuple(done.failed), None, Prices(broken=done.broken))
+        except (ObjectMissing, CorruptObject) as error:
+            raise next(iter(done.failed.values())) from error
+
+
+def _patch(name: str, entry: TensorEntry, changes: Changes) -> Patch:
+    values = torch.from_numpy(np.ascontiguousarray(changes.values).view(np.uint8))
+    dtype = DTYPES[entry.dtype]
+    indices = torch.from_numpy(changes.indices)
+    return Patch(name, entry.shape, dtype, indices, values.view(dtype))
+
+
+def _fits(tensor: torch.Tensor, entry: TensorEntry) -> bool:
+    return DTYPE_NAMES[tensor.dtype] == entry.dtype and tuple(tensor.shape) == entry.shape
+
+
+def _hash(tensor: torch.Tensor, entry: TensorEntry) -> str:
+    return tensor_hash(entry.dtype, entry.shape, tensor_bytes(tensor))

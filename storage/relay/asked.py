@@ -1,0 +1,62 @@
+"""What a request to a relay asks for. Pure: texts of strangers in, values out, `ValueError` for
+everything else.
+"""
+
+import re
+from collections.abc import Mapping
+
+from storage.relay.names import version_of
+
+WAIT_MAX_S = 60.0
+_RANGE = re.compile(r"bytes=([0-9]{1,15})-([0-9]{0,15})")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
+_INTEGER = re.compile(r"-?[0-9]{1,15}")
+
+
+def key_of(path: str) -> str:
+    """The object's key, or `ValueError`: as it stands, nothing in it is decoded."""
+    key = path[1:]
+    if not path.startswith("/") or version_of(key) is None:
+        raise ValueError("no object of a version")
+    return key
+
+
+def range_of(text: str | None, size: int) -> tuple[int | None, int]:
+    """`[start, end)` of one range, cut off at the end; start None without one."""
+    if text is None:
+        return None, size
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError("not one range of bytes")
+    end = int(match[2]) + 1 if match[2] else size
+    return int(match[1]), min(end, size)
+
+
+def rest_of(content_range: str | None, content_length: str | None) -> tuple[int, int]:
+    """Where a push begins in its object, and the object's size; it goes to the object's end."""
+    left = integer(content_length or "-1")
+    if content_range is None:
+        start, size = 0, left
+    else:
+        match = _CONTENT_RANGE.fullmatch(content_range)
+        if match is None or int(match[2]) + 1 != int(match[3]):
+            raise ValueError("a push goes to the end of its object")
+        start, size = int(match[1]), int(match[3])
+    if not 0 <= left == size - start:
+        raise ValueError("Content-Length is not what is left of the object")
+    return start, size
+
+
+def integer(text: str) -> int:
+    """A whole number of at most 15 digits."""
+    if not _INTEGER.fullmatch(text):
+        raise ValueError("not a whole number")
+    return int(text)
+
+
+def seconds(query: Mapping[str, str]) -> float:
+    """How long the client would wait."""
+    wait_s = float(query.get("wait", "0"))
+    if not 0 <= wait_s <= WAIT_MAX_S:
+        raise ValueError(f"wait must lie in [0, {WAIT_MAX_S:g}]")
+    return wait_s

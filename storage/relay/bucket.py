@@ -1,0 +1,161 @@
+"""Reading objects from the store that all have: what the head does when nobody pushes, and what any
+relay does when its neighbours fail it.
+
+Every object once: those that are here in part are read from there on, those that were not found
+(their upload still runs) or were wrong are tried again later.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from storage.hashing import content_hash
+from storage.manifest import manifest_key
+from storage.objects import ObjectStore
+from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
+from storage.relay.names import Offer
+from storage.relay.shelf import Shelf
+from streams.errors import CorruptObject, ObjectMissing, StoreError
+from streams.records import Version
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 32 << 20
+AGAIN_S = 0.1  # doubled each time
+AGAIN_MAX_S = 5.0
+WRONG_AGAIN_S = 30.0
+LATER_MAX = 10_000
+
+
+class Bucket:
+    """For one thread."""
+
+    def __init__(
+        self, shelf: Shelf, store: ObjectStore, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._shelf, self._store, self._clock = shelf, store, clock
+        self._later: dict[str, float] = {}
+        self._delay_s: dict[str, float] = {}
+        self._bases_of: Version | None = None
+
+    def fetch_newest(self, stop: threading.Event) -> bool:
+        """What is missing of the newest announced version and of the versions that are here in
+        part, then the bases of its deltas; whether anything was read.
+        """
+        announced = self._shelf.announced()
+        if not announced:
+            return False
+        newest = max(announced)
+        read = self._manifest(newest, announced[newest])
+        wanted = {newest} | {v for v in announced if self._shelf.manifest(v) is not None}
+        for version in sorted(wanted, reverse=True):
+            read |= self.fetch(self._shelf.missing(version), stop)
+        if not read and self._bases_of != newest and not self._shelf.missing(newest):
+            self._bases_of = newest
+            read = self._bases(newest, stop)
+        return read
+
+    def fetch(self, offers: Iterable[Offer], stop: threading.Event) -> bool:
+        """These objects, as far as the shelf takes them; whether anything was read."""
+        read = False
+        for offer in offers:
+            if stop.is_set() or self._clock() < self._later.get(offer.key, 0.0):
+                continue
+            held = self._shelf.accept(offer)
+            if held is not None and not held.verified:
+                read |= self._object(held, stop)
+        return read
+
+    def _manifest(self, version: Version, wanted: str | None) -> bool:
+        """The manifest, which must have the announced hash."""
+        key = manifest_key(version)
+        if self._shelf.manifest(version) is not None or self._clock() < self._later.get(key, 0.0):
+            return False
+        try:
+            data = self._store.get(key)
+        except StoreError as error:
+            self._put_off(key, error)
+            return False
+        self._shelf.add("relay_bucket_bytes_total", len(data))
+        digest = content_hash(data)
+        if wanted is not None and digest != wanted:
+            self._was_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
+            return False
+        held = self._shelf.accept(Offer(key, len(data), digest))
+        if held is None:
+            self._later[key] = self._clock() + WRONG_AGAIN_S
+            return False
+        try:
+            with held.writing():
+                _write(held, data[held.at :])
+        except (ObjectBusy, ObjectDropped):
+            return False
+        self._shelf.completed(held)
+        return True
+
+    def _object(self, held: HeldObject, stop: threading.Event) -> bool:
+        try:
+            with held.writing():
+                while not held.verified:
+                    if stop.is_set():
+                        return False
+                    end = min(held.offer.bytes, held.at + READ_BYTES)
+                    data = self._store.get(held.key, held.at, end)
+                    self._shelf.add("relay_bucket_bytes_total", len(data))
+                    if len(data) != end - held.at:
+                        held.restart()
+                        raise CorruptObject(f"object {held.key} of the bucket is too short")
+                    _write(held, data)
+        except (ObjectBusy, ObjectDropped):
+            return False
+        except CorruptObject as error:
+            self._was_wrong(held.key, str(error))
+            return True
+        except StoreError as error:
+            self._put_off(held.key, error)
+            return False
+        self._shelf.completed(held)
+        return True
+
+    def _bases(self, newest: Version, stop: threading.Event) -> bool:
+        """The chain below a delta, so that a rollout that starts anew finds it here, as far as it
+        fits; tried once for each newest version.
+        """
+        read, version = False, newest
+        while not stop.is_set():
+            manifest = self._shelf.manifest(version)
+            if manifest is None or manifest.kind != "delta" or manifest.parent is None:
+                return read
+            version = manifest.parent
+            parent_hash = manifest.delta.parent_hash if manifest.delta else None
+            read |= self._manifest(version, parent_hash)
+            read |= self.fetch(self._shelf.missing(version), stop)
+        return read
+
+    def _put_off(self, key: str, error: StoreError) -> None:
+        if len(self._later) >= LATER_MAX:
+            self._later.clear()
+            self._delay_s.clear()
+        if not isinstance(error, ObjectMissing):
+            log.warning("object %s is not to be had from the bucket: %s", key, error)
+        self._delay_s[key] = min(AGAIN_MAX_S, 2 * self._delay_s.get(key, AGAIN_S / 2))
+        self._later[key] = self._clock() + self._delay_s[key]
+
+    def _was_wrong(self, key: str, message: str) -> None:
+        log.error("from the bucket: %s", message)
+        self._shelf.add("relay_wrong_total", 1)
+        self._later[key] = self._clock() + WRONG_AGAIN_S
+
+
+def _write(held: HeldObject, data: bytes) -> None:
+    with memoryview(data) as view:
+        at = 0
+        while not held.verified:
+            room = held.room()
+            count = min(len(room), len(view) - at)
+            if not count:
+                return
+            room[:count] = view[at : at + count]
+            at += count
+            held.wrote(count)

@@ -1,0 +1,87 @@
+"""The other relays, as the `status` topic tells of them and as this process finds them.
+
+Who fails is suspected for a while and the chain closed over it at once; heartbeats decide the rest.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from storage.relay.chain import Member, chain, still_suspected, upstream_of
+from streams.bus import Bus
+from streams.reader import TopicReader, from_begin
+from streams.records import RelayStatus
+
+log = logging.getLogger(__name__)
+
+FORGIVE_S = 3.0
+OLD_S = 60.0  # a status that was old when it was first read says nothing about now
+MEMBERS_MAX = 10_000
+
+
+class Directory:
+    """Safe to share between threads. `poll` reads the topic, everything else what it read."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.reader = TopicReader(bus, "status", from_begin(bus, "status"))
+        self._timeout_s, self._clock, self._wall = timeout_s, clock, wall
+        self._lock = threading.Lock()
+        self._members: dict[str, Member] = {}
+        self._suspects: dict[int, float] = {}
+        self._is_fresh = False
+        self._polled_s = float("-inf")
+
+    def poll(self, every_s: float = 0.0) -> None:
+        """Read what came, unless that was done within `every_s`."""
+        with self._lock:
+            now = self._clock()
+            if now - self._polled_s < every_s:
+                return
+            self._polled_s = now
+            received = self.reader.poll(0.0)
+            while received:
+                for one in received:
+                    if isinstance(one.record, RelayStatus):
+                        self._hear(one.record, now)
+                received = self.reader.poll(0.0) if not self._is_fresh else []
+            self._is_fresh = True
+
+    def members(self) -> list[Member]:
+        """The chain as it looks from here, head first."""
+        with self._lock:
+            now = self._clock()
+            self._suspects = still_suspected(self._suspects, now, FORGIVE_S)
+            return chain(self._members.values(), now, self._timeout_s, self._suspects)
+
+    def upstream(self, term: int) -> Member | None:
+        """Whom the relay of this term reads from."""
+        return upstream_of(term, self.members())
+
+    def head(self) -> Member | None:
+        """Who takes the trainer's pushes."""
+        return next(iter(self.members()), None)
+
+    def suspect(self, member: Member, reason: object) -> None:
+        """It failed just now: leave it out of the chain for a while."""
+        with self._lock:
+            if member.term not in self._suspects:
+                log.warning("relay %s/%d is left out: %s", member.name, member.term, reason)
+            self._suspects[member.term] = self._clock()
+
+    def _hear(self, status: RelayStatus, now_s: float) -> None:
+        known = self._members.get(status.relay)
+        if known is not None and known.term > status.term:
+            return
+        if not self._is_fresh and self._wall() - status.time_s > OLD_S:
+            now_s = float("-inf")
+        if known is None and len(self._members) >= MEMBERS_MAX:
+            oldest = min(self._members.values(), key=lambda member: member.heard_s)
+            del self._members[oldest.name]
+        self._members[status.relay] = Member(status.relay, status.term, status.url, now_s)

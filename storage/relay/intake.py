@@ -1,0 +1,100 @@
+"""Where a relay's objects come from, decided turn by turn: its neighbour, or the bucket.
+
+The head waits while the trainer pushes and reads the bucket otherwise. Others wait for their
+neighbour; what it gave wrong, and an announced version that it does not bring within `patience_s`,
+comes from the bucket.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from storage.relay.bucket import Bucket
+from storage.relay.chain import Member
+from storage.relay.directory import Directory
+from storage.relay.neighbour import Neighbour
+from storage.relay.shelf import Shelf
+from storage.relay.wire import Refused, RelayLost
+from streams.errors import StoreError
+from streams.records import Version
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 2.0  # a push that was silent for longer is over; a new head waits so long for one
+IDLE_S = 0.05
+FAILED_S = 0.5
+BUCKET = "bucket"
+
+
+class Intake:
+    """The thread that fills the shelf; `upstream` says from where."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        bucket: Bucket,
+        directory: Directory,
+        term: int,
+        patience_s: float,
+        pushed_s: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shelf, self._bucket, self._directory, self._term = shelf, bucket, directory, term
+        self._patience_s, self._pushed_s, self._clock = patience_s, pushed_s, clock
+        self._neighbour = Neighbour(shelf, self._is_upstream)
+        self._headed_s = float("-inf")
+        self._waited: tuple[Version, float] | None = None
+        self.upstream = BUCKET
+        """Name and term of the relay that it reads from, or `bucket`."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop`."""
+        while not stop.is_set():
+            upstream = self._directory.upstream(self._term)
+            if upstream is None and self.upstream != BUCKET:
+                self._headed_s = self._clock()
+            self.upstream = f"{upstream.name}/{upstream.term}" if upstream else BUCKET
+            try:
+                came = self._head(stop) if upstream is None else self._member(upstream, stop)
+                if not came and upstream is None:
+                    stop.wait(IDLE_S)
+            except (RelayLost, Refused) as error:
+                assert upstream is not None
+                self._neighbour.hang_up()
+                self._directory.suspect(upstream, error)
+            except StoreError as error:
+                log.warning("%s", error)
+                stop.wait(FAILED_S)
+        self._neighbour.hang_up()
+
+    def _head(self, stop: threading.Event) -> bool:
+        self._neighbour.hang_up()
+        if self._clock() - max(self._pushed_s(), self._headed_s) < GRACE_S:
+            return False
+        unfinished = [held.offer for held in self._shelf.objects() if not held.verified]
+        return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
+
+    def _member(self, upstream: Member, stop: threading.Event) -> bool:
+        came = self._neighbour.turn(upstream, stop)
+        wrong = self._neighbour.mistrusted
+        if wrong:
+            held = [held for held in self._shelf.objects() if held.key in wrong]
+            came |= self._bucket.fetch([one.offer for one in held], stop)
+            wrong.intersection_update({one.key for one in held if not one.verified})
+        if self._is_overdue(came):
+            came |= self._bucket.fetch_newest(stop)
+        return came
+
+    def _is_overdue(self, came: bool) -> bool:
+        """Whether the newest announced version is not here and nothing came for too long."""
+        newest = max(self._shelf.announced(), default=None)
+        if newest is None or newest in self._shelf.versions():
+            self._waited = None
+        elif came or self._waited is None or self._waited[0] != newest:
+            self._waited = newest, self._clock()
+        return self._waited is not None and self._clock() - self._waited[1] > self._patience_s
+
+    def _is_upstream(self, member: Member) -> bool:
+        upstream = self._directory.upstream(self._term)
+        return upstream is not None and upstream.term == member.term

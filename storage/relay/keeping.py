@@ -1,0 +1,50 @@
+"""Which versions a relay keeps within its bounds. Pure: what there is in, what stays out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streams.records import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A version of which objects are here or coming, with all the bytes that it takes; a delta
+    applies to `base`.
+    """
+
+    version: Version
+    bytes: int
+    base: Version | None = None
+
+
+def plan_keep(holdings: Sequence[Holding], versions_max: int, bytes_max: int) -> frozenset[Version]:
+    """The newest `versions_max` as far as they fit, newest first; then, as far as they fit too, the
+    bases that a kept one needs, each chain from its top.
+
+    A base that does not fit ends its chain: readers get the rest from the bucket.
+    """
+    known = {holding.version: holding for holding in holdings}
+    kept: set[Version] = set()
+    room = bytes_max
+    newest = sorted(known, reverse=True)[:versions_max]
+    for version in newest:
+        if known[version].bytes <= room:
+            kept.add(version)
+            room -= known[version].bytes
+    for version in [version for version in newest if version in kept]:
+        for base in _bases(version, known):
+            if base not in kept:
+                if known[base].bytes > room:
+                    break
+                kept.add(base)
+                room -= known[base].bytes
+    return frozenset(kept)
+
+
+def _bases(version: Version, known: Mapping[Version, Holding]) -> list[Version]:
+    found: list[Version] = []
+    base = known[version].base
+    while base is not None and base in known and base not in found:
+        found.append(base)
+        base = known[base].base
+    return found

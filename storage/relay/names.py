@@ -1,0 +1,50 @@
+"""Which objects a relay knows: those of a version's folder, and nothing else in the world.
+
+Names come from strangers (a request's path, a neighbour's listing), so they are matched whole and
+as they stand: nothing is decoded, joined or normalised. What does not match has no file.
+"""
+
+import re
+
+from msgspec import Struct
+
+from storage.manifest import parse_version
+from streams.records import Version
+
+MANIFEST = "manifest.json"
+URL_FILE = "url"
+"""In a relay's folder: where processes of its node reach it."""
+_KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
+_HASH = re.compile(r"[0-9a-f]{32}")
+
+
+class Offer(Struct, frozen=True):
+    """An object that somebody has or is receiving: size and xxh3-128 of its content; `verified` if
+    he compared them already.
+    """
+
+    key: str
+    bytes: int
+    hash: str
+    verified: bool = False
+
+    def is_same(self, other: "Offer") -> bool:
+        """Whether both name the same content."""
+        return (self.key, self.bytes, self.hash) == (other.key, other.bytes, other.hash)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a relay can hold something of this name, size and hash at all."""
+        return bool(version_of(self.key) and self.bytes >= 0 and _HASH.fullmatch(self.hash))
+
+
+def version_of(key: str) -> Version | None:
+    """The version to whose folder the object belongs; None for any other key."""
+    match = _KEY.fullmatch(key)
+    version = parse_version(match[1]) if match else None
+    return version if match and str(version) == match[1] else None
+
+
+def name_of(key: str) -> str:
+    """Its name in that folder."""
+    return key.rpartition("/")[2]

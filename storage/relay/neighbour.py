@@ -1,0 +1,163 @@
+"""Receiving from the relay before this one: its listing, and objects while it receives them itself.
+
+What arrived stays when it dies: whoever is asked next goes on at that byte. A silence is no death,
+for the one before may be waiting too, so after one it is asked whether it lives.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from storage.relay.chain import Member
+from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
+from storage.relay.names import Offer, version_of
+from storage.relay.shelf import Shelf
+from storage.relay.wire import Listing, RelayLost, Wire
+from streams.errors import CorruptObject
+
+log = logging.getLogger(__name__)
+
+LISTING_S = 1.0
+SILENCES_MAX = 3  # by a neighbour that has the whole object: then its connection is at fault
+WRONG_MAX = 2
+
+
+class Neighbour:
+    """One thread's connection to whoever is the upstream. `mistrusted` are keys that this way gave
+    wrong bytes for: they are to come from the bucket.
+    """
+
+    def __init__(self, shelf: Shelf, is_upstream: Callable[[Member], bool]) -> None:
+        self._shelf, self._is_upstream = shelf, is_upstream
+        self._wire: Wire | None = None
+        self._seen = -1
+        self._wrong: Counter[str] = Counter()
+        self._silent: dict[str, int] = {}
+        self.mistrusted: set[str] = set()
+
+    def turn(self, upstream: Member, stop: threading.Event) -> bool:
+        """Take what it has and we have not, waiting a moment if that is nothing; whether something
+        came. `RelayLost` when it is gone.
+        """
+        wire = self._connected(upstream)
+        listing = wire.listing(self._seen, LISTING_S)
+        wanted = self.wanted(listing.objects)
+        self._seen = listing.count
+        for offer in wanted:
+            if stop.is_set() or not self._take(wire, upstream, offer, stop, len(wanted) > 1):
+                self.hang_up()
+                break
+        return bool(wanted)
+
+    def wanted(self, offers: Iterable[Offer]) -> list[Offer]:
+        """Newest versions first, each in the order in which it was begun; behind all of them what
+        was silent while others waited, so that a push that never ends holds up nothing else.
+        """
+        wanted: list[Offer] = []
+        for offer in offers:
+            held = self._shelf.find(offer.key)
+            has = held is not None and held.verified and held.offer.is_same(offer)
+            if not has and offer.key not in self.mistrusted and self._shelf.wants(offer):
+                wanted.append(offer)
+        wanted.sort(key=lambda offer: version_of(offer.key) or (), reverse=True)
+        self._silent = {o.key: self._silent[o.key] for o in wanted if o.key in self._silent}
+        return sorted(wanted, key=lambda offer: self._silent.get(offer.key, 0))
+
+    def hang_up(self) -> None:
+        """The next turn begins anew."""
+        if self._wire is not None:
+            self._wire.close()
+        self._wire, self._seen = None, -1
+
+    def _connected(self, upstream: Member) -> Wire:
+        if self._wire is not None and self._wire.url != upstream.url:
+            self.hang_up()
+        if self._wire is None:
+            self._wire = Wire(upstream.url)
+        return self._wire
+
+    def _take(
+        self,
+        wire: Wire,
+        upstream: Member,
+        offer: Offer,
+        stop: threading.Event,
+        is_one_of_many: bool,
+    ) -> bool:
+        """Whether the connection is still good for the next object."""
+        held = self._shelf.accept(offer)
+        if held is None or held.verified:
+            return True
+        try:
+            with held.writing():
+                if not self._receive(wire, upstream, held, stop, is_one_of_many):
+                    return False
+        except ObjectBusy:
+            return True
+        except ObjectDropped:
+            return False
+        except CorruptObject as error:
+            self._was_wrong(wire, upstream, held, error)
+            return False
+        self._wrong.pop(held.key, None)
+        self._shelf.completed(held)
+        return True
+
+    def _receive(
+        self, wire: Wire, upstream: Member, held: HeldObject, stop: threading.Event, many: bool
+    ) -> bool:
+        """All that is missing, from where an earlier upstream ended; False when given up."""
+        if held.verified:
+            return True
+        headers = {"Range": f"bytes={held.at}-"}
+        status, _ = wire.ask("GET", f"/{held.key}?receiving=1", headers)
+        if status not in (200, 206):
+            return False
+        silences = 0
+        while not held.verified:
+            count = wire.receive_into(held.room())
+            if count:
+                held.wrote(count)
+                self._shelf.add("relay_received_bytes_total", count)
+                silences = 0
+            else:
+                silences += 1
+                if stop.is_set() or not self._is_worth_waiting(upstream, held, silences, many):
+                    return False
+        return True
+
+    def _is_worth_waiting(
+        self, upstream: Member, held: HeldObject, silences: int, many: bool
+    ) -> bool:
+        """After a silence: it lives, is still the one to read from, has this object, and no other
+        one waits behind this.
+        """
+        if many:
+            self._silent[held.key] = max(self._silent.values(), default=0) + 1
+        if many or not self._is_upstream(upstream):
+            return False
+        with Wire(upstream.url) as second:
+            offer = _find(second.listing(), held.key)
+        if offer is None or not offer.is_same(held.offer):
+            return False
+        return not (offer.verified and silences >= SILENCES_MAX)
+
+    def _was_wrong(self, wire: Wire, upstream: Member, held: HeldObject, error: Exception) -> None:
+        """Who has verified it and sends something else is at fault, or its line is. Who has not was
+        deceived like us and gets it anew, and so do we from there.
+        """
+        log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
+        self._shelf.add("relay_wrong_total", 1)
+        self._wrong[held.key] += 1
+        try:
+            offer = _find(wire.listing(), held.key)
+        except RelayLost:
+            offer = None
+        if (offer is not None and offer.verified) or self._wrong[held.key] >= WRONG_MAX:
+            self.mistrusted.add(held.key)
+            del self._wrong[held.key]
+
+
+def _find(listing: Listing, key: str) -> Offer | None:
+    return next((offer for offer in listing.objects if offer.key == key), None)

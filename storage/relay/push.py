@@ -1,0 +1,133 @@
+"""The push: a thread that sends objects to the head of the chain, one after the other, and to the
+next head when that one fails, from where its copy ends.
+"""
+
+import logging
+import queue
+import threading
+from collections import Counter
+
+from storage.hashing import content_hash
+from storage.relay.chain import Member
+from storage.relay.directory import Directory
+from storage.relay.pace import Pace
+from storage.relay.wire import RelayLost, Wire
+from streams.errors import BusError
+from streams.figures import Figures
+
+log = logging.getLogger(__name__)
+
+OBJECTS_MAX = 4096
+HEADS_MAX = 8  # tried for one object
+ANSWER_S = 10.0  # for the last word about an object, which the head hashes as it comes
+POLL_S = 0.2
+
+
+class Push:
+    """Keeps at most `bytes_max` bytes of objects alive; what is above is not pushed."""
+
+    def __init__(self, directory: Directory, bytes_max: int, pace: Pace) -> None:
+        self._directory, self._bytes_max, self._pace = directory, bytes_max, pace
+        self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(OBJECTS_MAX)
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._wire: Wire | None = None
+        self._thread: threading.Thread | None = None
+        self._tally: Counter[str] = Counter()
+
+    def hand_over(self, key: str, data: bytes) -> None:
+        """Returns at once; the object may be left out."""
+        with self._lock:
+            if self._bytes + len(data) > self._bytes_max:
+                self._tally["given_up"] += 1
+                return
+            self._bytes += len(data)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="relay-push", daemon=True)
+                self._thread.start()
+        try:
+            self._queue.put_nowait((key, data))
+        except queue.Full:
+            self._done(len(data), given_up=True)
+
+    def figures(self) -> Figures:
+        return {
+            "trainer_pushed_bytes_total": self._tally["bytes"],
+            "trainer_push_given_up_total": self._tally["given_up"],
+        }
+
+    def _done(self, size: int, given_up: bool) -> None:
+        with self._lock:
+            self._bytes -= size
+            self._tally["given_up"] += given_up
+
+    def _run(self) -> None:
+        while True:
+            key, data = self._queue.get()
+            given_up = True
+            try:
+                given_up = not self._push(key, data)
+            except Exception:
+                log.exception("pushing %s failed; relays read it from the bucket", key)
+            finally:
+                self._done(len(data), given_up)
+
+    def _push(self, key: str, data: bytes) -> bool:
+        """Whether the chain has it, or gets it from elsewhere."""
+        digest = content_hash(data)
+        for _ in range(HEADS_MAX):
+            head = self._head()
+            if head is None:
+                return False
+            try:
+                status = self._send(self._connected(head), key, data, digest)
+            except RelayLost as error:
+                self._hang_up()
+                self._directory.suspect(head, error)
+                continue
+            if status in (201, 409):  # 409: it is fenced off, or comes to the head from elsewhere
+                return status == 201
+            self._hang_up()
+            log.warning("relay %s: status %d for %s", head.name, status, key)
+        return False
+
+    def _send(self, wire: Wire, key: str, data: bytes, digest: str) -> int:
+        """From where the head's copy ends: it may have the rest from a head that is gone."""
+        status, headers = wire.ask("HEAD", f"/{key}")
+        start = int(headers.get("x-received", "0")) if status == 200 else 0
+        if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
+            return 201
+        sizes = {
+            "Content-Length": str(len(data) - start),
+            "X-Content-Hash": digest,
+            "Expect": "100-continue",
+        }
+        if start:
+            sizes["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        status, headers = wire.ask("PUT", f"/{key}", sizes)
+        if status == 100:
+            with memoryview(data) as view:
+                self._tally["bytes"] += wire.send_body(view[start:], self._pace)
+            status, headers = wire.answer(ANSWER_S)
+        if headers.get("connection", "").lower() == "close":
+            self._hang_up()
+        return status
+
+    def _head(self) -> Member | None:
+        try:
+            self._directory.poll(POLL_S)
+        except BusError as error:
+            log.warning("the chain's head is not known: %s", error)
+        return self._directory.head()
+
+    def _connected(self, head: Member) -> Wire:
+        if self._wire is not None and not (self._wire.url == head.url and self._wire.is_open()):
+            self._hang_up()
+        if self._wire is None:
+            self._wire = Wire(head.url)
+        return self._wire
+
+    def _hang_up(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = None

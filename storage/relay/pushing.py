@@ -1,0 +1,129 @@
+"""The trainer's store with the chain of relays behind: what is created under `weights/` goes to the
+head of the chain while it is uploaded.
+
+Objects of a version are uploaded in the background, so that a slow store does not hold up the push
+of the next one; creating the manifest waits for all of them, so it still is the last (invariant 6).
+The push decides nothing and owes nothing: relays believe a version by its announcement, verify it
+against the announced manifest, and read from the bucket what did not come. A push that does not
+fit, fails, or finds no relay is given up, and the trainer never waits for one. A relay may hold a
+version before `latest.json` moved to it; rollouts act on announcements alone, which come after, so
+no trajectory of a version that was not believed exists this way.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from storage.documents import create_same
+from storage.hashing import content_hash
+from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.relay.directory import Directory
+from storage.relay.names import MANIFEST, name_of, version_of
+from storage.relay.pace import Pace
+from storage.relay.push import Push
+from streams.figures import Figures
+from streams.records import Version
+
+UPLOADS_MAX = 4
+VERSIONS_MAX = 4  # begun and without a manifest: their writer gave them up
+
+
+class PushingStore:
+    """`store`, with uploads and a push beside the caller; at most `bytes_max` bytes wait for each.
+    Threads may share it.
+
+    `create` of a version's object returns before it is stored; reading, listing and deleting wait
+    for it. What it met, other content under its key included, is raised by `create` of the
+    manifest, which then is not stored.
+    """
+
+    def __init__(
+        self, store: ObjectStore, directory: Directory, bytes_max: int, pace: Pace | None = None
+    ) -> None:
+        self._store, self._bytes_max = store, bytes_max
+        self._push = Push(directory, bytes_max, pace or Pace())
+        self._pool = ThreadPoolExecutor(UPLOADS_MAX, "upload")
+        self._lock = threading.Lock()
+        self._uploads: dict[Version, dict[str, _Upload]] = {}
+
+    def create(self, key: str, data: Data) -> str:
+        version = version_of(key)
+        if version is None:
+            return self._store.create(key, data)
+        # What is not bytes may change once the caller has it back.
+        content = data if isinstance(data, bytes) else bytes(data)
+        self._push.hand_over(key, content)
+        if name_of(key) == MANIFEST:
+            self._complete(version)
+            return self._store.create(key, content)
+        self._begin(version, key, content)
+        return content_hash(content)
+
+    def put(self, key: str, data: Data) -> str:
+        return self._store.put(key, data)
+
+    def swap(self, key: str, data: Data, etag: str) -> str:
+        return self._store.swap(key, data, etag)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self._wait(key)
+        return self._store.get(key, start, end)
+
+    def stat(self, key: str) -> Stat:
+        self._wait(key)
+        return self._store.stat(key)
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        self._wait(key)
+        return self._store.read(key)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        self._wait()
+        return self._store.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._wait(key)
+        self._store.delete(key)
+
+    def figures(self) -> Figures:
+        return self._push.figures()
+
+    def _begin(self, version: Version, key: str, content: bytes) -> None:
+        """Upload beside the caller, who waits here while too much waits already."""
+        self._wait(key)
+        if self._waiting() + len(content) > self._bytes_max:
+            self._wait()
+        upload = self._pool.submit(create_same, self._store, key, content)
+        with self._lock:
+            self._uploads.setdefault(version, {})[key] = _Upload(len(content), upload)
+            for old in sorted(self._uploads)[:-VERSIONS_MAX]:
+                del self._uploads[old]
+
+    def _complete(self, version: Version) -> None:
+        """All objects of this version are stored; raises what the first that failed met."""
+        with self._lock:
+            uploads = self._uploads.pop(version, {})
+        errors = [error for one in uploads.values() if (error := one.done.exception())]
+        if errors:
+            raise errors[0]
+
+    def _wait(self, key: str | None = None) -> None:
+        """For the upload of this object, or for all; whatever came of it."""
+        with self._lock:
+            uploads = [
+                u for of in self._uploads.values() for k, u in of.items() if key in (None, k)
+            ]
+        for upload in uploads:
+            upload.done.exception()
+
+    def _waiting(self) -> int:
+        with self._lock:
+            uploads = [upload for of in self._uploads.values() for upload in of.values()]
+        return sum(upload.bytes for upload in uploads if not upload.done.done())
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    bytes: int
+    done: Future[str]

@@ -1,0 +1,177 @@
+"""A rollout's store with the node's relay in front: versions come from shared memory where they are
+whole and verified there, else from the relay while they are coming, else from the bucket.
+
+The relay is never needed: whatever is wrong with it is one warning, and the bucket answers.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.relay.names import URL_FILE, version_of
+from storage.relay.wire import CONNECT_S, Refused, RelayLost, Wire, length
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 2.0  # for one answer about an object that is coming
+STUCK_S = 15.0  # while nothing at all comes to the relay
+SILENCE_S = 3.0
+AGAIN_S = 5.0  # until a relay that was lost is asked again
+WIRES_MAX = 4
+
+
+class RelayStore:
+    """`get` of a version's objects through the relay, everything else to `store`; threads may share
+    it. `folder` is the relay's; without `url` the relay says in it where it listens.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: Path,
+        url: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._folder, self._url, self._clock = store, folder, url, clock
+        self._lock = threading.Lock()
+        self._wires: list[Wire] = []
+        self._lost_s = float("-inf")
+        self._is_lost = False
+        self.relay_bytes = 0
+        """Read from shared memory or from the relay."""
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = None
+        if version_of(key) is not None:
+            data = self._mapped(key, start, end)
+            if data is None:
+                data = self._asked(key, start, end)
+        if data is None:
+            return self._store.get(key, start, end)
+        with self._lock:
+            self.relay_bytes += len(data)
+        return data
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        """From the bucket: its etag is what a swap compares."""
+        return self._store.read(key)
+
+    def put(self, key: str, data: Data) -> str:
+        return self._store.put(key, data)
+
+    def create(self, key: str, data: Data) -> str:
+        return self._store.create(key, data)
+
+    def swap(self, key: str, data: Data, etag: str) -> str:
+        return self._store.swap(key, data, etag)
+
+    def stat(self, key: str) -> Stat:
+        return self._store.stat(key)
+
+    def list(self, prefix: str = "") -> Iterator[Entry]:
+        return self._store.list(prefix)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def _mapped(self, key: str, start: int, end: int | None) -> bytes | None:
+        """Out of the shared memory; the contract wants bytes, so this is the one copy. An object
+        that is evicted meanwhile is read to its end.
+        """
+        try:
+            with (self._folder / key).open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(start)
+                wanted = max(0, min(size, size if end is None else end) - start)
+                data = file.read(wanted)
+                while len(data) < wanted:  # one read returns 2 GiB at most
+                    data += file.read(wanted - len(data))
+                return data
+        except OSError:
+            return None
+
+    def _asked(self, key: str, start: int, end: int | None) -> bytes | None:
+        """From the relay, waiting while the object is coming and anything at all comes to it."""
+        if self._clock() - self._lost_s < AGAIN_S or end == start:
+            return None
+        came, moved_s = "", self._clock()
+        try:
+            while True:
+                data, coming = self._once(key, start, end)
+                self._is_lost = False
+                if data is not None or coming is None:
+                    return data
+                data = self._mapped(key, start, end)
+                if data is not None:
+                    return data
+                if coming != came:
+                    came, moved_s = coming, self._clock()
+                if self._clock() - moved_s > STUCK_S:
+                    raise RelayLost(f"nothing came to the relay for {STUCK_S:g} s")
+        except (RelayLost, Refused) as error:
+            self._lose(error)
+            return None
+
+    def _once(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
+        """The bytes, or what says that they are coming; neither if the relay will not have them."""
+        wire = self._take_wire()
+        if wire is None:
+            return None, None
+        try:
+            headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+            target = f"/{key}?wait={WAIT_S:g}"
+            status, answer = wire.ask("GET", target, headers, WAIT_S + CONNECT_S)
+            if status in (200, 206):
+                data = _body(wire, length(answer))
+            elif status in (404, 416):
+                data = None if status == 404 else b""
+            else:
+                raise Refused(status, f"relay {wire.url}: status {status} for {key}")
+        except BaseException:
+            wire.close()
+            raise
+        self._keep_wire(wire)
+        return data, answer.get("x-coming") if data is None else None
+
+    def _take_wire(self) -> Wire | None:
+        """A connection; None while there is no relay on this node."""
+        url = self._url
+        with suppress(OSError):
+            url = url or (self._folder / URL_FILE).read_text()
+        with self._lock:
+            while self._wires:
+                wire = self._wires.pop()
+                if wire.url == url and wire.is_open():
+                    return wire
+                wire.close()
+        return Wire(url) if url else None
+
+    def _keep_wire(self, wire: Wire) -> None:
+        with self._lock:
+            if len(self._wires) < WIRES_MAX:
+                self._wires.append(wire)
+                return
+        wire.close()
+
+    def _lose(self, error: Exception) -> None:
+        self._lost_s = self._clock()
+        if not self._is_lost:
+            log.warning("versions are read from the bucket: %s", error)
+        self._is_lost = True
+
+
+def _body(wire: Wire, size: int) -> bytes:
+    content = bytearray(size)
+    at = 0
+    with memoryview(content) as view:
+        while at < size:
+            count = wire.receive_into(view[at:], SILENCE_S)
+            if not count:
+                raise RelayLost(f"relay {wire.url}: silent in the middle of an answer")
+            at += count
+    return bytes(content)

@@ -1,0 +1,220 @@
+"""One relay: its shelf, its server, its intake and its heartbeat, put together.
+
+It follows `weights` (what is believed) and `status` (the other relays) and tells there where it is,
+what it has whole and whom it reads from. It acts under a term that no other start of any relay has
+(`RELAY_TERMS`), which is also its place in the chain.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.objects import ObjectStore
+from storage.relay.bucket import Bucket
+from storage.relay.directory import Directory
+from storage.relay.intake import Intake
+from storage.relay.names import URL_FILE
+from storage.relay.pace import Pace
+from storage.relay.serve import RelayServer
+from storage.relay.settings import RelaySettings
+from storage.relay.shelf import Shelf
+from storage.roles import next_term
+from streams.bus import Bus
+from streams.errors import BusError, ConfigurationError
+from streams.figures import Figures
+from streams.reader import TopicReader, from_begin
+from streams.records import RelayStatus, Version, WeightsAnnounced
+from streams.writer import publish
+
+log = logging.getLogger(__name__)
+
+RELAY_TERMS = "chain"
+"""The one name under which all relays count their terms, so that terms order them."""
+TURN_S = 0.05
+
+
+class Relay:
+    """Serves from its making on; `run` does the rest until it is stopped, and closes it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: ObjectStore,
+        settings: RelaySettings,
+        name: str,
+        folder: Path,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._bus, self._settings, self._wall = bus, settings, wall
+        self.name, self.folder = name, folder
+        self._lock = _locked(folder)
+        self.shelf = Shelf(folder, settings.versions, settings.bytes_max)
+        self.url = ""
+        self.term = next_term(store, "relays", RELAY_TERMS)
+        self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"))
+        self.directory = Directory(bus, settings.timeout_s)
+        bucket = Bucket(self.shelf, store)
+        self.intake = Intake(
+            self.shelf,
+            bucket,
+            self.directory,
+            self.term,
+            settings.patience_s,
+            lambda: self.server.pushed_s,
+        )
+        self._said: tuple[object, ...] = ()
+        self._said_s = float("-inf")
+        self._failed: BaseException | None = None
+        self.server = _serving(settings, self.shelf, self.status)
+        self.url = settings.url or _url(settings.host, self.server.port)
+        (folder / URL_FILE).write_text(_url(_near(settings.host), self.server.port))
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop`; raises what its intake failed with."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
+        try:
+            self._turn()
+            thread.start()
+            while self._failed is None and not stop.wait(TURN_S):
+                self._turn()
+        finally:
+            ended.set()
+            if thread.ident is not None:
+                thread.join()
+            self.close()
+        if self._failed is not None:
+            raise self._failed
+
+    def close(self) -> None:
+        """Tell that it leaves, and free its memory."""
+        try:
+            self._say("")
+        except BusError as error:
+            log.warning("the log does not answer: %s", error)
+        self.server.end()
+        self.shelf.close()
+        self._lock.close()
+
+    def status(self) -> dict[str, Any]:
+        """What `GET /status` answers."""
+        objects = self.shelf.objects()
+        return {
+            "relay": self.name,
+            "term": self.term,
+            "url": self.url,
+            "upstream": self.intake.upstream,
+            "versions": [str(version) for version in self.shelf.versions()],
+            "announced": [str(version) for version in sorted(self.shelf.announced())[-8:]],
+            "receiving": {o.key: [o.at, o.offer.bytes] for o in objects if not o.verified},
+            "figures": self.figures(),
+        }
+
+    def figures(self) -> Figures:
+        """Its numbers, under their documented names."""
+        newest = max(self.shelf.versions(), default=Version(0, 0))
+        counted = {name: self.shelf.tally[name] for name in COUNTERS}
+        return {
+            **counted,
+            "relay_term": self.term,
+            "relay_held_bytes": self.shelf.bytes(),
+            "relay_versions": len(self.shelf.versions()),
+            "relay_version_newest": newest.number,
+            "relay_place": sum(m.term < self.term for m in self.directory.members()),
+        }
+
+    def readers(self) -> list[TopicReader]:
+        return [self._weights, self.directory.reader]
+
+    def _take_in(self, ended: threading.Event) -> None:
+        try:
+            self.intake.run(ended)
+        except BaseException as error:
+            log.exception("the relay's intake failed")
+            self._failed = error
+
+    def _turn(self) -> None:
+        try:
+            self._follow()
+        except BusError as error:  # what it holds serves on: worth more than a fresh start
+            log.warning("the log does not answer: %s", error)
+
+    def _follow(self) -> None:
+        for received in self._weights.poll(0.0):
+            if isinstance(received.record, WeightsAnnounced):
+                envelope = received.envelope
+                term = envelope.term if envelope else received.record.version.term
+                self.shelf.announce(received.record, term)
+        self.directory.poll()
+        now = time.monotonic()
+        saying = (tuple(self.shelf.versions()), self.intake.upstream)
+        if saying != self._said or now - self._said_s >= self._settings.status_s:
+            self._said, self._said_s = saying, now
+            self._say(self.url)
+
+    def _say(self, url: str) -> None:
+        record = RelayStatus(
+            relay=self.name,
+            term=self.term,
+            node=socket.gethostname(),
+            url=url,
+            versions=tuple(self.shelf.versions()),
+            upstream=self.intake.upstream,
+            time_s=self._wall(),
+        )
+        publish(self._bus, "status", f"{self.name}/{self.term}", record)
+
+
+COUNTERS = (
+    "relay_received_bytes_total",
+    "relay_pushed_bytes_total",
+    "relay_bucket_bytes_total",
+    "relay_sent_bytes_total",
+    "relay_wrong_total",
+    "relay_evicted_total",
+)
+
+
+def _locked(folder: Path) -> Any:
+    """The folder's lock, held until it is closed or the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (folder / "lock").open("a")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        message = f"another relay uses {folder}: one per node and run, or give it a relay.folder"
+        raise ConfigurationError(message) from None
+    except OSError as error:
+        raise ConfigurationError(f"relay.folder {folder}: {error.strerror}") from None
+    if folder.stat().st_uid != os.getuid():
+        raise ConfigurationError(f"relay.folder {folder} belongs to somebody else")
+    return file
+
+
+def _serving(
+    settings: RelaySettings, shelf: Shelf, status: Callable[[], dict[str, Any]]
+) -> RelayServer:
+    address, pace = (settings.host, settings.port), Pace(settings.send_bytes_per_s)
+    try:
+        return RelayServer(address, shelf, pace, settings.connections_max, status)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigurationError(
+            f"relay.host, relay.port: cannot listen on {where}: {error}"
+        ) from None
+
+
+def _url(host: str, port: int) -> str:
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _near(host: str) -> str:
+    """The address for processes of the same node."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

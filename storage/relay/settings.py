@@ -1,0 +1,58 @@
+"""Settings of a node's relay."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from storage.hashing import content_hash
+from storage.settings import Settings
+
+
+class RelaySettings(Settings):
+    """The relay of this node: its cache of versions, which also serves its neighbours."""
+
+    enabled: bool = False
+    """Start one, read versions through it, and let the trainer push to the chain; on one machine
+    the store itself is as near.
+    """
+    folder: str = ""
+    """Where versions are kept, in memory; default `/dev/shm/rollstream-<user>-<hash of the run's
+    folder>`.
+    """
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` where neighbours are other machines."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """0: a free one."""
+    url: str = ""
+    """How neighbours, and rollouts that do not see the folder, reach it (`http://HOST:PORT`);
+    default: by the host and port that it listens on, `0.0.0.0` as the machine's name.
+    """
+    versions: int = Field(default=3, ge=1, le=64)
+    """Newest versions kept, beside the bases of their deltas where those fit."""
+    bytes_max: int = Field(default=8 << 30, ge=1 << 20)
+    """Most bytes kept."""
+    connections_max: int = Field(default=64, ge=2)
+    """Requests served at once; more are refused."""
+    send_bytes_per_s: float = Field(default=0.0, ge=0)
+    """Bound of what it sends, for links that others need too; 0: none."""
+    status_s: float = Field(default=0.5, gt=0)
+    """Seconds between two status records (heartbeats)."""
+    timeout_s: float = Field(default=5.0, gt=0)
+    """A relay that was not heard for so long is left out of the chain."""
+    patience_s: float = Field(default=15.0, gt=0)
+    """An announced version that the neighbour does not offer within this time comes from the
+    bucket.
+    """
+    push_bytes_max: int = Field(default=1 << 30, ge=0)
+    """Bytes of objects that the trainer keeps for the push, and as many for uploads beside it; what
+    does not fit is not pushed and comes from the bucket. 0: nothing is pushed.
+    """
+
+
+def folder_for(settings: RelaySettings, run_folder: Path) -> Path:
+    """The relay's folder, the same for all processes of a node and a run."""
+    if settings.folder:
+        return Path(settings.folder)
+    digest = content_hash(str(run_folder.absolute()).encode())[:12]
+    return Path(f"/dev/shm/rollstream-{os.getuid()}-{digest}")

@@ -1,0 +1,202 @@
+"""One HTTP/1.1 connection to a relay, from the side that asks: small, because bytes go straight
+from the socket into shared memory and a silence must not break the connection (the standard
+library's client can do neither).
+"""
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import msgspec
+
+from storage.objects import Data
+from storage.relay.names import Offer
+from storage.relay.pace import PIECE_BYTES, Pace
+from streams.errors import StoreError
+
+HEAD_BYTES_MAX = 16 << 10
+ANSWER_BYTES_MAX = 8 << 20  # of a listing
+CONNECT_S = 1.0
+SEND_S = 3.0  # for the other side to take a piece
+SILENCE_S = 1.0
+"""Without a byte for so long, one asks whether the other side lives."""
+
+
+class RelayLost(StoreError):
+    """The relay does not answer, or not in HTTP."""
+
+
+class Refused(StoreError):
+    """The relay answered with an error; `status` is its number."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What a relay holds at its change number `count`."""
+
+    count: int
+    objects: tuple[Offer, ...]
+
+
+class Wire:
+    """One connection; not for several threads. Every wait has a bound, `RelayLost` after it."""
+
+    def __init__(self, url: str) -> None:
+        split = urlsplit(url)
+        self.url = url
+        try:
+            self._socket = socket.create_connection(
+                (split.hostname or "", split.port or 80), CONNECT_S
+            )
+        except (OSError, ValueError) as error:
+            raise RelayLost(f"relay {url}: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._host = split.netloc
+        self._rest = b""
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.close()
+
+    def is_open(self) -> bool:
+        """Whether the other side has not hung up, as it does after a while without a request."""
+        if self._rest:
+            return False  # what nobody asked for
+        try:
+            self._socket.settimeout(0)
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = CONNECT_S,
+    ) -> tuple[int, dict[str, str]]:
+        """Status and headers of the answer; its body is read next."""
+        self.send_head(method, target, headers or {})
+        return self.answer(wait_s)
+
+    def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
+
+    def send_body(self, data: Data, pace: Pace) -> int:
+        """Returns the bytes that the other side's socket took; `RelayLost` when it takes none."""
+        view = memoryview(data).cast("B")
+        for at in range(0, len(view), PIECE_BYTES):
+            piece = view[at : at + PIECE_BYTES]
+            pace.take(len(piece))
+            self._send(piece)
+        return len(view)
+
+    def answer(self, wait_s: float) -> tuple[int, dict[str, str]]:
+        """The head of an answer."""
+        head, deadline_s = self._rest, time.monotonic() + wait_s
+        while b"\r\n\r\n" not in head:
+            left_s = deadline_s - time.monotonic()
+            piece = self._receive_some(max(0.01, left_s)) if left_s > 0 else None
+            if piece is None or len(head) > HEAD_BYTES_MAX:
+                raise RelayLost(f"relay {self.url}: no answer within {wait_s:g} s")
+            head += piece
+        head, _, self._rest = head.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        parts = first.split(" ", 2)
+        if len(parts) < 2 or not first.startswith("HTTP/1.") or not parts[1].isdigit():
+            raise RelayLost(f"relay {self.url}: answered {first[:80]!r}")
+        pairs = (line.partition(":") for line in lines)
+        return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
+        """Bytes of the body put into `view`; 0 when none came within `wait_s`."""
+        if self._rest:
+            count = min(len(view), len(self._rest))
+            view[:count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            return count
+        self._socket.settimeout(wait_s)
+        try:
+            count = self._socket.recv_into(view)
+        except TimeoutError:
+            return 0
+        except OSError as error:
+            raise RelayLost(f"relay {self.url}: {error}") from error
+        if not count:
+            raise RelayLost(f"relay {self.url} closed the connection")
+        return count
+
+    def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
+        """The whole body of an answer."""
+        size = length(headers)
+        if size > ANSWER_BYTES_MAX:
+            raise RelayLost(f"relay {self.url}: an answer of {size} bytes")
+        content = bytearray(size)
+        at, deadline_s = 0, time.monotonic() + wait_s
+        with memoryview(content) as view:
+            while at < size:
+                at += self.receive_into(view[at:], max(0.01, deadline_s - time.monotonic()))
+                if time.monotonic() > deadline_s:
+                    raise RelayLost(f"relay {self.url}: no body within {wait_s:g} s")
+        return bytes(content)
+
+    def listing(self, after: int = -1, wait_s: float = 0.0) -> Listing:
+        """What the relay holds, once that is another state than `after`, or `wait_s` passed."""
+        target = f"/objects?after={after}&wait={wait_s:g}"
+        status, headers = self.ask("GET", target, wait_s=wait_s + CONNECT_S)
+        body = self.body(headers, CONNECT_S)
+        if status != 200:
+            raise Refused(status, f"relay {self.url}: status {status} for its listing")
+        try:
+            return msgspec.json.decode(body, type=Listing)
+        except msgspec.DecodeError as error:
+            raise RelayLost(f"relay {self.url}: no listing: {error}") from error
+
+    def _receive_some(self, wait_s: float) -> bytes | None:
+        piece = bytearray(HEAD_BYTES_MAX)
+        with memoryview(piece) as view:
+            self._socket.settimeout(wait_s)
+            try:
+                count = self._socket.recv_into(view)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise RelayLost(f"relay {self.url}: {error}") from error
+        if not count:
+            raise RelayLost(f"relay {self.url} closed the connection")
+        return bytes(piece[:count])
+
+    def _send(self, data: Data) -> None:
+        self._socket.settimeout(SEND_S)
+        try:
+            self._socket.sendall(data)
+        except OSError as error:  # also when it took nothing for `SEND_S`
+            raise RelayLost(f"relay {self.url}: {error}") from error
+
+
+def length(headers: Mapping[str, str]) -> int:
+    """The body's size, as the answer says."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,106 @@
+"""Rows of one tensor straight from the store, for a tensor-parallel rank that needs its slice."""
+
+# pyright: reportUnknownMemberType=false
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from storage.chains import find_ways
+from storage.delta import apply_tensor
+from storage.delta.coded import element_of
+from storage.delta.sparse import decode_sparse
+from storage.fetch_plan import Step
+from storage.hashing import content_hash
+from storage.manifest import TensorEntry, read_manifest, version_folder
+from storage.objects import ObjectStore
+from storage.tensors import DTYPES, tensor_hash, tensor_of
+from streams.errors import CorruptObject, ObjectMissing
+from streams.records import Version
+
+
+def fetch_rows(
+    store: ObjectStore,
+    version: Version,
+    name: str,
+    start: int,
+    stop: int,
+    manifest_hash: str | None = None,
+) -> torch.Tensor:
+    """Rows `[start, stop)` of the tensor's first dimension, in memory of the caller's own.
+
+    Reads those rows of the anchor's tensor by one range, and the payload of each delta since whole:
+    its changes outside the rows are left out. Verified are the manifests (against the announced
+    hash and each against its child), every payload, and that sizes fit; the rows of the anchor
+    cannot be, because the hash covers the whole tensor, except when all rows are asked for. Raises
+    like `fetch`.
+    """
+    manifest = read_manifest(store, version, manifest_hash)
+    if name not in manifest.weights.names:
+        raise ObjectMissing(f"version {version} has no tensor {name}")
+    owner = manifest.weights.owner(name)
+    entry = manifest.weights.tensors[owner]
+    assert entry.shape, f"{name} has no rows"
+    assert 0 <= start <= stop <= entry.shape[0], (name, entry.shape, start, stop)
+    if start == stop or not entry.bytes:
+        return torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
+    row_bytes = entry.bytes // entry.shape[0]
+    first, *deltas = find_ways(store, manifest, [owner])[owner].steps
+    rows = _Rows(entry, start * row_bytes, stop * row_bytes)
+    rows.begin(store, first)
+    for step in deltas:
+        rows.change(_payload(store, step), step)
+    is_all = (start, stop) == (0, entry.shape[0])
+    if is_all and tensor_hash(entry.dtype, entry.shape, rows.bytes.data) != entry.hash:
+        raise CorruptObject(f"tensor {owner} of version {version} differs from its hash")
+    return tensor_of(rows.bytes.data, entry.dtype, (stop - start, *entry.shape[1:]))
+
+
+class _Rows:
+    """Bytes `[start, end)` of a tensor, taken through its steps."""
+
+    def __init__(self, entry: TensorEntry, start: int, end: int) -> None:
+        self._entry, self._start, self._end = entry, start, end
+        self.bytes: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def begin(self, store: ObjectStore, step: Step) -> None:
+        """From the anchor's tensor, or from a payload that replaces all of it."""
+        size = step.entry.bytes
+        if size != self._entry.bytes or step.entry.dtype != self._entry.dtype:
+            raise CorruptObject(f"tensor {step.name} of version {step.version}: its size differs")
+        if step.delta is not None:
+            whole = np.empty(size, np.uint8)
+            payload = _payload(store, step)
+            apply_tensor(step.delta.coding, step.delta.values, payload, whole, step.entry.dtype)
+            self.bytes = whole[self._start : self._end].copy()
+            return
+        key = f"{version_folder(step.version)}/{step.file}"
+        data = store.get(key, step.start + self._start, step.start + self._end)
+        if len(data) != self._end - self._start:
+            raise CorruptObject(f"object {key} ends before tensor {step.name} does")
+        self.bytes = np.array(np.frombuffer(data, np.uint8))
+
+    def change(self, payload: bytes, step: Step) -> None:
+        """Apply what a sparse payload changes in these rows."""
+        assert step.delta is not None, "a way begins with at most one whole tensor"
+        element = element_of(self._entry.dtype)
+        width = element.bits.itemsize
+        # Zeros that are only read take no memory; what they decode to is left out.
+        whole = np.zeros(self._entry.bytes, np.uint8)
+        whole[self._start : self._end] = self.bytes
+        changes = decode_sparse(payload, whole.view(element.bits), step.delta.values, element)
+        first, end = self._start // width, self._end // width
+        low, high = np.searchsorted(changes.indices, [first, end])
+        bits = self.bytes.view(element.bits)
+        bits[changes.indices[low:high] - first] = changes.values[low:high]
+
+
+def _payload(store: ObjectStore, step: Step) -> bytes:
+    assert step.delta is not None
+    if step.end == step.start:
+        return b""
+    key = f"{version_folder(step.version)}/{step.file}"
+    data = store.get(key, step.start, step.end)
+    if content_hash(data) != step.delta.payload:
+        raise CorruptObject(f"tensor {step.name} in object {key} differs from its hash")
+    return data

@@ -1,0 +1,127 @@
+"""`rollstream weights`: what is kept, verified, compared, exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollstream.main import main
+from storage.file_store import FileStore
+from storage.manifest import read_manifest, version_folder
+from storage.model import build_model, model_files, published_tensors
+from storage.pointer import believe, take_pointer
+from storage.publish import publish
+from streams.records import Version
+
+SIZES = {
+    "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True,
+}  # fmt: skip
+VERSIONS = 3
+
+
+def stepped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    after = {name: tensor.clone() for name, tensor in tensors.items() if name != "lm_head.weight"}
+    after["model.norm.weight"][:3] += 1.0
+    return after | {"lm_head.weight": after["model.embed_tokens.weight"]}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder with a store of an anchor and two deltas on it."""
+    store = FileStore(tmp_path / "run" / "store")
+    model = build_model("Qwen3ForCausalLM", SIZES, seed=3)
+    files = model_files(model, None, torch.bfloat16)
+    take_pointer(store, "run", 1)
+    tensors = published_tensors(model, torch.bfloat16)
+    parent, before = None, None
+    for number in range(VERSIONS):
+        version = Version(number, 1)
+        parent = publish(store, "run", version, tensors, files, 4000, parent, 0.0, before, False)
+        believe(store, parent)
+        before, tensors = tensors, stepped(tensors)
+    return tmp_path / "run"
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_list_says_what_is_kept(run: Path, capsys):
+    assert main(["weights", "list", str(run), "--json"]) == 0
+    found = lines(capsys)
+    assert [one["kind"] for one in found] == ["anchor", "delta", "delta"]
+    assert [one["believed"] for one in found] == [False, False, True]
+    assert main(["weights", "list", str(run / "store")]) == 0
+    shown = capsys.readouterr().out
+    assert all(str(Version(number, 1)) in shown for number in range(VERSIONS))
+
+
+def test_show_names_every_tensor_and_what_changed(run: Path, capsys):
+    assert main(["weights", "show", "latest", str(run), "--json"]) == 0
+    (found,) = lines(capsys)
+    changed = {one["tensor"]: one["changed"] for one in found["tensor"]}
+    assert changed["model.norm.weight"] == 3
+    assert sum(changed.values()) == 3
+    assert main(["weights", "show", "2", str(run)]) == 0
+    assert "model.norm.weight" in capsys.readouterr().out
+
+
+def test_verify_names_the_first_bad_tensor_and_fails(run: Path, capsys):
+    assert main(["weights", "verify", str(run)]) == 0
+    assert capsys.readouterr().out.count("every hash is right") == VERSIONS
+    store = FileStore(run / "store")
+    entry = read_manifest(store, Version(1, 1)).delta.tensors["model.norm.weight"]
+    key = f"{version_folder(Version(1, 1))}/{entry.file}"
+    data = bytearray(store.get(key))
+    data[entry.end - 1] ^= 1
+    store.put(key, data)
+    assert main(["weights", "verify", "0", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["weights", "verify", str(run), "--json"]) == 1
+    found = lines(capsys)
+    assert [one["ok"] for one in found] == [True, False, False]
+    assert "model.norm.weight" in found[1]["problem"]
+    assert str(Version(1, 1)) in found[2]["problem"]
+
+
+def test_diff_counts_what_changed(run: Path, capsys):
+    assert main(["weights", "diff", "0", "2", str(run), "--json"]) == 0
+    (found,) = lines(capsys)
+    assert (found["tensor"], found["changed"], found["largest"]) == ("model.norm.weight", 3, 2.0)
+    assert main(["weights", "diff", "1", "1", str(run)]) == 0
+    assert "0 of" in capsys.readouterr().out
+
+
+def test_transformers_loads_an_exported_delta(run: Path, tmp_path: Path, capsys):
+    folder = tmp_path / "out" / "model"
+    assert main(["weights", "export", "2", str(folder), str(run)]) == 0
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.dtype == torch.bfloat16
+    assert model.model.norm.weight[:4].tolist() == [3.0, 3.0, 3.0, 1.0]
+    assert main(["weights", "export", "2", str(folder), str(run)]) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["show", "9"], 1, "kept are: v00000000-t0001"),
+        (["show", "nine"], 2, "'nine' is no version"),
+        (["diff", "0", "v00000009-t0001"], 1, "is not kept"),
+    ],
+)
+def test_what_is_not_there_is_said(run: Path, words, code, said, capsys):
+    assert main(["weights", *words, str(run)]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_versions_is_refused_and_nothing_is_made(tmp_path: Path, capsys):
+    assert main(["weights", "list", str(tmp_path / "none")]) == 2
+    assert "no such run" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

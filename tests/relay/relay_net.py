@@ -1,0 +1,206 @@
+"""Relays as real processes over one log and one store, and a trainer's hand that publishes raw
+objects as versions.
+"""
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storage.connect import open_store
+from storage.documents import encode
+from storage.hashing import content_hash
+from storage.manifest import FileEntry, Manifest, TensorFiles, manifest_key, version_folder
+from storage.objects import ObjectStore
+from storage.relay.directory import Directory
+from storage.relay.pace import Pace
+from storage.relay.pushing import PushingStore
+from storage.relay.reading import RelayStore
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.records import Version, WeightsAnnounced
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+PATIENCE_S = 60.0
+RUN = "relays"
+
+
+def wait_for(what: Callable[[], object], wait_s: float = PATIENCE_S) -> None:
+    """Until it is so; what is awaited stands in the failure."""
+    end = time.monotonic() + wait_s
+    while not what():
+        assert time.monotonic() < end, f"not within {wait_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+@dataclass
+class RelayProcess:
+    """One `rollstream relay`; `folder` is its shared memory."""
+
+    name: str
+    process: subprocess.Popen
+    folder: Path
+    log: Path
+
+    @property
+    def url(self) -> str:
+        wait_for(lambda: (self.folder / "url").exists() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+        return (self.folder / "url").read_text()
+
+    def status(self) -> dict:
+        host = self.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=10)
+        try:
+            connection.request("GET", "/status")
+            return json.loads(connection.getresponse().read())
+        finally:
+            connection.close()
+
+    def figure(self, name: str) -> int:
+        return self.status()["figures"][f"relay_{name}"]
+
+    def has(self, version: Version) -> bool:
+        return str(version) in self.status()["versions"]
+
+    def receives(self, key: str, at_least: int) -> bool:
+        return self.status()["receiving"].get(key, [0])[0] >= at_least
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@dataclass
+class RelayNet:
+    """One run's log and store with its relays; `settings` are of `[relay]`."""
+
+    folder: Path
+    settings: Mapping[str, object] = field(default_factory=dict)
+    store_url: str = ""
+    relays: list[RelayProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store_url = self.store_url or f"file:{self.folder / 'store'}"
+        self.bus: Bus = open_bus(f"sqlite:{self.folder / 'bus'}")
+        self.bus.create(catalogue())
+        self.store: ObjectStore = open_store(self.store_url)
+        self.memory = Path(f"/dev/shm/rollstream-test-{os.getpid()}-{secrets.token_hex(4)}")
+        self.trainer(1)
+
+    def __enter__(self) -> "RelayNet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for relay in self.relays:
+            if relay.process.poll() is None:
+                relay.signal(signal.SIGCONT)
+                relay.signal(signal.SIGTERM)
+        for relay in self.relays:
+            try:
+                relay.process.wait(10)
+            except subprocess.TimeoutExpired:
+                relay.kill()
+        shutil.rmtree(self.memory, ignore_errors=True)
+        self.bus.close()
+
+    def trainer(self, term: int) -> None:
+        """The next trainer: what it announces fences lower terms."""
+        self.term = term
+        self.writer = FencedWriter(self.bus, "weights", "trainer", term)
+        self.writer.open()
+
+    def start(self, *names: str, **changed: object) -> list[RelayProcess]:
+        """In this order of their terms; returns when they serve."""
+        started = [self._start(name, {**self.settings, **changed}) for name in names]
+        for relay in started:
+            wait_for(lambda relay=relay: relay.status()["url"])
+        return started
+
+    def start_chain(self, *names: str, **changed: object) -> list[RelayProcess]:
+        """One after the other, so that each reads from the one before."""
+        return [relay for name in names for relay in self.start(name, **changed)]
+
+    def store_for(self, relay: RelayProcess) -> RelayStore:
+        return RelayStore(self.store, relay.folder)
+
+    def pushing(self, bytes_max: int = 1 << 30, bytes_per_s: float = 0) -> PushingStore:
+        directory = Directory(self.bus, 5.0)
+        return PushingStore(self.store, directory, bytes_max, Pace(bytes_per_s))
+
+    def write(
+        self,
+        number: int,
+        files: Mapping[str, bytes],
+        store: ObjectStore | None = None,
+        parent: Version | None = None,
+    ) -> Manifest:
+        """A whole version, not announced."""
+        version, store = Version(number, self.term), store or self.store
+        for name, data in files.items():
+            store.create(f"{version_folder(version)}/{name}", data)
+        manifest = manifest_of(version, files, parent)
+        store.create(manifest_key(version), encode(manifest))
+        return manifest
+
+    def announce(self, manifest: Manifest) -> Version:
+        version = manifest.version
+        record = WeightsAnnounced(
+            RUN, version, manifest_key(version), manifest.hash, "anchor", None, 0, time.time()
+        )
+        self.writer.append([(RUN, record)])
+        return version
+
+    def publish(self, number: int, files: Mapping[str, bytes]) -> Version:
+        return self.announce(self.write(number, files))
+
+    def _start(self, name: str, settings: Mapping[str, object]) -> RelayProcess:
+        configuration = self.folder / "run.toml"
+        configuration.write_text(f'run = "{RUN}"\n[metrics]\nenabled = false\n')
+        folder = self.memory / name
+        places = {
+            "bus": f"sqlite:{self.folder / 'bus'}",
+            "store": self.store_url,
+            "relay.folder": str(folder),
+            "relay.enabled": "true",
+            **{f"relay.{key}": str(value) for key, value in settings.items()},
+        }
+        words = [word for key, value in places.items() for word in ("--set", f"{key}={value}")]
+        log = self.folder / f"{name}.log"
+        (folder / "url").unlink(missing_ok=True)
+        with log.open("a") as file:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "rollstream", "relay", str(configuration),
+                    "--run", str(self.folder / "run"), "--name", name,
+                    *words,
+                ],
+                stdout=file, stderr=file,
+            )  # fmt: skip
+        relay = RelayProcess(name, process, folder, log)
+        self.relays.append(relay)
+        wait_for(lambda: relay.url)
+        return relay
+
+
+def manifest_of(
+    version: Version, files: Mapping[str, bytes], parent: Version | None = None
+) -> Manifest:
+    """A manifest that names these files and no tensors, which a relay does not look at."""
+    entries = tuple(FileEntry(name, len(data), content_hash(data)) for name, data in files.items())
+    kind = "anchor" if parent is None else "delta"
+    anchor = version if parent is None else parent
+    weights = TensorFiles(entries, {}, {})
+    return Manifest(RUN, version, parent, anchor, kind, 0.0, weights, ())

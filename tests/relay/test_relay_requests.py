@@ -1,0 +1,264 @@
+"""What a relay answers to requests, well-meant and not, on real sockets."""
+
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from relay_net import manifest_of
+
+from storage.documents import encode
+from storage.hashing import content_hash
+from storage.relay.held import CHUNK_BYTES
+from storage.relay.names import Offer
+from storage.relay.pace import Pace
+from storage.relay.serve import RelayServer
+from storage.relay.shelf import Shelf
+from streams.records import Version, WeightsAnnounced
+
+V1, V2 = Version(1, 1), Version(2, 1)
+DATA = os.urandom(3 * CHUNK_BYTES + 17)
+KEY = f"weights/{V1}/model.safetensors"
+SECRET = "a secret beside the folder"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RelayServer]:
+    (tmp_path / "secret").write_text(SECRET)
+    shelf = Shelf(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), shelf, Pace(), 8, lambda: {"relay": "r"})
+    yield server
+    server.end()
+    shelf.close()
+
+
+def ask(server: RelayServer, method: str, target: str, body: bytes = b"", **headers: str):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, target, body or None, named)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def put(server: RelayServer, key: str, data: bytes) -> int:
+    return ask(server, "PUT", f"/{key}", data, X_Content_Hash=content_hash(data))[0]
+
+
+def put_manifest(server: RelayServer, version: Version, files: dict[str, bytes]) -> int:
+    return put(server, f"weights/{version}/manifest.json", encode(manifest_of(version, files)))
+
+
+def test_a_whole_version_is_offered_and_served_by_range(server: RelayServer) -> None:
+    assert put(server, KEY, DATA) == 201
+    assert ask(server, "GET", f"/{KEY}")[0] == 404  # no manifest names it yet
+    assert put_manifest(server, V1, {"model.safetensors": DATA}) == 201
+    assert ask(server, "GET", f"/{KEY}") == (200, DATA)
+    assert ask(server, "GET", f"/{KEY}", Range="bytes=5-9") == (206, DATA[5:10])
+    assert ask(server, "GET", f"/{KEY}", Range=f"bytes={CHUNK_BYTES}-") == (206, DATA[CHUNK_BYTES:])
+    assert ask(server, "GET", f"/{KEY}", Range=f"bytes=9-{10**12}") == (206, DATA[9:])
+    assert ask(server, "GET", f"/{KEY}", Range=f"bytes={len(DATA)}-")[0] == 416
+    assert server.shelf.versions() == [V1]
+
+
+def test_an_empty_object_is_an_object(server: RelayServer) -> None:
+    assert put(server, KEY, b"") == 201
+    put_manifest(server, V1, {"model.safetensors": b""})
+    assert ask(server, "GET", f"/{KEY}") == (200, b"")
+    assert server.shelf.versions() == [V1]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/secret",
+        "/../secret",
+        "/weights/../../secret",
+        f"/weights/{V1}/../../../secret",
+        f"/weights/{V1}/..",
+        f"/weights/{V1}/.hidden",
+        f"/weights/{V1}/%2e%2e%2fsecret",
+        f"/weights/{V1}/a%00b",
+        f"/weights/{V1}/a\x00b",
+        f"/weights/{V1}/",
+        f"/weights/{V1}",
+        f"/weights/{V1}/a/b",
+        f"/weights//{V1}/model.safetensors",
+        "/weights/v1-t1/model.safetensors",
+        "/weights/v000000001-t0001/model.safetensors",
+        f"/weights/{V1}/{'x' * 300}",
+        "/weights/latest.json",
+        "/blobs/x",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "/",
+        "*",
+        f"/{'x' * 5000}",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
+def test_a_path_outside_the_store_is_refused(server: RelayServer, target: str, method: str) -> None:
+    request = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+    request += f"X-Content-Hash: {content_hash(b'')}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(request.encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.split(b" ")[1] in (b"400", b"404")
+    assert SECRET.encode() not in answer
+    assert server.shelf.objects() == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\r\n\r\n",
+        b"\x00\xff\x16\x03 nonsense\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"DELETE /status HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /status HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /objects?after=x HTTP/1.1\r\n\r\n",
+        b"GET /objects?wait=nan HTTP/1.1\r\n\r\n",
+        b"GET /objects?wait=9999 HTTP/1.1\r\n\r\n",
+        b"GET /objects?" + b"&".join(b"a=1" for _ in range(50)) + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_rubbish_is_an_error_and_the_relay_serves_on(server: RelayServer, request_: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(request_)
+        client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert not answer.startswith(b"HTTP/1.1 2")
+    assert json.loads(ask(server, "GET", "/status")[1]) == {"relay": "r"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"X_Content_Hash": "no hash"},
+        {"X_Content_Hash": "0" * 32, "Content_Range": "bytes 0-3/9"},
+        {"X_Content_Hash": "0" * 32, "Content_Range": "bytes 7-8/9"},
+        {"X_Content_Hash": "0" * 32, "Content_Range": "bytes x"},
+    ],
+)
+def test_a_push_that_does_not_say_what_it_is_is_refused(
+    server: RelayServer, headers: dict[str, str]
+) -> None:
+    assert ask(server, "PUT", f"/{KEY}", b"1234", **headers)[0] == 400
+    assert server.shelf.objects() == []
+
+
+def test_a_push_with_wrong_content_is_refused_and_may_come_again(server: RelayServer) -> None:
+    wrong = ask(server, "PUT", f"/{KEY}", b"1234", X_Content_Hash=content_hash(b"5678"))
+    assert wrong[0] == 422
+    assert server.shelf.tally["relay_wrong_total"] == 1
+    assert put(server, KEY, b"5678") == 201
+
+
+def test_an_object_above_the_bound_is_refused_before_its_body_is_sent(server: RelayServer) -> None:
+    head = f"PUT /{KEY} HTTP/1.1\r\nHost: x\r\nContent-Length: {10**12}\r\n"
+    head += f"X-Content-Hash: {'0' * 32}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(head.encode())
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 409")
+    assert server.shelf.bytes() == 0
+
+
+def test_older_versions_make_room_and_are_not_taken_again(server: RelayServer) -> None:
+    for number in (1, 2, 3):
+        assert put(server, f"weights/{Version(number, 1)}/model.safetensors", b"x" * 100) == 201
+        put_manifest(server, Version(number, 1), {"model.safetensors": b"x" * 100})
+    assert server.shelf.versions() == [V2, Version(3, 1)]
+    assert put(server, KEY, b"x" * 100) == 409
+    assert not (server.shelf.folder / KEY).exists()
+
+
+def test_a_file_that_its_manifest_does_not_name_is_dropped(server: RelayServer) -> None:
+    put(server, KEY, b"what was pushed")
+    put(server, f"weights/{V1}/other.bin", b"not in the manifest")
+    put_manifest(server, V1, {"model.safetensors": b"what was meant!"})
+    assert [held.key for held in server.shelf.objects()] == [f"weights/{V1}/manifest.json"]
+    assert put(server, KEY, b"what was pushed") == 409
+    assert put(server, KEY, b"what was meant!") == 201
+    assert server.shelf.versions() == [V1]
+
+
+def announced(version: Version, manifest_hash: str) -> WeightsAnnounced:
+    return WeightsAnnounced("run", version, "", manifest_hash, "anchor", None, 0, 0.0)
+
+
+def test_a_version_that_was_never_believed_goes_when_a_higher_term_announces(
+    server: RelayServer,
+) -> None:
+    """Invariant 6: a zombie's objects are never believed."""
+    for number in (4, 5):
+        put(server, f"weights/{Version(number, 1)}/a", b"old")
+        put_manifest(server, Version(number, 1), {"a": b"old"})
+    believed = manifest_of(Version(4, 1), {"a": b"old"}).hash
+    server.shelf.announce(announced(Version(4, 1), believed), term=2)
+    assert server.shelf.versions() == [Version(4, 1)]
+    assert put(server, f"weights/{Version(6, 1)}/a", b"zombie") == 409
+    assert put(server, f"weights/{Version(5, 2)}/a", b"new") == 201
+
+
+def test_a_manifest_that_is_not_the_announced_one_is_dropped(server: RelayServer) -> None:
+    put(server, KEY, b"abc")
+    put_manifest(server, V1, {"model.safetensors": b"abc"})
+    server.shelf.announce(announced(V1, "f" * 32), term=1)
+    assert server.shelf.objects() == []
+    assert put_manifest(server, V1, {"model.safetensors": b"abc"}) == 409
+
+
+def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_verified(
+    server: RelayServer,
+) -> None:
+    held = server.shelf.accept(Offer(KEY, len(DATA), content_hash(DATA)))
+    assert held is not None
+    with held.writing(), socket.create_connection(("127.0.0.1", server.port), 20) as client:
+        client.sendall(f"GET /{KEY}?receiving=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        room = held.room()
+        room[:] = DATA[: len(room)]
+        held.wrote(len(room))
+        got = b""
+        while len(got.partition(b"\r\n\r\n")[2]) < CHUNK_BYTES:
+            got += client.recv(1 << 16)
+        assert got.partition(b"\r\n\r\n")[2] == DATA[:CHUNK_BYTES]
+        assert ask(server, "GET", f"/{KEY}")[0] == 404
+
+
+def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer) -> None:
+    server.shelf.accept(Offer(KEY, 10, "0" * 32))
+    clients = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(8)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert ask(server, "GET", "/status")[0] == 503
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_two_writers_are_never_at_one_object(server: RelayServer) -> None:
+    held = server.shelf.accept(Offer(KEY, len(DATA), content_hash(DATA)))
+    assert held is not None
+    with held.writing():
+        assert put(server, KEY, DATA) == 409
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(put(server, KEY, DATA))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses.count(201) == 1
+    assert held.verified

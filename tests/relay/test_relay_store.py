@@ -1,0 +1,223 @@
+"""A rollout's store with a relay in front, and the trainer's with the chain behind."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from relay_net import RelayNet, manifest_of, wait_for
+
+from storage.documents import encode
+from storage.manifest import manifest_key, read_manifest, version_folder
+from storage.memory_store import MemoryStore
+from storage.objects import Data
+from storage.relay.directory import Directory
+from storage.relay.pushing import PushingStore
+from storage.relay.reading import RelayStore
+from streams.errors import ObjectMissing, StoreError
+from streams.records import RelayStatus, Version
+from streams.writer import publish
+
+MIB = 1 << 20
+V1 = Version(1, 1)
+BIG = f"{version_folder(V1)}/model.safetensors"
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[RelayNet]:
+    with RelayNet(tmp_path) as net:
+        yield net
+
+
+def files() -> dict[str, bytes]:
+    return {"model.safetensors": os.urandom(2 * MIB)}
+
+
+class Guarded(MemoryStore):
+    """A bucket that counts what is read from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.reads.append(key)
+        return super().get(key, start, end)
+
+
+@pytest.mark.parametrize("sees_folder", [True, False])
+def test_a_version_is_read_through_the_relay_and_the_bucket_is_left_alone(
+    net: RelayNet, sees_folder: bool
+) -> None:
+    (relay,) = net.start("a")
+    content, bucket = files(), Guarded()
+    version = net.publish(1, content)
+    folder = relay.folder if sees_folder else Path("/nonexistent")
+    store = RelayStore(bucket, folder, "" if sees_folder else relay.url)
+    manifest = read_manifest(store, version)  # waits: the relay has only heard of it
+    assert manifest == manifest_of(version, content)
+    data = content["model.safetensors"]
+    assert store.get(BIG) == data
+    assert store.get(BIG, 5, 9) == data[5:9]
+    assert store.get(BIG, MIB) == data[MIB:]
+    assert store.get(BIG, MIB, 10 * MIB) == data[MIB:]
+    assert bucket.reads == []
+    assert store.relay_bytes == 2 * len(data) - 2 * MIB + len(data) + 4 + len(encode(manifest))
+
+
+def test_a_range_past_the_end_is_empty_as_the_contract_says(net: RelayNet) -> None:
+    (relay,) = net.start("a")
+    net.publish(1, files())
+    store = RelayStore(net.store, Path("/nonexistent"), relay.url)
+    assert store.get(BIG, 2 * MIB) == b""
+    assert store.get(BIG, 3 * MIB, 4 * MIB) == b""
+    assert store.get(BIG, 7, 7) == b""
+
+
+def test_what_a_relay_does_not_hold_comes_from_the_bucket_at_once(net: RelayNet) -> None:
+    (relay,) = net.start("a", versions=1)
+    old = {number: files() for number in (1, 2)}
+    for number, content in old.items():
+        net.publish(number, content)
+    wait_for(lambda: relay.has(Version(2, 1)))
+    store = net.store_for(relay)
+    assert store.get(BIG) == old[1]["model.safetensors"]
+    assert store.relay_bytes == 0
+    with pytest.raises(ObjectMissing):
+        store.get(f"{version_folder(V1)}/absent")
+    store.put("other/key", b"x")
+    assert (net.store.get("other/key"), store.read("other/key")[0]) == (b"x", b"x")
+
+
+@pytest.mark.parametrize("fault", ["never started", "killed", "stopped", "gone in the middle"])
+def test_a_rollout_never_fails_because_of_a_relay(
+    net: RelayNet, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = files()
+    url, folder = "http://127.0.0.1:9", Path("/nonexistent")
+    if fault != "never started":
+        slow = MIB // 4 if fault == "gone in the middle" else 0
+        (relay,) = net.start("a", send_bytes_per_s=slow)
+        url = relay.url
+    version = net.publish(1, content)
+    store = RelayStore(net.store, folder, url)
+    if fault == "killed":
+        relay.kill()
+    elif fault == "stopped":
+        relay.signal(signal.SIGSTOP)
+    elif fault == "gone in the middle":
+        wait_for(lambda: relay.has(version))
+        threading.Timer(1.0, relay.kill).start()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert store.get(BIG) == content["model.safetensors"]
+    assert len([r for r in caplog.records if "read from the bucket" in r.message]) == 1
+
+
+def test_a_relay_that_comes_back_is_used_again(net: RelayNet) -> None:
+    (relay,) = net.start("a")
+    content = files()
+    version = net.publish(1, content)
+    now = [0.0]
+    store = RelayStore(net.store, relay.folder, clock=lambda: now[0])
+    relay.kill()
+    (relay.folder / BIG).unlink(missing_ok=True)
+    assert store.get(BIG) == content["model.safetensors"]
+    (again,) = net.start("a")
+    wait_for(lambda: again.has(version))
+    now[0] = 60.0
+    before = store.relay_bytes
+    assert store.get(BIG) == content["model.safetensors"]
+    assert store.relay_bytes == before + 2 * MIB
+
+
+# ---- the trainer's side --------------------------------------------------------------------------
+
+
+def test_without_relays_a_pushing_store_is_the_store(net: RelayNet) -> None:
+    store, content = net.pushing(), files()
+    manifest = net.write(1, content, store)
+    assert read_manifest(net.store, V1) == manifest
+    assert net.store.get(BIG) == content["model.safetensors"]
+    wait_for(lambda: store.figures()["trainer_push_given_up_total"] == 2)
+
+
+def test_a_relay_that_is_not_there_costs_the_push_and_nothing_else(net: RelayNet) -> None:
+    for term in (1, 2):
+        gone = RelayStatus(f"gone-{term}", term, "x", "http://127.0.0.1:9", (), "", time.time())
+        publish(net.bus, "status", f"gone/{term}", gone)
+    store, content = net.pushing(), files()
+    net.write(1, content, store)
+    wait_for(lambda: store.figures()["trainer_push_given_up_total"] == 2)
+    assert net.store.get(BIG) == content["model.safetensors"]
+
+
+def test_what_does_not_fit_the_bound_is_not_pushed_and_is_stored(net: RelayNet) -> None:
+    (relay,) = net.start("a")
+    store, content = net.pushing(bytes_max=MIB), files()
+    version = net.announce(net.write(1, content, store))
+    wait_for(lambda: relay.has(version))
+    assert relay.figure("bucket_bytes_total") == 2 * MIB
+    assert store.figures()["trainer_push_given_up_total"] == 1
+
+
+class Broken(MemoryStore):
+    """Fails for objects whose name says so."""
+
+    def create(self, key: str, data: Data) -> str:
+        if "broken" in key:
+            raise StoreError(f"no space for {key}")
+        return super().create(key, data)
+
+
+def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet) -> None:
+    """Invariant 6: the manifest last."""
+    store = PushingStore(Broken(), Directory(net.bus, 5.0), MIB)
+    store.create(f"{version_folder(V1)}/fine", b"x")
+    store.create(f"{version_folder(V1)}/broken", b"x")
+    assert store.get(f"{version_folder(V1)}/fine") == b"x"  # another reader takes no error away
+    with pytest.raises(StoreError, match="no space"):
+        store.create(manifest_key(V1), b"{}")
+    with pytest.raises(ObjectMissing):
+        store.get(manifest_key(V1))
+
+
+def test_the_same_object_again_is_fine_and_another_under_its_key_is_told(net: RelayNet) -> None:
+    """Invariant 6: what was created never changes; a killed writer repeats itself."""
+    store = PushingStore(MemoryStore(), Directory(net.bus, 5.0), MIB)
+    for _ in range(2):
+        store.create(BIG, bytearray(b"the same"))
+    store.create(manifest_key(V1), b"{}")
+    store.create(BIG, b"something else")
+    with pytest.raises(StoreError, match="exists with other content"):
+        store.create(manifest_key(V1), b"{}")
+    assert store.get(BIG) == b"the same"
+
+
+class Late(MemoryStore):
+    """Writes wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def create(self, key: str, data: Data) -> str:
+        assert self.go.wait(60)
+        return super().create(key, data)
+
+
+def test_a_slow_store_does_not_hold_up_what_relays_get(net: RelayNet) -> None:
+    (relay,) = net.start("a")
+    late, content = Late(), files()
+    store = PushingStore(late, Directory(net.bus, 5.0), 8 * MIB)
+    writer = threading.Thread(target=net.write, args=(1, content, store))
+    writer.start()
+    wait_for(lambda: relay.has(V1))
+    assert list(late.list()) == []
+    late.go.set()
+    writer.join()
+    assert {entry.key for entry in late.list()} == {BIG, manifest_key(V1)}

@@ -1,0 +1,106 @@
+"""A trainer's versions on a real log and store, an engine that follows them, and the worker around
+it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from consumers.trainer.versions import VersionWriter
+from producers.engines.torch_engine import TorchEngine
+from producers.rewards import RewardPool
+from producers.rollout.judging import Judging
+from producers.rollout.orders import Orders
+from producers.rollout.outbox import AtOnce
+from producers.rollout.pulse import Pulse
+from producers.rollout.voice import Voice
+from producers.rollout.weights import Fetched, WeightsFollower
+from producers.rollout.worker import Rollout
+from producers.settings import RolloutSettings, TaskSettings
+from storage.connect import open_store
+from storage.model import model_files
+from storage.settings import WeightsSettings
+from streams.connect import open_bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Record, Version
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+CONFIG = Qwen3Config(
+    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
+
+class Followed:
+    """A run with a trainer's writer and one rollout; `publish` makes the next version."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bus = open_bus(f"sqlite:{folder / 'bus'}")
+        self.bus.create(catalogue(1))
+        self.store = open_store(f"file:{folder / 'store'}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = Qwen3ForCausalLM(CONFIG).to(torch.bfloat16)
+        self.tensors: Mapping[str, torch.Tensor] = {
+            name: tensor.clone() for name, tensor in model.state_dict().items()
+        }
+        self._tie()
+        writer = FencedWriter(self.bus, "weights", "trainer", 1)
+        self.versions = VersionWriter(
+            self.store, writer, "r", 1, WeightsSettings(),
+            model_files(model, None, torch.bfloat16), lambda: (),
+        )  # fmt: skip
+        self.versions.open()
+        self.number = -1
+        self.follower = WeightsFollower(self.bus, self.store)
+
+    def _tie(self) -> None:
+        self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
+
+    def publish(self) -> Version:
+        """The next version: some elements of each tensor change."""
+        self.number += 1
+        self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self._tie()
+        for tensor in self.tensors.values():
+            tensor.view(-1)[self.number :: 17] += 0.25
+        return self.versions.publish(self.number, self.tensors)
+
+    def fetched(self, held: Version | None) -> Fetched:
+        self.follower.read()
+        self.follower.prefetch(held)
+        while (fetched := self.follower.take()) is None:
+            pass
+        return fetched
+
+    def engine(self) -> TorchEngine:
+        """Serving the newest version; the follower prepares for it from now on."""
+        fetched = self.fetched(None)
+        engine = TorchEngine(CONFIG, fetched.update.tensors, fetched.announced.version, 4, 64)
+        self.follower.prepare = engine.prepare
+        return engine
+
+    def rollout(self, engine: TorchEngine, on_update: str = "in_flight") -> Rollout:
+        settings = RolloutSettings(slots=4, context_max=64, status_s=0.1, on_update=on_update)
+        voice = Voice(self.bus, AtOnce(self.bus), "a", 1, settings, Pulse(0.1))
+        judging = Judging(RewardPool(TaskSettings()), False, 1, lambda: engine.version)
+        orders = Orders(self.bus, "a", 1)
+        return Rollout(settings, engine, self.follower, orders, judging, voice)
+
+    def records(self, topic: str, kind: type[Record]) -> list:
+        reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))
+        found = [received.record for received in reader.read_to(self.bus.end(topic))]
+        return [record for record in found if isinstance(record, kind)]
+
+    def close(self) -> None:
+        self.bus.close()
+
+
+def damage(engine: TorchEngine) -> None:
+    """One bit of what is served, behind the engine's back."""
+    place = engine._decoder.served.places["model.layers.1.mlp.down_proj.weight"][0]
+    place.view[1, 2] += 1

@@ -1,0 +1,177 @@
+"""Rollouts move from version to version by deltas, compare what is served, and serve nothing from a
+mismatch on until everything was fetched anew and compared.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from following import Followed, damage
+
+from producers.rollout.growing import Growing
+from producers.rollout.sampled import Rotation
+from producers.rollout.weights import compared_whole
+from producers.rollout.worker import Rollout
+from streams.errors import EngineRefused, ObjectMissing
+from streams.records import Applied, Assignment, RolloutStatus, Sampling, Version
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
+    yield followed
+    followed.close()
+
+
+def looked_until(rollout: Rollout, done: Callable[[], bool]) -> None:
+    """The worker's own phase, again and again (bounded)."""
+    for _ in range(2000):
+        rollout._take_weights()
+        if done():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came to that")
+
+
+def test_a_followed_version_is_a_patch_that_serves_its_bits(run: Followed) -> None:
+    run.publish()
+    engine = run.engine()
+    for _ in range(3):
+        version = run.publish()
+        fetched = run.fetched(engine.version)
+        assert fetched.update.patches is not None
+        assert fetched.update.base == engine.version
+        engine.update(fetched.update, "in_flight")
+        assert engine.version == version
+        assert engine.read_back(run.tensors, run.tensors).differing == ()
+
+
+def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -> None:
+    run.publish()
+    engine = run.engine()
+    for _ in range(3):
+        run.publish()
+    update = run.fetched(engine.version).update
+    assert (update.base, update.version) == (Version(0, 1), Version(3, 1))
+    assert update.patches
+    engine.update(update, "in_flight")
+    assert engine.read_back(run.tensors, run.tensors).differing == ()
+
+
+def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Followed) -> None:
+    run.publish()
+    rollout = run.rollout(run.engine())
+    for _ in range(2):
+        version = run.publish()
+        looked_until(rollout, lambda v=version: [
+            a for a in run.records("applied", Applied) if a.version == v
+        ])  # fmt: skip
+    last = run.records("applied", Applied)[-1]
+    assert last.hash == run.versions.pointer.manifest_hash
+    assert (last.checked, last.tensors) == ("read_back", len(run.tensors))
+    assert last.compared == len(run.tensors) - 1, "the tied one is the same tensor"
+
+
+@pytest.mark.parametrize("on_update", ["in_flight", "keep_version"])
+def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
+    run: Followed, on_update: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.publish()
+    engine = run.engine()
+    rollout = run.rollout(engine, on_update)
+    damage(engine)
+    version = run.publish()
+    looked_until(rollout, lambda: not run.follower.verified)
+    assert "does not serve what it was given" in caplog.text
+    assert run.records("applied", Applied) == []
+    said = run.records("status", RolloutStatus)[-1]
+    assert not said.verified
+    assert said.health == "pulling"
+    rollout.growing["0.0"] = growing()
+    engine.submit(growing().request(hold=False))
+    assert rollout._generate() == []
+    looked_until(rollout, lambda: run.follower.verified)
+    assert rollout._generate() != []
+    assert engine.read_back(run.tensors, run.tensors).differing == ()
+    assert [a.version for a in run.records("applied", Applied)] == [version]
+    assert run.records("applied", Applied)[0].compared == len(run.tensors) - 1
+    assert run.records("status", RolloutStatus)[-1].verified
+
+
+def growing() -> Growing:
+    tokens = np.array([1, 2, 3], np.uint32)
+    order = Assignment(
+        kind="start", trajectory="0.0", group=0, index=0, attempt=1, rollout="a", rollout_term=1,
+        version=Version(0, 1), task="t", tokens=tokens, sampling=Sampling(tokens_max=4), seed=0,
+    )  # fmt: skip
+    return Growing.begin(order, None, 0.0)
+
+
+def test_an_engine_that_never_serves_what_it_is_given_ends_the_rollout(run: Followed) -> None:
+    """Invariant 8: repairs are bounded."""
+    run.publish()
+    engine = run.engine()
+    rollout = run.rollout(engine)
+    load = engine.update
+
+    def faulty(*arguments: object) -> None:
+        load(*arguments)
+        damage(engine)
+
+    engine.update = faulty
+    run.publish()
+    with pytest.raises(EngineRefused, match="memory"):
+        looked_until(rollout, lambda: False)
+    assert run.records("applied", Applied) == []
+
+
+def test_the_first_version_is_compared_whole_before_anything_is_served(run: Followed) -> None:
+    run.publish()
+    fetched = run.fetched(None)
+    run.publish()
+    engine = run.engine()
+    compared = compared_whole(run.fetched(None), engine.read_back, time.perf_counter()).compared
+    assert compared.count == len(run.tensors) - 1
+    damage(engine)
+    with pytest.raises(EngineRefused, match="down_proj"):
+        compared_whole(fetched, engine.read_back, time.perf_counter())
+
+
+def test_a_sample_is_bounded_and_comes_round_to_every_tensor() -> None:
+    tensors = {f"t{i}": torch.zeros(10 if i else 500) for i in range(7)}
+    rotation, met = Rotation(100), []
+    for _ in range(6):
+        names = rotation.next(tensors)
+        assert len(names) == 1 or sum(tensors[name].nbytes for name in names) <= 100
+        assert len(set(names)) == len(names)
+        met += names
+    assert set(met) == set(tensors)
+    assert Rotation().next(tensors) == sorted(tensors)
+    assert rotation.next({}) == []
+
+
+def test_a_repair_under_keep_version_never_moves_to_a_newer_version(run: Followed) -> None:
+    """Invariant 4: running trajectories have one span; if their version is gone, the rollout ends
+    and they are resumed elsewhere.
+    """
+    run.publish()
+    engine = run.engine()
+    rollout = run.rollout(engine, "keep_version")
+    damage(engine)
+    held = run.publish()
+    looked_until(rollout, lambda: engine.version == held)  # what it serves is not compared yet
+    run.publish()
+    looked_until(rollout, lambda: not run.follower.verified)
+    looked_until(rollout, lambda: run.follower.verified)
+    assert [a.version for a in run.records("applied", Applied)] == [held]
+    damage(engine)
+    looked_until(rollout, lambda: engine.version != held)
+    run.publish()
+    for entry in list(run.store.list("weights/")):
+        if str(engine.version) in entry.key:
+            run.store.delete(entry.key)
+    with pytest.raises(ObjectMissing, match=str(engine.version)):
+        looked_until(rollout, lambda: False)

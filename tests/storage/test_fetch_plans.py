@@ -1,0 +1,163 @@
+"""Fetch plans as pure functions (invariant 9): the cheapest way there is, from no more manifests
+than it takes.
+"""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.fetch_plan import Held, Planning, Prices, plan_fetch
+from storage.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
+from streams.records import Version
+
+FULL = 100  # bytes of each tensor, as U8
+NAMES = ("a", "b")
+
+
+def version(number):
+    return Version(number, 1)
+
+
+def manifest(number, hashes, codings, anchor):
+    """A version whose delta has, by tensor, (coding, bytes, base)."""
+    entries = {
+        name: TensorEntry("model" if anchor else "", 0, FULL, "U8", (FULL,), hashes[name])
+        for name in NAMES
+    }
+    steps = {
+        name: DeltaEntry(base, coding, "", 1, "d", 0, size, "")
+        for name, (coding, size, base) in (codings or {}).items()
+    }
+    delta = Delta("", (), steps) if codings else None
+    kind = "anchor" if anchor else "delta"
+    parent = version(number - 1) if number else None
+    files = TensorFiles((), entries, {})
+    return Manifest("run", version(number), parent, version(0), kind, 0.0, files, (), delta)
+
+
+@st.composite
+def chains(draw):
+    """Versions 0 … n, version 0 an anchor without a delta, newest first."""
+    hashes = {name: f"{name}0" for name in NAMES}
+    chain = [manifest(0, hashes, None, anchor=True)]
+    for number in range(1, draw(st.integers(1, 8))):
+        codings, new = {}, {}
+        for name in NAMES:
+            coding = draw(st.sampled_from(["same", "sparse", "sparse", "dense"]))
+            sizes = {
+                "same": st.just(0),
+                "sparse": st.integers(1, 60),
+                "dense": st.integers(50, FULL),
+            }
+            codings[name] = coding, draw(sizes[coding]), hashes[name]
+            new[name] = hashes[name] if coding == "same" else f"{name}{number}"
+        hashes = new
+        is_anchor = draw(st.integers(0, 3)) == 0
+        with_delta = not is_anchor or draw(st.booleans())
+        chain.append(manifest(number, hashes, codings if with_delta else None, is_anchor))
+    return chain[::-1]
+
+
+def cheapest(chain, name, held, prices):
+    """By trying every version as the place to begin, as far back as the reader looks."""
+    found, cost = [], 0.0
+    for one in chain:
+        price = prices.get(one.version, 1.0)
+        if held.hashes.get(name) == one.weights.tensors[name].hash:
+            found.append(cost)
+        if one.kind == "anchor":
+            found.append(cost + FULL * price)
+        if one.delta is None:
+            break
+        step = one.delta.tensors[name]
+        cost += step.bytes * price
+        if step.coding == "dense":
+            found.append(cost)
+        if found and (name not in held.hashes or one.version.number <= held.number):
+            break
+    return min(found)
+
+
+def held_of(chain, draw):
+    """What a reader of some version holds, some tensors of it torn."""
+    if draw(st.booleans()):
+        return Held()
+    base = draw(st.sampled_from(chain))
+    hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
+    torn = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES))), "torn")
+    return Held({**hashes, **torn}, base.version.number)
+
+
+@given(chains(), st.data())
+def test_every_way_is_the_cheapest_there_is_and_leads_to_the_tensor(chain, data):
+    held = held_of(chain, data.draw)
+    prices = {one.version: data.draw(st.sampled_from([0.25, 1.0])) for one in chain}
+    ways = plan_fetch(chain, NAMES, held, Prices(prices))
+    for name, way in ways.items():
+        assert way.cost == cheapest(chain, name, held, prices)
+        assert way.cost == sum((s.end - s.start) * prices[s.version] for s in way.steps)
+        numbers = [step.version.number for step in way.steps]
+        assert numbers == sorted(set(numbers))
+        assert not any(step.is_whole for step in way.steps[1:])
+        assert leads(way, held.hashes.get(name)) == chain[0].weights.tensors[name].hash
+
+
+def leads(way, held):
+    """The hash of the tensor after the way's steps, each of which must fit what is there."""
+    now = held
+    for step in way.steps:
+        assert step.is_whole or step.delta.base == now
+        now = step.entry.hash
+    return now
+
+
+@given(chains(), st.data())
+def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
+    held = held_of(chain, data.draw)
+    planning = Planning(NAMES, held, Prices())
+    looked = 0
+    for one in chain:
+        if planning.is_settled:
+            break
+        planning.look(one)
+        looked += 1
+    costs = {name: way.cost for name, way in planning.ways().items()}
+    assert costs == {name: cheapest(chain, name, held, {}) for name in NAMES}
+    if not held.hashes:  # no further back than to the first whole version
+        assert all(one.kind == "delta" for one in chain[: looked - 1])
+
+
+@given(chains(), st.data())
+def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, data):
+    base = data.draw(st.sampled_from(chain))
+    hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
+    between = [one for one in chain if one.version > base.version]
+    ways = plan_fetch(chain, NAMES, Held(hashes, base.version.number), Prices())
+    total = sum(way.bytes for way in ways.values())
+    if all(one.delta for one in between):
+        deltas = sum(entry.bytes for one in between for entry in one.delta.tensors.values())
+        assert total <= deltas
+    assert total <= len(NAMES) * FULL + sum(
+        one.delta.tensors[name].bytes for one in between if one.delta for name in NAMES
+    )
+
+
+@given(chains(), st.data())
+def test_what_was_found_broken_is_not_on_any_way(chain, data):
+    ways = plan_fetch(chain, NAMES, Held(), Prices())
+    broken = {way.steps[-1].key for way in ways.values() if data.draw(st.booleans())}
+    for way in plan_fetch(chain, NAMES, Held(), Prices(broken=broken)).values():
+        assert way is None or not broken.intersection(step.key for step in way.steps)
+
+
+def test_a_relay_beside_the_reader_changes_the_way():
+    """Three deltas from the bucket cost more than a whole version from the relay."""
+    hashes = [{name: f"{name}{n}" for name in NAMES} for n in range(4)]
+    chain = [manifest(0, hashes[0], None, anchor=True)]
+    for n in (1, 2, 3):
+        codings = {name: ("sparse", 30, hashes[n - 1][name]) for name in NAMES}
+        chain.insert(0, manifest(n, hashes[n], codings, anchor=n == 3))
+    held = Held(hashes[0], 0)
+    far = plan_fetch(chain, NAMES, held, Prices())
+    assert [step.version.number for step in far["a"].steps] == [1, 2, 3]
+    near = plan_fetch(chain, NAMES, held, Prices({version(3): 0.1}))
+    assert [(step.version.number, step.delta) for step in near["a"].steps] == [(3, None)]

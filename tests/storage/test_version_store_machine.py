@@ -1,0 +1,190 @@
+"""The version store against a simple model: trainers come, publish anchors and deltas, clean up and
+die at any write, zombies go on, readers move between any versions and fail at any read.
+
+What is believed is always readable bit for bit, what a zombie wrote is never believed, and nothing
+that a kept version is made from goes (invariants 6 and 11).
+"""
+
+import shutil
+import tempfile
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from store_faults import FaultyStore, Killed
+from version_samples import FILES, assert_same, changed, first_tensors
+
+from consumers.trainer.versions import VersionWriter
+from storage.fetch import fetch, fetch_file
+from storage.file_store import FileStore
+from storage.held import HeldWeights
+from storage.memory_store import MemoryStore
+from storage.pointer import believed
+from storage.retention import stored_versions
+from storage.settings import WeightsSettings
+from streams.errors import Fenced
+from streams.memory_bus import MemoryBus
+from streams.records import Version
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+SETTINGS = WeightsSettings(versions_max=6, anchor_every=3, shard_bytes=300)
+READERS = 2
+DEATH = st.one_of(st.just(-1), st.just(-1), st.integers(0, 12))
+"""At which write the trainer dies, if at all."""
+
+
+class FailingReads:
+    """The store fails at read number `fatal` of tensors."""
+
+    def __init__(self, store, fatal):
+        self._store, self._left = store, fatal
+
+    def get(self, key, start=0, end=None):
+        if key.endswith(".safetensors"):
+            self._left -= 1
+            if self._left < 0:
+                raise ConnectionResetError(key)
+        return self._store.get(key, start, end)
+
+
+class VersionStore(RuleBasedStateMachine):
+    """`made` is the model: the tensors that a trainer handed over for each version."""
+
+    def new_store(self):
+        return MemoryStore()
+
+    def __init__(self):
+        super().__init__()
+        self.store, self.bus = self.new_store(), MemoryBus()
+        self.bus.create(catalogue())
+        self.term, self.writer, self.zombies = 0, None, []
+        self.made, self.highest = {}, None
+        self.readers = [HeldWeights() for _ in range(READERS)]
+        self.pinned = set()
+
+    def attempt(self, fatal, after, step):
+        """Run `step` on a store that dies at write `fatal`; None if it did."""
+        writer = self.writer
+        writer.store = FaultyStore(self.store, fatal, after)
+        try:
+            return step(writer)
+        except Killed:
+            self.writer = None
+            return None
+        finally:
+            writer.store = self.store
+
+    @precondition(lambda self: self.writer is None or self.term < 4)
+    @rule(fatal=st.sampled_from([-1, -1, 0, 1]), after=st.booleans(), files=st.booleans())
+    def a_new_trainer_starts(self, fatal, after, files):
+        self.term += 1
+        if self.writer is not None:
+            self.zombies = [*self.zombies[-1:], self.writer]
+        fenced = FencedWriter(self.bus, "weights", "trainer", self.term)
+        more = {"extra.txt": b"x"} if files else {}
+        self.writer = VersionWriter(
+            self.store, fenced, "run", self.term, SETTINGS, {**FILES, **more}, lambda: self.pinned
+        )
+        self.attempt(fatal, after, lambda writer: writer.open())
+
+    @precondition(lambda self: self.writer is not None and self.writer.highest is not None)
+    @rule(same=st.booleans())
+    def the_trainer_repeats_the_last_step(self, same):
+        last = self.writer.highest
+        tensors = self.made[last] if same else changed(self.made[last], seed=self.term)
+        assert self.writer.publish(last.number, tensors) == last
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(
+        fatal=DEATH,
+        after=st.booleans(),
+        shares=st.lists(st.sampled_from([0.0, 0.01, 0.01, 0.6]), min_size=1, max_size=4),
+    )
+    def the_trainer_publishes_the_next_versions(self, fatal, after, shares):
+        for share in shares:
+            if self.writer is not None:
+                self.publish(fatal if share == shares[-1] else -1, after, share)
+
+    def publish(self, fatal, after, share):
+        last = self.writer.highest
+        version = Version(last.number + 1 if last else 0, self.term)
+        before = self.made[last] if last else first_tensors()
+        seed = 100 * version.number + self.term
+        self.made[version] = changed(before, seed, share) if share else before
+        done = self.attempt(fatal, after, lambda w: w.publish(version.number, self.made[version]))
+        assert done in (None, version)
+        if done is not None:
+            assert believed(self.store).version == version
+
+    @precondition(lambda self: self.zombies and self.writer is not None)
+    @rule(data=st.data())
+    def a_zombie_publishes_and_cleans_up(self, data):
+        zombie = data.draw(st.sampled_from(self.zombies))
+        number = zombie.highest.number + 1 if zombie.highest else 0
+        version, before = Version(number, zombie.term), believed(self.store)
+        if version not in self.made:
+            self.made[version] = changed(first_tensors(), seed=zombie.term)
+        with pytest.raises(Fenced):
+            zombie.publish(number, self.made[version])
+        assert believed(self.store) == before
+        self.zombies.remove(zombie)
+
+    @precondition(lambda self: self.writer is not None and self.writer.highest is not None)
+    @rule(fatal=DEATH, after=st.booleans())
+    def the_trainer_retains(self, fatal, after):
+        self.pinned = {reader.version for reader in self.readers if reader.version}
+        self.attempt(fatal, after, lambda writer: writer.retain())
+        if self.writer is not None:
+            assert len(stored_versions(self.store)) <= SETTINGS.versions_max
+
+    @precondition(lambda self: believed(self.store) is not None)
+    @rule(
+        data=st.data(), reader=st.integers(0, READERS - 1), fatal=st.sampled_from([99, 99, 0, 1, 3])
+    )
+    def a_reader_moves(self, data, reader, fatal):
+        stored = [one.version for one in stored_versions(self.store) if one.whole]
+        target, held = data.draw(st.sampled_from(stored)), self.readers[reader]
+        try:
+            moved = held.move(FailingReads(self.store, fatal), target)
+        except ConnectionResetError:
+            assert held.version is None
+            return
+        assert held.version == target == moved.manifest.version
+        assert_same(held.tensors, self.made[target])
+
+    @invariant()
+    def what_is_believed_is_readable_bit_for_bit_and_never_goes_back(self):
+        pointer = believed(self.store)
+        place = (pointer.version.number, pointer.term) if pointer else None
+        assert self.highest is None or (place is not None and place >= self.highest)
+        self.highest = place
+        if pointer is not None:
+            manifest, tensors = fetch(self.store, pointer.version, pointer.manifest_hash)
+            assert_same(tensors, self.made[pointer.version])
+            for entry in manifest.model_files:
+                fetch_file(self.store, manifest, entry.name)
+
+    @invariant()
+    def everything_that_has_a_manifest_is_readable(self):
+        for stored in stored_versions(self.store):
+            if stored.whole:
+                assert_same(fetch(self.store, stored.version)[1], self.made[stored.version])
+
+
+class VersionStoreOnFiles(VersionStore):
+    def new_store(self):
+        self.folder = tempfile.mkdtemp()
+        return FileStore(self.folder)
+
+    def teardown(self):
+        shutil.rmtree(self.folder)
+
+
+VersionStore.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+VersionStoreOnFiles.TestCase.settings = settings(
+    max_examples=15, stateful_step_count=20, deadline=None
+)
+test_versions_in_memory = VersionStore.TestCase
+test_versions_in_files = VersionStoreOnFiles.TestCase

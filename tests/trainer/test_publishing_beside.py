@@ -1,0 +1,136 @@
+"""Publishing beside training: the bits of each version are those of its step, although snapshots
+share memory; a slow store delays versions, not steps, within a bound.
+"""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
+from consumers.trainer.versions import VersionWriter
+from storage.checkpoints import CheckpointId, read_checkpoint
+from storage.fetch import fetch
+from storage.file_store import FileStore
+from storage.metrics import MetricsFile
+from storage.objects import Data
+from storage.settings import WeightsSettings
+from streams.connect import open_bus
+from streams.errors import StoreError
+from streams.records import Position, StepDone, Version
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+STEPS = 9
+FILES = {"config.json": b"{}"}
+
+
+class Gate(FileStore):
+    """A store whose creations wait while the gate is closed, and fail when it is full."""
+
+    gate: threading.Event
+    full = False
+
+    def create(self, key: str, data: Data) -> str:
+        self.gate.wait()
+        if self.full:
+            raise StoreError("no space left")
+        return super().create(key, data)
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    """A few elements change at each step, so that versions are deltas."""
+    draw = torch.Generator().manual_seed(0)
+    embedding = torch.randn(64, 32, generator=draw)
+    for number in range(step):
+        embedding[number * 3 : number * 3 + 2, number] = number
+    return {"embed": embedding, "norm": torch.ones(32) * step, "head": embedding}
+
+
+@pytest.fixture
+def publishing(tmp_path: Path):
+    bus = open_bus(f"sqlite:{tmp_path / 'bus'}")
+    bus.create(catalogue(1))
+    store = Gate(tmp_path / "store")
+    store.gate = threading.Event()
+    store.gate.set()
+    writer = FencedWriter(bus, "weights", "trainer", 1)
+    versions = VersionWriter(store, writer, "r", 1, WeightsSettings(), FILES, lambda: ())
+    versions.open()
+    ledger = Ledger(bus, 1)
+    ledger.open(Position())
+    publisher = Publisher(store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), STEPS)
+    yield publisher, store
+    store.gate.set()
+    bus.close()
+
+
+def hand_over(publisher: Publisher, step: int, checkpoint: bool = False) -> None:
+    """As the trainer does it."""
+    publisher.await_room()
+    done = StepDone(step, Version(step, 1), "", 1, {}, {}, 0.0)
+    kept = (publisher.states.take(weights(step), None), {"step": step}) if checkpoint else None
+    tensors = publisher.weights.take(weights(step), torch.bfloat16)
+    publisher.submit(Snapshot(done, tensors, kept, False, {}, {}))
+    assert publisher.weights.out <= QUEUE_MAX + 2
+    assert publisher.states.out <= QUEUE_MAX + 1
+
+
+def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> None:
+    publisher, store = publishing
+    for step in range(STEPS):
+        hand_over(publisher, step, checkpoint=True)
+    publisher.close()
+    kinds = set()
+    for step in range(STEPS):
+        manifest, tensors = fetch(store, Version(step, 1))
+        kinds.add(manifest.kind)
+        kept = read_checkpoint(store, CheckpointId(1, step)).tensors
+        for name, wanted in weights(step).items():
+            assert torch.equal(tensors[name], wanted.bfloat16()), (step, name)
+            assert torch.equal(kept[name], wanted), (step, name)
+    assert kinds == {"anchor", "delta"}
+    assert publisher.weights.out == 1, "the newest version's tensors are the next delta's base"
+    assert publisher.states.out == 0
+
+
+def test_a_slow_store_delays_versions_not_steps_within_the_bound(publishing) -> None:
+    """Invariant 8. With the store standing still, `QUEUE_MAX` steps beyond the one being published
+    are handed over at once; the next waits until there is room.
+    """
+    publisher, store = publishing
+    store.gate.clear()
+    hand_over(publisher, 0)
+    while publisher.waiting():  # it is being published
+        threading.Event().wait(0.005)
+    for step in range(1, 1 + QUEUE_MAX):
+        hand_over(publisher, step)
+    assert publisher.waiting() == QUEUE_MAX
+    went_on = threading.Event()
+
+    def next_step() -> None:
+        hand_over(publisher, 1 + QUEUE_MAX)
+        went_on.set()
+
+    thread = threading.Thread(target=next_step)
+    thread.start()
+    assert not went_on.wait(0.3)
+    store.gate.set()
+    thread.join()
+    publisher.close()
+    assert publisher.version == 1 + QUEUE_MAX
+
+
+def test_what_fails_in_the_thread_ends_the_wait_for_room(publishing) -> None:
+    publisher, store = publishing
+    hand_over(publisher, 0)
+    store.full = True
+
+    def go_on() -> None:
+        for step in range(1, 10):
+            hand_over(publisher, step)
+
+    with pytest.raises(StoreError, match="no space"):
+        go_on()
