@@ -32,9 +32,9 @@ from benchmarks.measured_run import run
 from benchmarks.pipeline import ASYNC, QUICKSTART
 from storage.connect import open_store
 from storage.delta import Coded, apply_tensor, encode_tensor
-from storage.fetch import fetch
 from storage.manifest import parse_version
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
+from storage.versions.fetch import fetch
 
 Words = npt.NDArray[np.uint16]
 Tensors = Mapping[str, torch.Tensor]

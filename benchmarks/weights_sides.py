@@ -16,9 +16,9 @@ from producers.engines.torch_engine.places import Place
 from producers.engines.torch_engine.weights import Prepared, ServedWeights
 from producers.rollout.weights import Fetched, WeightsFollower
 from storage.delta import Changes
-from storage.held import Patch
 from storage.objects import Data, Entry, ObjectStore, Stat
 from storage.settings import WeightsSettings
+from storage.versions.held import Patch
 from streams.connect import open_bus
 from streams.records import Version
 from streams.topics import catalogue

@@ -18,11 +18,11 @@ from rollstream.config import Configuration
 from rollstream.folder import RunFolder
 from rollstream.roles import Place, set_threads
 from rollstream.run_task import task_of, task_settings
-from storage.fetch import fetch
-from storage.held import HeldWeights
 from storage.metrics import MetricsFile, read_metrics
 from storage.model import config_from_version
-from storage.retention import stored_versions
+from storage.versions.fetch import fetch
+from storage.versions.held import HeldWeights
+from storage.versions.retention import stored_versions
 from streams.errors import ObjectMissing
 from streams.figures import Figures
 from streams.reader import TopicReader, from_begin

@@ -16,8 +16,8 @@ from storage.documents import create_same, seal, unseal
 from storage.hashing import content_hash
 from storage.manifest import FileEntry, TensorFiles
 from storage.objects import ObjectStore
-from storage.pointer import read_pointer
 from storage.shards import read_shards, write_shards
+from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
 
 SHARD_BYTES = 1 << 30

@@ -21,10 +21,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from storage.fetch import fetch, fetch_file
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.tensors import untie
+from storage.versions.fetch import fetch, fetch_file
 from streams.errors import ConfigurationError, CorruptObject
 from streams.records import Version
 

@@ -1,11 +1,11 @@
 """The trainer's versions: published once, believed, announced; earlier terms fenced before the
 first.
 
-Each is a delta of the believed one unless the rule of `storage/anchoring.py` asks for an anchor. A
-step that is repeated after a crash makes the bytes again that its version already has: a number
-that is believed is recognised and not written again, and the chain goes on from it. Where the bytes
-differ (another machine), the run goes on as a fork that publishes nothing until its number passes
-the highest believed one, then an anchor (DESIGN.md, Trainer).
+Each is a delta of the believed one unless the rule of `storage/versions/anchoring.py` asks for an
+anchor. A step that is repeated after a crash makes the bytes again that its version already has: a
+number that is believed is recognised and not written again, and the chain goes on from it. Where
+the bytes differ (another machine), the run goes on as a fork that publishes nothing until its
+number passes the highest believed one, then an anchor (DESIGN.md, Trainer).
 """
 
 import logging
@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from storage.anchoring import AnchorRule, Chain, anchor_due
-from storage.chains import chain_of
 from storage.hashing import content_hash
-from storage.held import HeldWeights
 from storage.manifest import Manifest, manifest_key, read_manifest
 from storage.objects import ObjectStore
-from storage.pointer import Pointer, believe, believed, take_pointer
-from storage.publish import INDEX, publish
-from storage.retention import StoredVersion, plan_retention, retain, stored_versions
 from storage.settings import WeightsSettings
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
+from storage.versions.anchoring import AnchorRule, Chain, anchor_due
+from storage.versions.chains import chain_of
+from storage.versions.held import HeldWeights
+from storage.versions.pointer import Pointer, believe, believed, take_pointer
+from storage.versions.publish import INDEX, publish
+from storage.versions.retention import StoredVersion, plan_retention, retain, stored_versions
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version, WeightsAnnounced
 from streams.writer import FencedWriter

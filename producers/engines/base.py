@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from storage.held import Patch
+from storage.versions.held import Patch
 from streams.records import Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]

@@ -18,8 +18,8 @@ import torch
 
 from producers.engines.base import Compared, Update
 from producers.rollout.sampled import Rotation
-from storage.held import HeldWeights
 from storage.objects import ObjectStore
+from storage.versions.held import HeldWeights
 from streams.bus import Bus
 from streams.errors import CorruptObject, EngineRefused, ObjectMissing
 from streams.figures import SECONDS, Tally

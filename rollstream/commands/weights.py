@@ -18,8 +18,8 @@ from rollstream.history.lines import Line, difference_line, tensor_lines, versio
 from rollstream.history.tables import differences_table, tensors_table, versions_table
 from storage.manifest import read_manifest
 from storage.objects import ObjectStore
-from storage.pointer import believed
-from storage.retention import stored_versions
+from storage.versions.pointer import believed
+from storage.versions.retention import stored_versions
 from streams.errors import CorruptObject, ObjectMissing
 
 SHARD_BYTES = 4 << 30  # what transformers writes by itself, nearly
@@ -74,7 +74,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.verification import verify
+    from storage.versions.verification import verify
 
     if arguments.version is None:
         wanted = [stored.version for stored in stored_versions(store) if stored.whole]
@@ -97,7 +97,7 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.comparison import compare
+    from storage.versions.comparison import compare
 
     first, second = (find_version(store, name) for name in (arguments.first, arguments.second))
     lines = [difference_line(found) for found in compare(store, first, second)]
@@ -116,7 +116,7 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.export import export
+    from storage.versions.export import export
 
     version = find_version(store, arguments.version).version
     done = export(store, version, Path(arguments.folder), SHARD_BYTES)

@@ -7,8 +7,8 @@ from rollstream.analysis.place import find_place
 from storage.connect import open_store
 from storage.manifest import Manifest, parse_version, read_manifest
 from storage.objects import ObjectStore
-from storage.pointer import believed
-from storage.retention import stored_versions
+from storage.versions.pointer import believed
+from storage.versions.retention import stored_versions
 from streams.errors import ConfigurationError, ObjectMissing
 from streams.records import Version
 

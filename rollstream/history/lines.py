@@ -1,7 +1,7 @@
 """Versions and their differences as JSON lines, for programs and for the tables."""
 
-from storage.comparison import Difference
 from storage.manifest import Manifest
+from storage.versions.comparison import Difference
 from streams.records import Version
 
 Line = dict[str, str | int | float | bool | None]

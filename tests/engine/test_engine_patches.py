@@ -22,8 +22,8 @@ from transformers import (
 from producers.engines.base import Update
 from producers.engines.torch_engine import TorchEngine
 from producers.engines.torch_engine.weights import Prepared, Write
-from storage.held import Patch
 from storage.tensors import untie
+from storage.versions.held import Patch
 from streams.errors import EngineRefused
 from streams.records import Sampling, Version
 

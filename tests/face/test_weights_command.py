@@ -11,8 +11,8 @@ from rollstream.main import main
 from storage.file_store import FileStore
 from storage.manifest import read_manifest, version_folder
 from storage.model import build_model, model_files, published_tensors
-from storage.pointer import believe, take_pointer
-from storage.publish import publish
+from storage.versions.pointer import believe, take_pointer
+from storage.versions.publish import publish
 from streams.records import Version
 
 SIZES = {

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.anchoring import AnchorRule, Chain, anchor_due, is_kept_beside
-from storage.pointer import Pointer
-from storage.retention import StoredVersion, plan_retention
+from storage.versions.anchoring import AnchorRule, Chain, anchor_due, is_kept_beside
+from storage.versions.pointer import Pointer
+from storage.versions.retention import StoredVersion, plan_retention
 from streams.records import Version
 
 RULE = AnchorRule(every=25, versions_max=100, keep_every=0)

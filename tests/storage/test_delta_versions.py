@@ -6,12 +6,12 @@ from safetensors.torch import load as load_safetensors
 from storage_samples import TINY
 from version_samples import FILES, History, assert_same, changed, first_tensors
 
-from storage.fetch import fetch, fetch_file
-from storage.held import HeldWeights
 from storage.manifest import manifest_key, version_folder
 from storage.memory_store import MemoryStore
 from storage.model import build_model, model_files, model_from_version, published_tensors
-from storage.publish import publish
+from storage.versions.fetch import fetch, fetch_file
+from storage.versions.held import HeldWeights
+from storage.versions.publish import publish
 from streams.errors import CorruptObject, ObjectMissing, StoreError
 from streams.records import Version
 

@@ -5,8 +5,8 @@ than it takes.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.fetch_plan import Held, Planning, Prices, plan_fetch
 from storage.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
+from storage.versions.fetch_plan import Held, Planning, Prices, plan_fetch
 from streams.records import Version
 
 FULL = 100  # bytes of each tensor, as U8

@@ -8,7 +8,7 @@ from test_delta_versions import CountingStore, flip
 from version_samples import History, changed
 
 from storage.manifest import manifest_key
-from storage.rows import fetch_rows
+from storage.versions.rows import fetch_rows
 from streams.errors import CorruptObject, ObjectMissing
 
 

@@ -14,7 +14,7 @@ from storage.model import (
     model_from_version,
     published_tensors,
 )
-from storage.publish import publish
+from storage.versions.publish import publish
 from streams.errors import ConfigurationError, CorruptObject
 from streams.records import Version
 

@@ -15,7 +15,7 @@ from storage.checkpoints import (
     write_checkpoint,
 )
 from storage.memory_store import MemoryStore
-from storage.pointer import take_pointer
+from storage.versions.pointer import take_pointer
 from streams.errors import Fenced, ObjectMissing
 
 

@@ -204,7 +204,8 @@ def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog)
 def test_leases_and_the_pointer_do_not_cost_their_users_torch():
     script = """
 import sys
-import storage.connect, storage.metrics, storage.pointer, storage.renewal, storage.retention
+import storage.connect, storage.metrics, storage.renewal
+import storage.versions.pointer, storage.versions.retention
 print("torch" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

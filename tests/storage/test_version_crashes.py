@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from store_faults import FaultyStore, Killed
 
-from storage.fetch import fetch, fetch_file
 from storage.manifest import manifest_key
 from storage.memory_store import MemoryStore
-from storage.pointer import believe, believed, read_pointer, take_pointer
-from storage.publish import publish
-from storage.retention import plan_retention, retain, stored_versions
+from storage.versions.fetch import fetch, fetch_file
+from storage.versions.pointer import believe, believed, read_pointer, take_pointer
+from storage.versions.publish import publish
+from storage.versions.retention import plan_retention, retain, stored_versions
 from streams.errors import Fenced, SwapLost
 from streams.records import Version
 

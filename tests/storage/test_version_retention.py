@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.pointer import Pointer
-from storage.retention import StoredVersion, plan_retention
+from storage.versions.pointer import Pointer
+from storage.versions.retention import StoredVersion, plan_retention
 from streams.records import Version
 
 

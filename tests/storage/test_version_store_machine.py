@@ -16,13 +16,13 @@ from store_faults import FaultyStore, Killed
 from version_samples import FILES, assert_same, changed, first_tensors
 
 from consumers.trainer.versions import VersionWriter
-from storage.fetch import fetch, fetch_file
 from storage.file_store import FileStore
-from storage.held import HeldWeights
 from storage.memory_store import MemoryStore
-from storage.pointer import believed
-from storage.retention import stored_versions
 from storage.settings import WeightsSettings
+from storage.versions.fetch import fetch, fetch_file
+from storage.versions.held import HeldWeights
+from storage.versions.pointer import believed
+from storage.versions.retention import stored_versions
 from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
 from streams.records import Version

@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import load as load_safetensors
 from transformers import AutoModelForCausalLM
 
-from storage.fetch import fetch, fetch_file
 from storage.file_store import FileStore
 from storage.manifest import manifest_key, parse_version, version_folder
 from storage.memory_store import MemoryStore
 from storage.model import model_files, published_tensors
-from storage.pointer import POINTER_KEY, believe, believed, read_pointer, take_pointer
-from storage.publish import publish
 from storage.shards import pack, plan_ranges, plan_shards
+from storage.versions.fetch import fetch, fetch_file
+from storage.versions.pointer import POINTER_KEY, believe, believed, read_pointer, take_pointer
+from storage.versions.publish import publish
 from streams.errors import (
     ConfigurationError,
     CorruptObject,

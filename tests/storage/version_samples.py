@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from storage.memory_store import MemoryStore
-from storage.publish import publish
+from storage.versions.publish import publish
 from streams.records import Version
 
 FILES = {"config.json": b"{}"}

@@ -12,11 +12,11 @@ from consumers.trainer.ledger import Ledger
 from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import CheckpointId, read_checkpoint
-from storage.fetch import fetch
 from storage.file_store import FileStore
 from storage.metrics import MetricsFile
 from storage.objects import Data
 from storage.settings import WeightsSettings
+from storage.versions.fetch import fetch
 from streams.connect import open_bus
 from streams.errors import StoreError
 from streams.records import Position, StepDone, Version

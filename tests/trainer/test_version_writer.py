@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from consumers.trainer.versions import VersionWriter
-from storage.fetch import fetch
 from storage.manifest import manifest_key, read_manifest
 from storage.memory_store import MemoryStore
 from storage.settings import WeightsSettings
+from storage.versions.fetch import fetch
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
 from streams.records import Version, WeightsAnnounced

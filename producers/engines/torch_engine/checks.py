@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 import numpy as np
 import torch
 
-from storage.held import Patch
+from storage.versions.held import Patch
 from streams.errors import EngineRefused
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from producers.engines.base import Compared, Update
 from producers.engines.torch_engine.checks import check_patch, check_tensors
 from producers.engines.torch_engine.places import Indices, Place
-from storage.held import Patch
 from storage.tensors import untie
+from storage.versions.held import Patch
 from streams.records import Version
 
 FILL_COLUMNS = 8  # a matrix behind a norm is filled anew when 1 in this many columns changed

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import torch
 
 from storage.hashing import content_hash
-from storage.held import HeldWeights
 from storage.manifest import Manifest, version_folder
 from storage.objects import ObjectStore
+from storage.versions.held import HeldWeights
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
 

@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from storage.chains import find_ways
 from storage.delta import apply_tensor
 from storage.delta.coded import element_of
 from storage.delta.sparse import decode_sparse
-from storage.fetch_plan import Step
 from storage.hashing import content_hash
 from storage.manifest import TensorEntry, read_manifest, version_folder
 from storage.objects import ObjectStore
 from storage.tensors import DTYPES, tensor_hash, tensor_of
+from storage.versions.chains import find_ways
+from storage.versions.fetch_plan import Step
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
 

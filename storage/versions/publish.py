@@ -12,8 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from storage.anchoring import is_kept_beside
-from storage.differences import Differences, Parent, encode_version, write_delta
 from storage.documents import create_same, decode, encode
 from storage.manifest import (
     FileEntry,
@@ -24,6 +22,8 @@ from storage.manifest import (
 )
 from storage.objects import ObjectStore
 from storage.shards import write_shards
+from storage.versions.anchoring import is_kept_beside
+from storage.versions.differences import Differences, Parent, encode_version, write_delta
 from streams.errors import ObjectExists, StoreError
 from streams.records import Version
 

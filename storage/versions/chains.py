@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Iterator
 
-from storage.anchoring import Chain
-from storage.fetch_plan import Held, Planning, Prices, Way
 from storage.manifest import Manifest, read_manifest
 from storage.objects import ObjectStore
+from storage.versions.anchoring import Chain
+from storage.versions.fetch_plan import Held, Planning, Prices, Way
 from streams.errors import CorruptObject, ObjectMissing
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from storage.manifest import manifest_key, parse_version, read_manifest, version_folder
 from storage.objects import ObjectStore
-from storage.pointer import Pointer, read_pointer
+from storage.versions.pointer import Pointer, read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
 from streams.records import Version
 

@@ -9,12 +9,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.fetch import fetch, fetch_file
 from storage.manifest import TensorEntry, TensorFiles
 from storage.objects import ObjectStore
-from storage.publish import INDEX, index_of
 from storage.shards import pack, plan_shards, shard_name
 from storage.tensors import untie
+from storage.versions.fetch import fetch, fetch_file
+from storage.versions.publish import INDEX, index_of
 from streams.errors import ConfigurationError
 from streams.records import Version
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from storage.chains import find_ways
 from storage.delta import Changes, squash
-from storage.fetch_plan import Held, Prices, Way
 from storage.manifest import Manifest, TensorEntry, read_manifest
-from storage.moving import Outcome, carry_out
 from storage.objects import ObjectStore
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
+from storage.versions.chains import find_ways
+from storage.versions.fetch_plan import Held, Prices, Way
+from storage.versions.moving import Outcome, carry_out
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from storage.delta.coded import element_of
-from storage.fetch import fetch
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.shards import plan_shards
 from storage.tensors import DTYPE_NAMES, tensor_bytes
+from storage.versions.fetch import fetch
 
 BATCH_BYTES = 256 << 20  # of tensors that are in memory twice
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 
 from storage.delta import Changes, apply_tensor
-from storage.fetch_plan import Step, Way
 from storage.hashing import content_hash
 from storage.manifest import version_folder
 from storage.objects import ObjectStore
 from storage.shards import FetchRange, plan_ranges
 from storage.tensors import tensor_bytes, tensor_hash
+from storage.versions.fetch_plan import Step, Way
 from streams.errors import CorruptObject
 from streams.records import Version
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from storage.hashing import content_hash
-from storage.held import HeldWeights
 from storage.manifest import FileEntry, Manifest, read_manifest, version_folder
 from storage.objects import ObjectStore
 from storage.tensors import tensor_hash
+from storage.versions.held import HeldWeights
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
 
