@@ -1,4 +1,4 @@
-"""Commands that ask the log and the archive: query, tail, inspect."""
+"""Commands that ask the log and the archive: query, tail, inspect, audit."""
 
 import argparse
 
@@ -12,6 +12,7 @@ def add_asking(commands: Commands) -> None:
     _add_query(commands)
     _add_tail(commands)
     _add_inspect(commands)
+    _add_audit(commands)
 
 
 def _add_query(commands: Commands) -> None:
@@ -85,6 +86,20 @@ def _add_inspect(commands: Commands) -> None:
     command.add_argument("--last", action="store_true", help="the one that finished last")
     command.add_argument("--logprobs", action="store_true", help="a table of all its tokens")
     _add_archive(command)
+    add_json(command)
+
+
+def _add_audit(commands: Commands) -> None:
+    command = add(
+        commands,
+        "audit",
+        "audit",
+        "check that a run kept its invariants; exit code 1 if not, 2 if parts could not be checked",
+        "runs/quickstart-0",
+        "runs/quickstart-0 --json",
+    )
+    command.add_argument("run", metavar="RUN", nargs="?", help=RUN)
+    command.add_argument("--name", metavar="NAME", help="the run, where an archive holds several")
     add_json(command)
 
 

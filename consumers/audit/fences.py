@@ -1,0 +1,101 @@
+"""Invariant 7: in topics that one role writes, terms only grow, and no number of a term is missing.
+
+Each message is judged as every reader judges it (`streams/fence.py`), but a gap does not stop the
+audit: it is a violation, and judging goes on behind it. What the fence drops is void and counted;
+the other checks see it marked as such.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from consumers.audit.messages import Hole
+from consumers.audit.seen import Coverage, Seen
+from consumers.audit.tally import Tally
+from streams.bus import Message
+from streams.errors import SequenceGap
+from streams.fence import advance
+from streams.judging import Judgement, judge
+from streams.records import Address, Fence, Opened
+from streams.topics import Topic
+
+Places = dict[tuple[str, int], Fence]
+
+
+@dataclass(slots=True)
+class Fences:
+    """The fence of every partition so far; `topics` is the catalogue by name."""
+
+    topics: Mapping[str, Topic]
+    reading: Tally
+    """The line about what was read: bytes that are no record are counted there."""
+    tally: Tally = field(
+        default_factory=lambda: Tally(7, "one holder writes: terms grow, no number is missing")
+    )
+    _fences: Places = field(default_factory=Places)
+
+    def passed_over(self, topic: str, hole: Hole) -> None:
+        """Records are gone; what comes next is judged by the fence behind them."""
+        self._fences[topic, hole.partition] = hole.fence
+
+    def judged(self, message: Message) -> Seen | None:
+        """The message and what it is; None for a tombstone."""
+        if message.value is None:
+            self.reading.counts["tombstones"] += 1
+            return None
+        topic, at = message.topic, Address(message.partition, message.offset)
+        found = self._judge(topic, at, message.value)
+        if found.record is None:
+            self.reading.counts["no records"] += 1
+            note = f"no record lies at {topic} {at.partition}:{at.offset}: {found.reason}"
+            if len(self.reading.notes) < 10:
+                self.reading.notes.append(note)
+        seen = Seen(
+            topic, at, found.record, found.envelope, found.reason, found.void, message.value
+        )
+        if self.topics[topic].writer:
+            self._count(seen)
+        return seen
+
+    def apply(self, seen: Seen) -> None:
+        """All was done in `judged`, which comes first."""
+
+    def finish(self, coverage: Coverage) -> None:
+        for name, topic in self.topics.items():
+            if topic.writer and coverage.get(name) == "absent":
+                self.tally.cannot(f"{name} is not there")
+
+    def _judge(self, topic: str, at: Address, value: bytes) -> Judgement:
+        settings = self.topics[topic]
+        fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
+        fence = self._fences.get((topic, at.partition), Fence())
+        try:
+            after, found = judge(value, fence, fenced=fenced, compacted=compacted)
+        except SequenceGap as gap:
+            self.tally.offend(str(gap), topic, at)
+            _, found = judge(value, Fence(), fenced=False, compacted=False)
+            assert found.envelope is not None
+            after, _ = advance(Fence(), found.envelope, opens=True, compacted=True)
+        self._fences[topic, at.partition] = after
+        is_first = fenced and at.offset == 0 and not compacted
+        if is_first and found.record is not None and not isinstance(found.record, Opened):
+            self.tally.offend("the first record is no `Opened`", topic, at)
+        return found
+
+    def _count(self, seen: Seen) -> None:
+        counts, writer = self.tally.counts, self.topics[seen.topic].writer
+        counts["records"] += 1
+        if seen.void:
+            counts["void"] += 1
+        envelope = seen.envelope
+        if envelope is None:
+            self.tally.offend(f"no {writer} signed this record", seen.topic, seen.address)
+            return
+        if envelope.role != writer:
+            what = f"{envelope.role} wrote here, {writer} alone may"
+            self.tally.offend(what, seen.topic, seen.address)
+        counts["is the highest term"] = max(counts["is the highest term"], envelope.term)
+        if isinstance(seen.record, Opened):
+            counts["openings"] += 1
+            if (seen.record.term, 0) != (envelope.term, envelope.sequence):
+                what = f"opens term {seen.record.term} as #{envelope.sequence} of {envelope.term}"
+                self.tally.offend(what, seen.topic, seen.address)

@@ -1,0 +1,122 @@
+"""Invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the counts add
+up.
+
+Grows with the run: the names of a group's trajectories, and how it ended.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from consumers.audit.seen import Coverage, Kept, Seen, begins_whole
+from consumers.audit.taken import Taken
+from consumers.audit.tally import Tally
+from streams.records import Address, Admitted, GroupClosed, StepDone, Take
+
+ENDINGS = ("trained", "filtered", "expired", "dead")
+
+
+@dataclass(slots=True)
+class Groups:
+    """`admissions` comes before the ledger."""
+
+    taken: Taken
+    tally: Tally = field(default_factory=lambda: Tally(1, "every admitted group ends once"))
+    _admitted: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    _ended: dict[int, tuple[str, int, Address]] = field(
+        default_factory=dict[int, tuple[str, int, Address]]
+    )
+    _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
+    _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
+
+    def apply(self, seen: Seen) -> None:
+        if seen.void:
+            return
+        record = seen.record
+        if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
+            self.tally.offend("only the ledger says how a group ends", seen.topic, seen.address)
+            return
+        match record:
+            case Admitted() if seen.topic == "admissions":
+                self._admit(record, seen.address)
+            case Take():
+                self._take(record, seen.address)
+            case GroupClosed():
+                self._by_step[record.step, record.reason] += 1
+                self._end(record.group, record.reason, record.step, seen.address)
+            case StepDone():
+                self._done.append((record, seen.address))
+            case _:
+                pass
+
+    def finish(self, coverage: Coverage) -> None:
+        self._count()
+        for group, ending, at in self._unknown:
+            if coverage["admissions"] == "whole":
+                self.tally.offend(f"group {group}: {ending}, but never admitted", "ledger", at)
+        if self._unknown and coverage["admissions"] != "whole":
+            few = f"{len(self._unknown)} groups ended whose admission is not there"
+            self.tally.cannot(few)
+        for topic in ("admissions", "ledger"):
+            if not begins_whole(coverage[topic]):
+                self.tally.cannot(f"{topic} is {_short_of_whole(coverage[topic])}")
+        self._check_trained()
+        for done, at in self._done:
+            if self.taken.is_whole(done.step, ledger_whole=begins_whole(coverage["ledger"])):
+                self._check_counts(done, at)
+
+    def _admit(self, record: Admitted, at: Address) -> None:
+        if record.group in self._admitted:
+            self.tally.offend(f"group {record.group} is admitted a second time", "admissions", at)
+        self._admitted.setdefault(record.group, record.trajectories)
+
+    def _take(self, take: Take, at: Address) -> None:
+        self._by_step[take.step, "takes"] += 1
+        self._by_step[take.step, "trained"] += len(take.members)
+        for begun in take.groups:
+            self._by_step[take.step, "groups"] += 1
+            self._end(begun.group, "trained", take.step, at)
+            named = self._admitted.get(begun.group)
+            for member in begun.members:
+                if named is not None and member.trajectory not in named:
+                    what = f"group {begun.group} was not admitted with {member.trajectory}"
+                    self.tally.offend(what, "ledger", at)
+
+    def _end(self, group: int, ending: str, step: int, at: Address) -> None:
+        before = self._ended.get(group)
+        if before is not None:
+            what = f"group {group}: {ending} in step {step}, but {before[0]} in step {before[1]}"
+            self.tally.offend(f"{what} already", "ledger", at)
+            return
+        self._ended[group] = (ending, step, at)
+        if group not in self._admitted:
+            self._unknown.append((group, ending, at))
+
+    def _count(self) -> None:
+        endings = Counter(ending for ending, _, _ in self._ended.values())
+        self.tally.counts["admitted"] = len(self._admitted)
+        for ending in ENDINGS:
+            self.tally.counts[ending] = endings[ending]
+        self.tally.counts["open"] = len(self._admitted.keys() - self._ended.keys())
+        self.tally.counts["steps"] = len({done.step for done, _ in self._done})
+
+    def _check_trained(self) -> None:
+        """A group that was begun has something trained, once its step is done."""
+        finished = {done.step for done, _ in self._done}
+        for group, (ending, step, at) in self._ended.items():
+            if ending == "trained" and step in finished and not self.taken.trained_of[group]:
+                what = f"group {group} was begun in step {step}, and nothing of it was trained"
+                self.tally.offend(what, "ledger", at)
+
+    def _check_counts(self, done: StepDone, at: Address) -> None:
+        said = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
+        said["groups"] = done.counts.get("groups", 0)
+        for name, number in said.items():
+            found = self._by_step[done.step, name]
+            if number != found:
+                what = f"step {done.step} says {number} {name}, the ledger holds {found}"
+                self.tally.offend(what, "ledger", at)
+
+
+def _short_of_whole(kept: Kept) -> str:
+    return "not there" if kept == "absent" else "not kept from its first record to its last"

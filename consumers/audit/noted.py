@@ -1,0 +1,55 @@
+"""Invariant 2, of annotations: the one that a take used is the first of its (trajectory, name), at
+the place and with the bytes that the ledger says.
+
+An annotation that is no number and gives no reason counts for nobody, as at the trainer's intake.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from consumers.audit.seen import Coverage, Seen
+from consumers.audit.taken import Taken
+from consumers.audit.tally import Tally
+from streams.records import Annotation
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Noted:
+    """The ledger comes before `annotations`; shares the tally of `Once`."""
+
+    taken: Taken
+    tally: Tally
+    _firsts: set[Key] = field(default_factory=set[Key])
+
+    def apply(self, seen: Seen) -> None:
+        record = seen.record
+        if seen.topic != "annotations" or not isinstance(record, Annotation):
+            return
+        key = (record.trajectory, record.name)
+        used = self.taken.notes.get(key)
+        if used is None or key in self._firsts or not _counts(record):
+            return
+        self._firsts.add(key)
+        if (used.at, used.hash) != (seen.address, seen.hash):
+            place = f"{used.at.partition}:{used.at.offset}"
+            what = f"a take used {record.name} of {record.trajectory} at {place}; its first is here"
+            self.tally.offend(what, seen.topic, seen.address)
+
+    def finish(self, coverage: Coverage) -> None:
+        self.tally.counts["annotations used"] = len(self.taken.notes)
+        missing = self.taken.notes.keys() - self._firsts
+        if missing and coverage["annotations"] == "whole":
+            for key in sorted(missing):
+                used = self.taken.notes[key]
+                self.tally.offend(f"{key[1]} of {key[0]} is not there", "annotations", used.at)
+        elif missing:
+            self.tally.cannot(f"{len(missing)} annotations that takes name are not there")
+
+
+def _counts(record: Annotation) -> bool:
+    if record.reason:
+        return True
+    return len(record.values) > 0 and bool(np.isfinite(record.values).all())

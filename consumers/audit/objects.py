@@ -1,0 +1,170 @@
+"""Invariant 6, of the store: every version that has a manifest is whole and unchanged, and the
+pointer has not gone back.
+
+From `weights/latest.json` the chain of parents is walked as far as retention left it; each version
+kept is compared with what the log says of it, each of its files with the size and hash in its
+manifest. One file is in memory at a time. A version that retention removes meanwhile is none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from consumers.audit.tally import Tally
+from consumers.audit.versions import Versions
+from storage.hashing import content_hash
+from storage.manifest import (
+    FileEntry,
+    Manifest,
+    manifest_key,
+    parse_version,
+    read_manifest,
+    version_folder,
+)
+from storage.objects import ObjectStore
+from storage.versions.pointer import POINTER_KEY, Pointer, read_pointer
+from streams.errors import CorruptObject, ObjectMissing, StoreError
+from streams.records import Version
+
+Tell = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Objects:
+    """`check` comes after the log; `tell` hears which version is being read."""
+
+    store: ObjectStore
+    versions: Versions
+    tell: Tell = lambda text: None
+    _manifests: dict[Version, Manifest] = field(default_factory=dict[Version, Manifest])
+
+    @property
+    def tally(self) -> Tally:
+        return self.versions.tally
+
+    def check(self) -> None:
+        """Everything under `weights/`."""
+        try:
+            present = read_pointer(self.store)
+        except CorruptObject as error:
+            self.tally.offend(str(error), key=POINTER_KEY)
+            return
+        if present is None:
+            self._without_pointer()
+            return
+        pointer = present[0]
+        self._check_pointer(pointer)
+        self._read_manifests()
+        self._check_believed(pointer)
+        for version in sorted(self._manifests):
+            self.tell(f"{version}")
+            self._check_version(self._manifests[version])
+
+    def _without_pointer(self) -> None:
+        if any(True for _ in self.store.list("weights/")):
+            self.tally.offend("there are versions and no pointer", key=POINTER_KEY)
+        else:
+            self.tally.cannot("the store holds no weights/")
+
+    def _check_pointer(self, pointer: Pointer) -> None:
+        last, believed = self.versions.last, pointer.version
+        if pointer.term < self.versions.term:
+            what = f"it carries term {pointer.term}, the ledger has {self.versions.term}"
+            self.tally.offend(what, key=POINTER_KEY)
+        if last is None:
+            return
+        same = believed is not None and believed.number == last.version.number
+        is_behind = believed is None or believed.number < last.version.number
+        if is_behind or (same and believed != last.version):
+            what = f"it is at {believed}, the ledger at {last.version}"
+            self.tally.offend(what, key=POINTER_KEY)
+
+    def _read_manifests(self) -> None:
+        keys = (entry.key.split("/") for entry in self.store.list("weights/"))
+        names = sorted({parts[1] for parts in keys if len(parts) > 2})
+        for version in (parse_version(name) for name in names):
+            if version is None:
+                continue
+            try:
+                self._manifests[version] = read_manifest(self.store, version)
+            except ObjectMissing:
+                self.tally.counts["without a manifest"] += 1
+            except CorruptObject as error:
+                self.tally.offend(str(error), key=manifest_key(version))
+
+    def _check_believed(self, pointer: Pointer) -> None:
+        """The believed version has the manifest that the pointer names; so do its parents the one
+        that the log names.
+        """
+        version = pointer.version
+        if version is None:
+            return
+        manifest = self._manifests.get(version)
+        key = manifest_key(version)
+        if manifest is None:
+            if self._still_believed(pointer):
+                self.tally.offend("the believed version has no readable manifest", key=key)
+        elif manifest.hash != pointer.manifest_hash:
+            self.tally.offend(f"the pointer names manifest {pointer.manifest_hash}", key=key)
+        while manifest is not None and manifest.parent is not None:
+            child, parent = manifest.version, manifest.parent
+            if parent.number != child.number - 1 or parent.term > child.term:
+                self.tally.offend(f"{child} follows {parent}", key=manifest_key(child))
+            self.tally.counts["in the chain"] += 1
+            manifest = self._manifests.get(parent)
+
+    def _still_believed(self, pointer: Pointer) -> bool:
+        """False where the run has gone on since, and retention may have taken it."""
+        present = read_pointer(self.store)
+        return present is not None and present[0].version == pointer.version
+
+    def _check_version(self, manifest: Manifest) -> None:
+        version, key = manifest.version, manifest_key(manifest.version)
+        said = self.versions.hashes.get(version)
+        if said is not None and said != manifest.hash:
+            what = f"the log names manifest {said}, here lies {manifest.hash}"
+            self.tally.offend(what, key=key)
+        if not self.versions.taken.is_believed(version):
+            self.tally.counts["never believed"] += 1
+        self._check_base(manifest)
+        self.tally.counts["versions kept"] += 1
+        for file in manifest.files:
+            wrong = self._wrong_file(version, file)
+            if wrong is None:
+                return  # removed meanwhile
+            if wrong:
+                self.tally.offend(wrong, key=f"{version_folder(version)}/{file.name}")
+
+    def _check_base(self, manifest: Manifest) -> None:
+        delta, parent = manifest.delta, manifest.parent
+        if delta is None or parent is None:
+            return
+        base, key = self._manifests.get(parent), manifest_key(manifest.version)
+        if base is None:
+            if manifest.kind == "delta" and self._has_manifest(manifest.version):
+                self.tally.offend(f"its base {parent} is gone", key=key)
+        elif delta.parent_hash != base.hash:
+            what = f"it applies to manifest {delta.parent_hash}, {parent} has {base.hash}"
+            self.tally.offend(what, key=key)
+
+    def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
+        """What is wrong with a file, "" for nothing; None where its version is being removed."""
+        key = f"{version_folder(version)}/{file.name}"
+        try:
+            data = self.store.get(key)
+        except ObjectMissing:
+            return "it is missing" if self._has_manifest(version) else None
+        self.tally.counts["files"] += 1
+        self.tally.counts["bytes"] += len(data)
+        if len(data) != file.bytes:
+            return f"it has {len(data)} bytes, its manifest says {file.bytes}"
+        found = content_hash(data)
+        return "" if found == file.hash else f"its bytes are not those of hash {file.hash}"
+
+    def _has_manifest(self, version: Version) -> bool:
+        try:
+            self.store.stat(manifest_key(version))
+        except ObjectMissing:
+            return False
+        except StoreError:
+            return True
+        return True

@@ -1,0 +1,106 @@
+"""Invariant 2: a trajectory is trained at most once, and on its first completion.
+
+A restarted trainer trains recorded takes again without writing them again, so among the takes that
+count (those of a replaced trainer behind the fence do not) a trajectory stands once, whatever was
+killed. What a take names is compared with what lies at that place: name, group, position, bytes.
+
+Grows with the run: the name of each trajectory that was completed.
+"""
+
+from dataclasses import dataclass, field
+
+from consumers.audit.seen import Coverage, Seen, begins_whole
+from consumers.audit.taken import Taken, Use
+from consumers.audit.tally import Tally
+from streams.records import Address, Take, Trajectory
+
+
+@dataclass(slots=True)
+class Once:
+    """The ledger comes before `trajectories`, and `taken` sees each of its records before."""
+
+    taken: Taken
+    tally: Tally = field(
+        default_factory=lambda: Tally(2, "a trajectory is trained once, on its first completion")
+    )
+    _firsts: set[str] = field(default_factory=set[str])
+    _ends: dict[int, int] = field(default_factory=dict[int, int])
+    """How far each partition of `trajectories` was read."""
+    _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
+
+    def apply(self, seen: Seen) -> None:
+        if seen.void:
+            return
+        if isinstance(seen.record, Take) and seen.topic == "ledger":
+            self._take(seen.record, seen.address)
+        elif isinstance(seen.record, Trajectory) and seen.topic == "trajectories":
+            self._complete(seen.record, seen)
+
+    def finish(self, coverage: Coverage) -> None:
+        counts, kept = self.tally.counts, coverage["trajectories"]
+        counts["trained"] = sum(self.taken.trained.values())
+        counts["completed"] = len(self._firsts)
+        gone = 0
+        for name, use in self.taken.uses.items():
+            if name in self._firsts:
+                continue
+            within = use.at.offset < self._ends.get(use.at.partition, 0)
+            if kept == "whole" or (kept == "archived" and within):
+                what = f"{_used(name, use)}, and it was never completed"
+                self.tally.offend(what, "trajectories", use.at)
+            else:
+                gone += 1
+        if gone:
+            self.tally.cannot(f"{gone} completions that takes name are not there")
+        for topic in ("trajectories", "ledger"):
+            if coverage[topic] == "absent":
+                self.tally.cannot(f"{topic} is not there")
+        if coverage["ledger"] == "part":
+            self.tally.cannot("the takes before the ledger's first kept record")
+        for name, at in self._strangers:
+            if begins_whole(coverage["ledger"]):
+                self.tally.offend(f"{name} was trained, but no take began its group", "ledger", at)
+
+    def _take(self, take: Take, at: Address) -> None:
+        names = [member.trajectory for member in take.members]
+        for name in {name for name in names if names.count(name) > 1}:
+            self.tally.offend(f"{name} stands twice in one take", "ledger", at)
+        for member in take.members:
+            use = self.taken.uses.get(member.trajectory)
+            if use is None:
+                self._strangers.append((member.trajectory, at))
+                continue
+            if use.take != at:
+                what = f"{member.trajectory} is trained in step {take.step}, and was in {use.step}"
+                self.tally.offend(what, "ledger", at)
+            elif (member.at, member.hash) != (use.at, use.hash):
+                what = f"{member.trajectory} is not the completion that its group began with"
+                self.tally.offend(what, "ledger", at)
+
+    def _complete(self, record: Trajectory, seen: Seen) -> None:
+        name = record.trajectory
+        self._ends[seen.address.partition] = seen.address.offset + 1
+        if name in self._firsts:
+            self.tally.counts["duplicates"] += 1
+            return
+        self._firsts.add(name)
+        use = self.taken.uses.get(name)
+        if use is None:
+            return
+        if use.at != seen.address:
+            what = f"{_used(name, use)}; its first completion lies here"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif use.hash != seen.hash:
+            what = f"{_used(name, use)} with hash {use.hash}; here lie bytes of {seen.hash}"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif record.group != use.group:
+            what = f"{name} is of group {record.group}, taken for group {use.group}"
+            self.tally.offend(what, seen.topic, seen.address)
+        elif use.step and record.finish == "dead":
+            what = f"{name} died ({record.reason}) and was trained in step {use.step}"
+            self.tally.offend(what, seen.topic, seen.address)
+
+
+def _used(name: str, use: Use) -> str:
+    verb = f"step {use.step} trained" if use.step else "a take names"
+    return f"{verb} {name} at {use.at.partition}:{use.at.offset}"

@@ -1,0 +1,86 @@
+"""Invariants 3 and 4: every generated token belongs to one span; under `keep_version` a trajectory
+has one span.
+
+The log cannot say which engine stamped a span, only that the spans tile the generated tokens.
+Dead completions are held to the same: what they had generated is stamped too.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from consumers.audit.seen import Coverage, Seen
+from consumers.audit.tally import Tally
+from streams.records import GENERATED, Trajectory
+
+
+@dataclass(slots=True)
+class Spans:
+    """Of `trajectories`."""
+
+    tally: Tally = field(
+        default_factory=lambda: Tally(3, "every generated token belongs to one span")
+    )
+
+    def apply(self, seen: Seen) -> None:
+        record = seen.record
+        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+            return
+        self.tally.counts["trajectories"] += 1
+        self.tally.counts["spans"] += len(record.spans)
+        generated = int(np.count_nonzero(record.sources == GENERATED))
+        self.tally.counts["tokens"] += generated
+        wrong = _wrong(record, generated)
+        if wrong:
+            self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
+
+    def finish(self, coverage: Coverage) -> None:
+        _say_gone(self.tally, coverage)
+
+
+@dataclass(slots=True)
+class OneVersion:
+    """`keep_version` is None where nobody knows the run's settings."""
+
+    keep_version: bool | None
+    tally: Tally = field(default_factory=lambda: Tally(4, "under keep_version, one span each"))
+
+    def apply(self, seen: Seen) -> None:
+        record = seen.record
+        if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+            return
+        several = len(record.spans) > 1
+        self.tally.counts["trajectories of one span"] += not several
+        self.tally.counts["of several"] += several
+        if several and self.keep_version:
+            names = ", ".join(str(span.version) for span in record.spans[:4])
+            what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
+            self.tally.offend(what, seen.topic, seen.address)
+
+    def finish(self, coverage: Coverage) -> None:
+        if self.keep_version is False:
+            self.tally.notes.append("the run's policy lets versions change within a trajectory")
+            return
+        _say_gone(self.tally, coverage)
+        if self.keep_version is None and self.tally.counts["of several"]:
+            self.tally.cannot("rollouts.on_update is not known without the run's config.json")
+
+
+def _wrong(record: Trajectory, generated: int) -> str:
+    if len(record.sources) != len(record.tokens):
+        return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
+    if len(record.logprobs) != generated:
+        return f"{generated} generated tokens but {len(record.logprobs)} log-probabilities"
+    end = 0
+    for span in record.spans:
+        if span.start != end or span.end <= span.start:
+            return f"span [{span.start}, {span.end}) where {end} comes next"
+        end = span.end
+    return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
+
+
+def _say_gone(tally: Tally, coverage: Coverage) -> None:
+    if coverage["trajectories"] == "part":
+        tally.cannot("the trajectories before the first kept record")
+    elif coverage["trajectories"] == "absent":
+        tally.cannot("trajectories is not there")

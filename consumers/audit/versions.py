@@ -1,0 +1,93 @@
+"""Invariant 6, of the log: steps make versions in order, and no version of a term that was fenced
+is believed above the fence.
+
+A trainer that died between believing a version and writing its `StepDone` leaves one version to
+its successor, which finds it and goes on: the first new step of a term may carry a lower term, no
+later one. A step that is done again with other bits is a fork; it is said, and no violation.
+
+Grows with the run: a hash and a few bytes per version.
+"""
+
+from dataclasses import dataclass, field
+
+from consumers.audit.seen import Coverage, Seen, begins_whole
+from consumers.audit.taken import Taken
+from consumers.audit.tally import Tally
+from streams.records import Applied, Opened, StepDone, Version, WeightsAnnounced
+
+
+@dataclass(slots=True)
+class Versions:
+    """`objects.py` adds to the same tally what the store says."""
+
+    taken: Taken
+    tally: Tally = field(
+        default_factory=lambda: Tally(6, "versions are whole, in order, unchanged")
+    )
+    hashes: dict[Version, str] = field(default_factory=dict[Version, str])
+    """Hash of the manifest of each version that was announced or served."""
+    states: dict[int, str] = field(default_factory=dict[int, str])
+    last: StepDone | None = None
+    """The newest step that was new when its record was written."""
+    term: int = 0
+    """The highest of the trainer that opened the ledger."""
+    _is_first: bool = False  # of its term, the next new step
+
+    def apply(self, seen: Seen) -> None:
+        if seen.void:
+            return
+        match seen.record:
+            case Opened() as opened if seen.topic == "ledger":
+                self.term, self._is_first = opened.term, True
+            case StepDone() as done if seen.topic == "ledger":
+                self._done(done, seen)
+            case WeightsAnnounced() as announced:
+                self._named(announced.version, announced.manifest_hash, seen)
+            case Applied() as applied:
+                self.tally.counts["applied"] += 1
+                self._named(applied.version, applied.hash, seen)
+            case _:
+                pass
+
+    def finish(self, coverage: Coverage) -> None:
+        if not begins_whole(coverage["ledger"]):
+            kept = "not there" if coverage["ledger"] == "absent" else "not whole"
+            self.tally.cannot(f"the ledger is {kept}")
+
+    def _done(self, done: StepDone, seen: Seen) -> None:
+        state = self.states.get(done.step)
+        if state is not None:
+            self.tally.counts["repeated"] += 1
+            if state != done.state_hash:
+                at = f"ledger {seen.address.partition}:{seen.address.offset}"
+                self.tally.notes.append(f"{at}: step {done.step} was done again with other bits")
+            return
+        self.states[done.step] = done.state_hash
+        self.tally.counts["steps"] += 1
+        wrong = self._wrong(done, seen)
+        if wrong:
+            self.tally.offend(
+                f"step {done.step} as {done.version}: {wrong}", "ledger", seen.address
+            )
+        self.last, self._is_first = done, False
+
+    def _wrong(self, done: StepDone, seen: Seen) -> str:
+        if done.version.number != done.step:
+            return "the numbers differ"
+        term = self.term if seen.envelope is None else seen.envelope.term
+        if done.version.term > term:
+            return f"a trainer of term {term} wrote that"
+        if done.version.term < term and not self._is_first:
+            return f"term {term} had fenced that one, and went on before"
+        last = self.last
+        if last is None:
+            return ""
+        if done.step != last.step + 1:
+            return f"step {last.step} comes before it"
+        return "" if done.version.term >= last.version.term else f"{last.version} was believed"
+
+    def _named(self, version: Version, manifest_hash: str, seen: Seen) -> None:
+        known = self.hashes.setdefault(version, manifest_hash)
+        if known != manifest_hash:
+            what = f"{version} has manifest {manifest_hash} here, and {known} elsewhere"
+            self.tally.offend(what, seen.topic, seen.address)

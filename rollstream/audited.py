@@ -1,0 +1,85 @@
+"""An audit's lines for people and for programs: the mark, the invariant, counts, then offenders."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+from consumers.audit.seen import Kept
+from consumers.audit.tally import Offender, Tally
+
+MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
+COLUMNS_MAX = 120
+
+
+def in_words(
+    name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept], columns: int
+) -> Iterator[str]:
+    """The whole report, line by line."""
+    columns = min(columns, COLUMNS_MAX)
+    missing = [topic for topic, kept in coverage.items() if kept == "absent"]
+    absent = f"; not there: {', '.join(missing)}" if missing else ""
+    yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
+    for tally in tallies:
+        number = str(tally.number) if tally.number else "–"
+        yield f"{MARKS[tally.state]} {number} {tally.title}"
+        counts = ", ".join(f"{count:,} {what}" for what, count in tally.counts.items())
+        yield from _indented(counts, columns)
+        for offender in tally.offenders:
+            yield from _indented(f"✗ {offender.where}: {offender.what}", columns)
+        if tally.violations > len(tally.offenders):
+            yield from _indented(f"and {tally.violations - len(tally.offenders):,} more", columns)
+        for what in tally.unchecked:
+            yield from _indented(f"? not checked: {what}", columns)
+        for note in tally.notes:
+            yield from _indented(f"· {note}", columns)
+    yield _verdict(tallies)
+
+
+def in_json(
+    name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept]
+) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "place": name,
+        "run": run,
+        "violations": sum(tally.violations for tally in tallies),
+        "checked_whole": not any(tally.unchecked for tally in tallies),
+        "topics": dict(coverage),
+        "invariants": [_line(tally) for tally in tallies],
+    }
+
+
+def _line(tally: Tally) -> dict[str, Any]:
+    return {
+        "invariant": tally.number,
+        "title": tally.title,
+        "state": tally.state,
+        "counts": dict(tally.counts),
+        "violations": tally.violations,
+        "offenders": [_offender(offender) for offender in tally.offenders],
+        "unchecked": tally.unchecked,
+        "notes": tally.notes,
+    }
+
+
+def _offender(offender: Offender) -> dict[str, Any]:
+    place: dict[str, Any] = {"key": offender.key} if offender.key else {"topic": offender.topic}
+    if offender.at is not None:
+        place |= {"partition": offender.at.partition, "offset": offender.at.offset}
+    return {"what": offender.what, **place}
+
+
+def _indented(text: str, columns: int) -> Iterator[str]:
+    if text:
+        indent = " " * 4
+        yield fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def _verdict(tallies: Sequence[Tally]) -> str:
+    violations = sum(tally.violations for tally in tallies)
+    unchecked = sum(len(tally.unchecked) for tally in tallies)
+    if violations:
+        return f"violated: {violations:,} times"
+    if unchecked:
+        return f"nothing is violated; {unchecked} things could not be checked"
+    return "everything was checked, nothing is violated"

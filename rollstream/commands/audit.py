@@ -1,0 +1,102 @@
+"""`rollstream audit [RUN]`: what a run did, held to invariants 1 to 7 (docs/audit.md).
+
+It only reads. Exit codes: 0 everything was checked and kept, 1 something is violated, 2 nothing is
+violated but something could not be checked.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from rollstream.analysis.live import open_log
+from rollstream.analysis.place import Place, asked_place
+from rollstream.audited import in_json, in_words
+from rollstream.commands.pipes import ending_quietly
+from storage.archive.names import PREFIX, parsed
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from streams.errors import ConfigurationError, RollstreamError
+
+KEPT, VIOLATED, UNCHECKED = 0, 1, 2
+
+
+@ending_quietly
+def main(arguments: argparse.Namespace) -> int:
+    """Print one line per invariant, with the first offenders."""
+    place = asked_place(arguments.run, arguments.name, warn)
+    told = _told()
+    try:
+        with ExitStack() as opened:
+            audit = _opened(place, told, opened)
+            tallies = audit.check()
+    except ConfigurationError:
+        raise
+    except RollstreamError as error:
+        told("")
+        warn(f"{place.name} could not be read to its end: {error}")
+        return UNCHECKED
+    told("")
+    if arguments.json:
+        print(json.dumps(in_json(place.name, audit.run, tallies, audit.coverage)))
+    else:
+        width = shutil.get_terminal_size().columns
+        print("\n".join(in_words(place.name, audit.run, tallies, audit.coverage, width)))
+    states = {tally.state for tally in tallies}
+    if "violated" in states:
+        return VIOLATED
+    return UNCHECKED if "unchecked" in states else KEPT
+
+
+def _opened(place: Place, told: Callable[[str], None], opened: ExitStack) -> Audit:
+    """The audit of what is there: log, store, or both."""
+    store = open_store(place.store) if place.has_store else None
+    if store is None and place.bus is None:
+        raise ConfigurationError(f"{place.name} has neither a log nor a store to audit")
+    run = place.run or _run_of(store, place.name)
+    bus = None
+    if place.bus is not None:
+        bus = open_log(place)
+        opened.callback(bus.close)
+    return Audit(bus, store, run, policy_of(place), told)
+
+
+def policy_of(place: Place) -> Policy:
+    """What the run's `config.json` says of lag and versions."""
+    on_update = place.configuration.get("rollouts", {}).get("on_update")
+    if on_update is None or "max_lag" not in place.configuration.get("dispatch", {}):
+        return Policy(known=False)
+    return Policy(place.max_lag, on_update == "keep_version")
+
+
+def _run_of(store: ObjectStore | None, name: str) -> str:
+    """The only run of an archive."""
+    keys = [] if store is None else [parsed(e.key, e.bytes) for e in store.list(PREFIX)]
+    runs = sorted({file.run for file in keys if file is not None})
+    if len(runs) > 1:
+        few = ", ".join(runs[:8])
+        raise ConfigurationError(f"{name} holds {len(runs)} runs ({few}): name one with --name")
+    if not runs:
+        raise ConfigurationError(f"{name} holds no archive of a run; is the path right?")
+    return runs[0]
+
+
+def warn(text: str) -> None:
+    """To the person, apart from the report."""
+    print(f"rollstream: {text}", file=sys.stderr)
+
+
+def _told() -> Callable[[str], None]:
+    """What is being read, on one line of a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+
+    def tell(text: str) -> None:
+        shown = f"reading {text}" if text else ""
+        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
+
+    return tell

@@ -1,0 +1,146 @@
+"""`rollstream audit`: what it prints, its exit codes, and places that are none."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from audited_run import open_run
+
+from rollstream.main import main, parser
+from storage.connect import open_store
+from streams.records import GroupClosed
+from tests.servers import moto_s3
+
+ROOT = Path(__file__).parents[2]
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    code = main(["audit", *map(str, words)])
+    return code, capsys.readouterr().out
+
+
+def test_a_healthy_run_has_a_tick_per_invariant(folder: Path, capsys) -> None:
+    code, text = said(capsys, folder)
+    assert code == 0
+    assert [line[:3] for line in text.splitlines() if line.startswith("✓")] == [
+        "✓ –", *(f"✓ {number}" for number in range(1, 8)),
+    ]  # fmt: skip
+    assert "7 admitted, 4 trained, 1 filtered, 0 expired, 0 dead, 2 open, 2 steps" in text
+    assert text.endswith("everything was checked, nothing is violated\n")
+
+
+def test_a_violation_is_a_cross_its_place_and_exit_code_1(folder: Path, capsys) -> None:
+    run = open_run(folder, 2)
+    run.say(GroupClosed(0, "dead", "", 3))
+    run.bus.close()
+    code, text = said(capsys, folder)
+    assert code == 1
+    assert "✗ 1 every admitted group ends once" in text
+    assert "✗ ledger 0:7: group 0: dead in step 3, but trained in step 1 already" in text
+    code, text = said(capsys, folder, "--json")
+    (line,) = [one for one in json.loads(text)["invariants"] if one["state"] == "violated"]
+    (offender,) = line["offenders"]
+    assert (offender["topic"], offender["partition"], offender["offset"]) == ("ledger", 0, 7)
+
+
+def test_what_was_not_checked_is_said_and_exit_code_2(capsys) -> None:
+    code, text = said(capsys, ROOT / "examples" / "archive")
+    assert code == 2
+    assert "not checked: the store holds no weights/" in text
+    assert "? 6" in text
+    assert "✓ 6" not in text
+
+
+def test_an_archive_in_a_bucket_is_audited_by_its_url(capsys) -> None:
+    local = open_store(f"file:{ROOT / 'examples' / 'archive' / 'store'}")
+    url = moto_s3.new_url()
+    remote = open_store(url)
+    for entry in local.list("archive/"):
+        remote.put(entry.key, local.get(entry.key))
+    code, text = said(capsys, url, "--json")
+    report = json.loads(text)
+    assert (code, report["run"], report["violations"]) == (2, "remainder", 0)
+    assert report["invariants"][1]["counts"]["admitted"] == 164
+
+
+def test_a_damaged_archive_file_is_named(tmp_path: Path, capsys) -> None:
+    """No hole is passed over silently: what lies behind the damage is not checked."""
+    place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
+    (file,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-100])
+    code, text = said(capsys, place)
+    assert code == 1
+    assert "ledger-00000-00000000000000000000.parquet" in text
+    assert "is damaged" in " ".join(text.split())
+
+
+def test_rows_that_are_archived_twice_are_named(tmp_path: Path, capsys) -> None:
+    place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
+    (file,) = place.glob("store/archive/topic=ledger/*/*/*.parquet")
+    shutil.copy(file, file.with_name("ledger-00000-00000000000000000005.parquet"))
+    code, text = said(capsys, place)
+    assert code == 1
+    assert "ledger/0: offset 5 is archived twice" in text
+
+
+def test_a_missing_archive_file_is_a_hole(tmp_path: Path, capsys) -> None:
+    place = Path(shutil.copytree(ROOT / "examples" / "archive", tmp_path / "archived"))
+    (file,) = place.glob("store/archive/topic=trajectories/*/*/trajectories-00002-*.parquet")
+    file.unlink()
+    code, text = said(capsys, place)
+    assert code == 2
+    assert "completions that takes name are not there" in text
+
+
+def test_a_damaged_log_could_not_be_checked(folder: Path, capsys) -> None:
+    for file in (folder / "bus").glob("ledger.db*"):
+        file.unlink()
+    (folder / "bus" / "ledger.db").write_bytes(b"rubbish" * 1000)
+    assert main(["audit", str(folder)]) == 2
+    assert "ledger.db" in capsys.readouterr().err
+
+
+def test_a_run_that_was_only_prepared_is_no_violation(folder: Path, tmp_path: Path, capsys) -> None:
+    """Nothing is made there, either."""
+    place = tmp_path / "prepared"
+    place.mkdir()
+    shutil.copy(folder / "config.json", place)
+    assert main(["audit", str(place)]) == 2
+    assert "neither a log nor a store" in capsys.readouterr().err
+    assert os.listdir(place) == ["config.json"]
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path, capsys) -> None:
+    assert main(["audit", str(tmp_path / "nothing")]) == 2
+    assert "no such run or archive" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_help_run(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(folder, tmp_path / "runs" / "quickstart-0")
+    with pytest.raises(SystemExit):
+        parser().parse_args(["audit", "--help"])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    examples = [shlex.split(line)[1:] for line in lines if line.startswith("rollstream ")]
+    assert len(examples) == 2
+    for words in examples:
+        assert main(words) == 0
+        assert capsys.readouterr().out
+
+
+def test_an_audit_imports_neither_torch_nor_duckdb(folder: Path) -> None:
+    """It may run beside a trainer, on a small machine."""
+    code = (
+        "import sys; from rollstream.main import main; assert main(sys.argv[1:]) == 0; "
+        "print(sorted({'torch', 'transformers', 'duckdb', 'pydantic'} & set(sys.modules)))"
+    )
+    line = [sys.executable, "-c", code, "audit", str(folder)]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

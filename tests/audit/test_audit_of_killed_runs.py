@@ -1,0 +1,54 @@
+"""Promise 1 as a person would check it: processes killed with -9, then one command."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.recount import places_of, recount
+from tests.run_process import (
+    STEPS,
+    WAIT_S,
+    random_model,
+    role,
+    role_restarted,
+    started,
+    steps_done,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow  # a minute of processes
+
+
+def audit(folder: Path) -> tuple[int, dict]:
+    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_run_whose_roles_were_killed_audits_clean(tmp_path: Path) -> None:
+    """While it lives and when it is done; a recount agrees."""
+    folder, model = tmp_path / "run", random_model(tmp_path / "model")
+    with started(folder, model) as process:
+        for steps, name in enumerate(("trainer", "rollout-0", "dispatch", "trainer"), start=2):
+            wait_for(lambda: steps_done(folder) >= steps, process)  # noqa: B023
+            victim: psutil.Process = role(process, name)
+            victim.send_signal(signal.SIGKILL)
+            wait_for(lambda: role_restarted(process, name, victim.pid), process)  # noqa: B023
+            code, report = audit(folder)
+            assert report["violations"] == 0, report
+        assert process.wait(WAIT_S) == 0
+    code, report = audit(folder)
+    assert report["violations"] == 0, report
+    assert code in (0, 2)
+    lines = {line["invariant"]: line for line in report["invariants"]}
+    assert lines[1]["counts"]["steps"] == STEPS
+    assert lines[7]["counts"]["is the highest term"] >= 3
+    counted = recount(places_of(str(folder)))
+    assert counted["trajectories"]["trained_twice"] == counted["gaps"] == 0
+    assert counted["groups"]["trained"] == lines[1]["counts"]["trained"]
+    assert counted["tokens"]["trained"] == lines[5]["counts"]["tokens trained"]

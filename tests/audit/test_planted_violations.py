@@ -1,0 +1,111 @@
+"""Each kind of violation planted into a healthy log: audit finds it, and names the invariant and
+the place.
+"""
+
+from pathlib import Path
+
+import pytest
+from audited_run import audited, completion, open_run
+from plants import PLANTED, Plant, append_raw
+
+from consumers.audit.lag import Policy
+from streams.bus import Entry
+from streams.reader import TopicReader, from_begin
+from streams.records import Admitted, GroupClosed, Opened, StepDone, Version
+
+KEEP = Policy(1, keep_version=True)
+TOKENS_MASKED = 6  # of two completions, half of each
+
+
+def places(tally) -> list[str]:
+    return [f"{offender.where}: {offender.what}" for offender in tally.offenders]
+
+
+@pytest.mark.parametrize(
+    ("plant", "invariant", "said"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED]
+)
+def test_a_planted_violation_is_found_and_named(
+    folder: Path, plant: Plant, invariant: int, said: str
+) -> None:
+    run = open_run(folder, 2)
+    plant(run)
+    run.bus.close()
+    found = audited(folder)
+    assert any(said in place for place in places(found[invariant])), places(found[invariant])
+    assert found[invariant].state == "violated"
+
+
+def test_several_spans_violate_keep_version(folder: Path) -> None:
+    """Invariant 4: what is right in flight is wrong under `keep_version`."""
+    found = audited(folder, KEEP)[4]
+    assert found.violations == found.counts["of several"] == 4
+    assert "has 2 spans (v00000000-t0001, v00000001-t0001)" in places(found)[0]
+
+
+def test_masked_tokens_violate_keep_version(folder: Path) -> None:
+    """Invariant 5: it drops the trajectory whole."""
+    run = open_run(folder, 2)
+    members = [run.complete(completion(6, index, 0, 2)) for index in (0, 1)]
+    run.train(3, {6: members}, counts={"masked_tokens": TOKENS_MASKED})
+    run.publish_version(3, None)
+    run.bus.close()
+    assert audited(folder)[5].violations == 0
+    assert audited(folder, KEEP)[5].violations == 2
+
+
+def test_of_many_violations_the_first_ten_are_shown(folder: Path) -> None:
+    run = open_run(folder, 2)
+    run.say(*(GroupClosed(100 + n, "dead", "", 3) for n in range(25)))
+    run.bus.close()
+    found = audited(folder)[1]
+    assert (found.violations, len(found.offenders)) == (25, 10)
+
+
+def test_a_zombie_and_a_repeat_are_void_and_no_violation(folder: Path) -> None:
+    """Invariant 7: what is behind the fence changes nothing."""
+    append = open_run(folder, 2)
+    for number in (5, 6):
+        append_raw(append, "ledger", GroupClosed(0, "dead", "", 3), "trainer", 1, number)
+    append_raw(append, "ledger", Opened("trainer", 2), "trainer", 2, 0)
+    append.bus.close()
+    found = audited(folder)
+    assert all(tally.state == "kept" for tally in found.values())
+    assert found[7].counts["void"] == 3
+
+
+def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -> None:
+    run = open_run(folder, 2)
+    counts = {"trained": 4, "groups": 2, "filtered": 1, "masked_tokens": 0}
+    metrics = {"tokens_trained": 24.0}
+    run.say(StepDone(2, Version(2, 1), "f" * 32, 1, metrics, counts, 1.0))
+    run.bus.close()
+    found = audited(folder)
+    assert all(tally.state == "kept" for tally in found.values())
+    assert found[6].notes == ["ledger 0:7: step 2 was done again with other bits"]
+
+
+def test_audit_writes_nothing(folder: Path) -> None:
+    """Not even bytes that are no record are buried."""
+    run = open_run(folder, 2)
+    run.bus.append("trajectories", [Entry(b"6", b"rubbish", 0)])
+    run.bus.close()
+    found = audited(folder)
+    assert found[0].counts["no records"] == 1
+    assert found[0].state == "kept"
+    run = open_run(folder, 3)
+    assert run.bus.end("trajectories.dead") == {0: 0}
+    run.bus.close()
+
+
+def test_the_healthy_run_is_healthy(folder: Path) -> None:
+    found = audited(folder)
+    assert [tally.state for tally in found.values()] == ["kept"] * 8
+    assert found[1].counts["admitted"] == len({record.group for record in admissions(folder)}) == 7
+
+
+def admissions(folder: Path) -> list[Admitted]:
+    run = open_run(folder, 2)
+    read = TopicReader(run.bus, "admissions", from_begin(run.bus, "admissions"))
+    records = [one.record for one in read.read_to(run.bus.end("admissions"))]
+    run.bus.close()
+    return [record for record in records if isinstance(record, Admitted)]
