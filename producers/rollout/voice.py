@@ -48,8 +48,9 @@ class Voice:
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
-            self.sender.send("trajectories", [(str(t.group), t) for t in done])
-            self.finishes.update(t.finish for t in done)
+            finishes = [t.finish for t in done]
+            records = [(str(t.group), t) for t in done]
+            self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
     def partials(self, growing: Sequence[Growing], everything: bool = False) -> None:
         """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""

@@ -27,11 +27,12 @@ NAMES = {
     "score": "scorer-0",
     "archive": "archive",
     "supervisor": "supervisor",
+    "relay": "relay",
 }
 
 
 LEASED = ("prompts", "dispatch", "train", "archive")
-READING = ("prompts", "dispatch", "train", "rollout", "eval")
+READING = ("prompts", "dispatch", "train", "rollout", "eval", "relay")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
     tmp_path: Path, model: Path
 ):
     folder = tmp_path / "run"
-    late = ("task.reward=late", "scoring.count=1", "archive.enabled=true")
+    late = ("task.reward=late", "scoring.count=1", "archive.enabled=true", "relay.enabled=true")
     with started(folder, model, "trainer.steps=2000", *late) as process:
         wait_for(lambda: is_up(folder) and has_evaluated(folder), process)
         wait_for(lambda: len(records(folder, "ledger", StepDone)) >= 4, process)
