@@ -101,7 +101,8 @@ def both_down(scene: Scene) -> None:
     scene.proxy.clear()
 
 
-SLOW = [
+FAULTS = [
+    (broker_killed,),
     (broker_paused,),
     (errors, done_but_said_to_have_failed),
     (slow, cut_off),
@@ -110,9 +111,9 @@ SLOW = [
     (outage_in_which_the_trainer_dies,),
     (both_down,),
 ]
-FAULTS = [(broker_killed,), *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: faults[0].__name__)
 def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     tmp_path: Path,

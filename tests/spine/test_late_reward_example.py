@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
 from tests.run_process import read, role, role_restarted, wait_for
 
@@ -15,6 +17,7 @@ EXAMPLE = ROOT / "examples" / "late-reward.toml"
 STEPS, GROUPS = 10, 4  # as the example says
 
 
+@pytest.mark.slow
 def test_the_example_loses_nothing_when_its_scorer_is_killed(tmp_path: Path) -> None:
     """Promise 1 for late rewards, with `kill -9`."""
     folder = tmp_path / "run"

@@ -4,7 +4,7 @@ threads.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +71,9 @@ class TinyRun:
     checkpoint_every: int = 100
     tokens_max: int = 12
     truncate: bool = False
+    archived: tuple[str, ...] = ()
+    configuration_hash: str = "configuration"
+    accept: Callable[[str], bool] = lambda before: True
     threads: list[threading.Thread] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
@@ -119,9 +122,10 @@ class TinyRun:
                 WeightsSettings(dtype="float32"),
                 CheckpointSettings(every=self.checkpoint_every),
                 truncate=self.truncate,
+                archived=self.archived,
             ),
             Begin(model, model_files(model, None, model.dtype)),
-            Provenance("tiny", term, "configuration", "revision"),
+            Provenance("tiny", term, self.configuration_hash, "revision", self.accept),
             MetricsFile(self.folder / "trainer.jsonl"),
         )
 

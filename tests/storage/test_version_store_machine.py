@@ -182,7 +182,7 @@ class VersionStoreOnFiles(VersionStore):
         shutil.rmtree(self.folder)
 
 
-VersionStore.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+VersionStore.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
 VersionStoreOnFiles.TestCase.settings = settings(
     max_examples=15, stateful_step_count=20, deadline=None
 )
