@@ -18,6 +18,7 @@ MODULES = (
     "archive",
     "asking",
     "bus",
+    "chaos",
     "cloud",
     "delta",
     "engine",

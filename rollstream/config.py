@@ -11,6 +11,7 @@ a role that the supervisor starts has exactly the supervisor's configuration.
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,6 +146,22 @@ trajectory.
 """
 ESSENTIAL = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
 """Exceptions to `INCIDENTAL`."""
+FIXED = ("run", "model", "trainer.updates_per_step")
+"""What no `--accept-config` changes: the log is named by it, or a checkpoint means nothing without.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that is not what it was."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        then, now = json.dumps(self.before), json.dumps(self.now)
+        return f"{self.key}: {then} in the run, {now} asked for"
 
 
 def load(
@@ -219,7 +236,32 @@ def fingerprint(configuration: Configuration) -> str:
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Of two essentials, by key. A setting that `before` has not, because an earlier program wrote
+    it, was its default then.
+    """
+    defaults = essentials(Configuration())
+    pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
+    return [Difference(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
+
+
+def refuse_differences(
+    found: Sequence[Difference], where: str, accepted: bool, advice: str
+) -> None:
+    """`ConfigurationError` that shows them all: any one, or, where they are `accepted`, any of what
+    is fixed.
+    """
+    refused = [one for one in found if not accepted or _is_of(one.key, FIXED)]
+    if refused:
+        lines = "\n".join(f"  {one}" for one in refused)
+        if accepted:
+            advice = "this cannot change in a run: choose another folder with --run DIR"
+        raise ConfigurationError(f"{where} of another configuration:\n{lines}\n{advice}")
+
+
 def _is_incidental(key: str) -> bool:
-    return key not in ESSENTIAL and any(
-        key == name or key.startswith(f"{name}.") for name in INCIDENTAL
-    )
+    return key not in ESSENTIAL and _is_of(key, INCIDENTAL)
+
+
+def _is_of(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)

@@ -1,7 +1,8 @@
 """A run's folder: where everything of a run lies, and the configuration that it was started with.
 
 A folder belongs to one configuration: starting another one in it is refused with the difference
-shown, so that no log mixes two runs. What only moves work about (`config.INCIDENTAL`) may change.
+shown, so that no log mixes two runs, unless the change is accepted. What only moves work about
+(`config.INCIDENTAL`) may change.
 """
 
 import json
@@ -10,11 +11,23 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config import CODE_REVISION, Configuration, essentials, load
+from rollstream.config import (
+    CODE_REVISION,
+    Configuration,
+    differences,
+    essentials,
+    load,
+    refuse_differences,
+)
 from rollstream.revision import code_revision
 from storage.log import open_log
 from streams.bus import Bus
 from streams.errors import ConfigurationError
+
+ADVICE = (
+    "go on with its own configuration, choose another folder with --run DIR, or change the run "
+    "from its next step on with --accept-config"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,10 @@ def model_folder(configuration: Configuration, folder: Path) -> Path:
     return Path(configuration.model.path) if configuration.model.path else RunFolder(folder).model
 
 
-def settle(folder: RunFolder, configuration: Configuration) -> None:
-    """Make the folder and write `config.json`; one that differs in what matters is refused."""
+def settle(folder: RunFolder, configuration: Configuration, accepted: bool = False) -> None:
+    """Make the folder and write `config.json`; one that differs in what matters is refused, unless
+    it is `accepted`.
+    """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,7 +96,9 @@ def settle(folder: RunFolder, configuration: Configuration) -> None:
             "choose another with --run DIR"
         ) from None
     if folder.configuration.exists():
-        _compare(folder, configuration)
+        before, now = essentials(load(folder.configuration)), essentials(configuration)
+        found = differences(before, now)
+        refuse_differences(found, f"{folder.path} holds a run", accepted, ADVICE)
     text = json.dumps(
         {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
     )
@@ -89,21 +106,6 @@ def settle(folder: RunFolder, configuration: Configuration) -> None:
     partial = folder.configuration.with_suffix(f".{secrets.token_hex(8)}.partial")
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, folder.configuration)
-
-
-def _compare(folder: RunFolder, configuration: Configuration) -> None:
-    before, now = essentials(load(folder.configuration)), essentials(configuration)
-    lines = [
-        f"  {key}: {json.dumps(before.get(key))} in the run, {json.dumps(now.get(key))} asked for"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
-    if lines:
-        differences = "\n".join(lines)
-        raise ConfigurationError(
-            f"{folder.path} holds a run of another configuration:\n{differences}\n"
-            "go on with its own configuration, or choose another folder with --run DIR"
-        )
 
 
 def _inside(url: str, folder: Path) -> str:

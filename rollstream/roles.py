@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollstream.config import Configuration, truncates
@@ -47,6 +47,8 @@ class Place:
     nonce: str
     handed_nonce: str | None
     watch: Watch
+    accept_config: bool = False
+    """Go on although the run had another configuration."""
 
 
 def run_role(
@@ -58,6 +60,7 @@ def run_role(
     stop: threading.Event,
     nonce: str,
     handed_nonce: str | None = None,
+    accept_config: bool = False,
 ) -> bool:
     """Run one role until it is done (True) or stopped (False). `Fenced` when a higher term took it
     over.
@@ -68,7 +71,7 @@ def run_role(
         placed(configuration, folder, name, watch, nonce, handed_nonce) as place,
     ):
         try:
-            return _ROLES[role](place)
+            return _ROLES[role](replace(place, accept_config=accept_config))
         finally:
             _note_usage(folder, name)
 

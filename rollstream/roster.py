@@ -9,16 +9,23 @@ from rollstream.config import Configuration
 from rollstream.folder import RunFolder
 from rollstream.layers import METRICS_PORT
 
+ACCEPT_CONFIG = "--accept-config"
 
-def seats_of(configuration: Configuration, folder: RunFolder) -> list[Seat]:
+
+def seats_of(
+    configuration: Configuration, folder: RunFolder, accept_config: bool = False
+) -> list[Seat]:
     """Prompt source, dispatch, trainer, relay, rollouts, scorers, evaluation and archive, in the
-    order of their start.
+    order of their start; `accept_config` is passed on to the trainer.
     """
     c = configuration
+    trainer = _seat(folder, "train", "trainer", c.trainer.threads, single=True)
+    if accept_config:
+        trainer = replace(trainer, command=[*trainer.command, ACCEPT_CONFIG])
     seats = [
         _seat(folder, "prompts", "prompts", 1, single=True),
         _seat(folder, "dispatch", "dispatch", 1, single=True),
-        _seat(folder, "train", "trainer", c.trainer.threads, single=True),
+        trainer,
     ]
     if c.relay.enabled:
         seats.append(_seat(folder, "relay", "relay", 1))

@@ -1,10 +1,12 @@
 """The trainer as a role: its starting model, its settings and its place in one `Trainer`."""
 
+from functools import partial
 from pathlib import Path
 
 from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
 from consumers.trainer.step_lines import missing_lines
+from rollstream.accepting import accept_change, keep_configuration
 from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
@@ -16,8 +18,12 @@ WEIGHT_SUFFIXES = (".safetensors", ".index.json")
 
 
 def train(place: Place, term: int) -> bool:
-    """Train to the run's last step; True when it is complete."""
+    """Train to the run's last step; True when it is complete. Another configuration than the run
+    had is refused, unless `place.accept_config`.
+    """
     c = place.configuration
+    keep_configuration(place.store, c)
+    accept = partial(accept_change, place.store, c, place.accept_config)
     set_threads(c.trainer.threads)
     start = model_folder(c, place.folder)
     archived = c.archive.topics if c.archive.enabled else ()
@@ -29,7 +35,7 @@ def train(place: Place, term: int) -> bool:
             place.store,
             Plan(c.trainer, rule, c.weights, c.checkpoints, truncates(c), archived),
             Begin(load_model(str(start)), small_files(start)),
-            Provenance(c.run, term, fingerprint(c), code_revision()),
+            Provenance(c.run, term, fingerprint(c), code_revision(), accept),
             metrics,
         )
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):

@@ -105,21 +105,31 @@ def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
 
     `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged.
     """
-    manifest = _read_manifest(store, wanted)
+    manifest = checkpoint_manifest(store, wanted)
     state = _read_state(store, wanted, manifest)
     tensors = read_shards(store, wanted.folder, manifest.tensors, manifest.tensors.names)
     return Checkpoint(wanted, tensors, state)
 
 
+def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
+    """What it holds; `ObjectMissing` if it is not whole (any more), `CorruptObject` if damaged."""
+    key = _manifest_key(wanted)
+    return unseal(store.get(key), CheckpointManifest, key)
+
+
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
     """The JSON part alone, verified; raises like `read_checkpoint`."""
-    return _read_state(store, wanted, _read_manifest(store, wanted))
+    return _read_state(store, wanted, checkpoint_manifest(store, wanted))
 
 
-def newest_checkpoint(store: ObjectStore) -> Restored:
-    """The newest checkpoint that reads whole; `skipped` says why each newer one was passed over."""
+def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restored:
+    """The newest checkpoint that reads whole, of those up to a step; `skipped` says why each newer
+    one was passed over.
+    """
     skipped: list[tuple[CheckpointId, str]] = []
     for stored in reversed(stored_checkpoints(store)):
+        if step_max is not None and stored.id.step > step_max:
+            continue
         try:
             return Restored(read_checkpoint(store, stored.id), tuple(skipped))
         except (ObjectMissing, CorruptObject) as error:
@@ -156,11 +166,6 @@ def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> 
         store.delete(_manifest_key(old))
         for entry in store.list(f"{old.folder}/"):
             store.delete(entry.key)
-
-
-def _read_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
-    key = _manifest_key(wanted)
-    return unseal(store.get(key), CheckpointManifest, key)
 
 
 def _read_state(

@@ -57,7 +57,7 @@ class Objects:
         self._check_believed(pointer)
         for version in sorted(self._manifests):
             self.tell(f"{version}")
-            self._check_version(self._manifests[version])
+            self._check_version(self._manifests[version], pointer)
 
     def _without_pointer(self) -> None:
         if any(True for _ in self.store.list("weights/")):
@@ -117,14 +117,17 @@ class Objects:
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
 
-    def _check_version(self, manifest: Manifest) -> None:
+    def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
         version, key = manifest.version, manifest_key(manifest.version)
         said = self.versions.hashes.get(version)
         if said is not None and said != manifest.hash:
             what = f"the log names manifest {said}, here lies {manifest.hash}"
             self.tally.offend(what, key=key)
-        if not self.versions.taken.is_believed(version):
+        if not self._is_believed(version, pointer):
             self.tally.counts["never believed"] += 1
+            # A zombie's manifest may come after its files were cleared away; nobody can believe it.
+            if said is None and version.term < pointer.term:
+                return
         self._check_base(manifest)
         self.tally.counts["versions kept"] += 1
         for file in manifest.files:
@@ -133,6 +136,13 @@ class Objects:
                 return  # removed meanwhile
             if wrong:
                 self.tally.offend(wrong, key=f"{version_folder(version)}/{file.name}")
+
+    def _is_believed(self, version: Version, pointer: Pointer) -> bool:
+        """By the ledger; it has no step 0, whose version is the pointer's or another's parent."""
+        if version.number or version == pointer.version:
+            return self.versions.taken.is_believed(version)
+        named = version in self.versions.hashes
+        return named or any(m.parent == version for m in self._manifests.values())
 
     def _check_base(self, manifest: Manifest) -> None:
         delta, parent = manifest.delta, manifest.parent

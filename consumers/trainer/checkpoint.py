@@ -1,8 +1,8 @@
 """What a checkpoint of the trainer holds beside the tensors, and how intake is restored from it.
 
-Positions, open groups and the ledger's position are of one moment, the end of a step: every take up
-to that step lies before the ledger's position and none after it. So what the ledger holds behind it
-is exactly what is to be repeated.
+Positions and open groups are of one moment, the end of a step. Every take and close of a later step
+lies behind the ledger's position: also those that an earlier term left and that are still to be
+repeated, in which case takes up to that step lie there too and are passed over by their step.
 """
 
 from collections.abc import Mapping
@@ -37,6 +37,10 @@ class TrainerState:
     groups: tuple[KeptGroup, ...]
     counts: dict[str, int]
     configuration_hash: str
+    ahead: bool = False
+    """Takes of later steps are still to be repeated: they name records before `positions`."""
+    ended: tuple[int, ...] = ()
+    """Groups that ended before their admission was read: it must not open them again."""
 
     def encode(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -52,7 +56,12 @@ class TrainerState:
 
 
 def trainer_state(
-    step: int, updates: int, ledger: Position, intake: Intake, configuration_hash: str
+    step: int,
+    updates: int,
+    ledger: Position,
+    intake: Intake,
+    configuration_hash: str,
+    ahead: bool = False,
 ) -> TrainerState:
     """The state at the end of a step."""
     return TrainerState(
@@ -72,6 +81,8 @@ def trainer_state(
         ),
         counts=dict(intake.counts),
         configuration_hash=configuration_hash,
+        ahead=ahead,
+        ended=tuple(sorted(intake.ended)),
     )
 
 
@@ -79,4 +90,6 @@ def restore_intake(intake: Intake, state: TrainerState) -> None:
     """Open the checkpoint's groups again; reading on brings the rest."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
+    for group in state.ended:
+        intake.end(group)
     intake.counts.update(state.counts)

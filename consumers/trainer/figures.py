@@ -81,7 +81,9 @@ class StepFigures:
                 self.closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
-        """Figures of a step that trained at least one sample."""
+        """Figures of a step; none if it trained no sample."""
+        if not self.rewards:
+            return {}
         by_task = {
             f"reward_mean/{task}": float(np.mean(rewards))
             for task, rewards in sorted(self.rewards_by_task.items())

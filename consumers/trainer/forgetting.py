@@ -42,7 +42,7 @@ class Forgetting:
     def run(self, kept: Iterable[CheckpointId]) -> None:
         """Truncate what is not needed beside these checkpoints."""
         states = [TrainerState.decode(checkpoint_state(self.store, one)) for one in kept]
-        if not states:
+        if not states or any(state.ahead for state in states):
             return
         for topic in TOPICS:
             bounds = [self._needed(topic, state) for state in states]

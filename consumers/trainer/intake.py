@@ -119,6 +119,11 @@ class Intake:
             self._ended.add(group)
         return ended
 
+    @property
+    def ended(self) -> frozenset[int]:
+        """Groups that ended before their admission was read."""
+        return frozenset(self._ended)
+
     def readers(self) -> list[TopicReader]:
         return list(self._readers.values())
 

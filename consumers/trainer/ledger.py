@@ -32,6 +32,12 @@ class Recorded:
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
+    since: Position = field(default_factory=Position)
+    """From where it was read."""
+
+    def goes_beyond(self, step: int) -> bool:
+        """Whether something of later steps is still to be repeated."""
+        return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
 
     def steps(self) -> int:
         """The highest step that has a take or a `StepDone`; 0 if none."""
@@ -53,7 +59,7 @@ class Ledger:
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
-        recorded = Recorded()
+        recorded = Recorded(since=position)
         for received in reader.read_to({0: opened[0] + 1}):
             match received.record:
                 case Take() as take:

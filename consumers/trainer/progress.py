@@ -35,7 +35,7 @@ class Progress:
 
     @property
     def groups_left(self) -> int:
-        return self.groups_needed - len(self.groups)
+        return max(0, self.groups_needed - len(self.groups))
 
     def take_group(self, group: int, trainable: list[str]) -> None:
         """The group belongs to this update; its trainable samples are still to be used."""

@@ -49,6 +49,10 @@ class Provenance:
     term: int
     configuration_hash: str
     code_revision: str
+    accept: Callable[[str], bool] = lambda before: True
+    """Given the hash of another configuration that the run had: whether the difference is accepted
+    and to be recorded; raises `ConfigurationError` where it is not.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,14 @@ def build_trainer(
     state = _load_newest(store, learner)  # 2
     ledger = Ledger(bus, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 3
+    accepted = _accepted(provenance, recorded, state)
     positions = _begin_positions(bus) if state is None else state.intake_positions()
     intake = Intake(bus, positions, monotonic, plan.rule.names)
     if state is None:
         state = _start(store, versions, learner, intake, provenance, plan)
     restore_intake(intake, state)  # 4
     _end_closed(intake, recorded, state.step)
-    _say_configured(ledger, provenance, state.step)
+    _say_configured(ledger, provenance, state.step, accepted)
     log.info(
         "trainer term %d goes on after step %d; the ledger has %d steps to repeat",
         provenance.term,
@@ -176,13 +181,25 @@ def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
                     intake.end(group.group)
 
 
-def _say_configured(ledger: Ledger, provenance: Provenance, step: int) -> None:
+def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | None) -> bool:
+    """Whether the run goes on under another configuration than its last trainer had."""
+    if recorded.configured is not None:
+        before = recorded.configured.configuration_hash
+    elif state is not None:
+        before = state.configuration_hash
+    else:
+        return False
+    return before != provenance.configuration_hash and provenance.accept(before)
+
+
+def _say_configured(ledger: Ledger, provenance: Provenance, step: int, accepted: bool) -> None:
     ledger.append(
         [
             Configured(
                 configuration_hash=provenance.configuration_hash,
                 code_revision=provenance.code_revision,
                 resumed_from=step,
+                accepted=accepted,
             )
         ]
     )

@@ -153,8 +153,10 @@ class Trainer:
 
     def _state(self, step: int) -> dict[str, object]:
         takes = self.takes
-        position = takes.ledger.position()
+        # Takes of later steps lie before the end: who starts from here must find them again.
+        ahead = self.recorded.goes_beyond(step)
+        position = self.recorded.since if ahead else takes.ledger.position()
         state = trainer_state(
-            step, takes.learner.updates, position, takes.intake, self.configuration_hash
+            step, takes.learner.updates, position, takes.intake, self.configuration_hash, ahead
         )
         return state.encode()

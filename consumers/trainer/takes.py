@@ -60,14 +60,24 @@ class Takes:
     """
 
     def repeat(self, take: Take, progress: Progress, figures: StepFigures) -> None:
-        """Train a recorded take again on the recorded data."""
+        """Train a recorded take again on the recorded data, or what the rule leaves of it."""
         noted = fetch_annotations(self.bus, take.annotations)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
             prepared = prepare(group.group, records, noted, self.rule, progress.version)
-            self._take_group(Ready(tuple(arrived), take.annotations, prepared), progress, figures)
-        self._train([member.trajectory for member in take.members], progress)
+            ready = Ready(tuple(arrived), take.annotations, prepared)
+            if prepared.ending:  # the configuration was changed since, and the change accepted
+                log.warning("group %d trains nothing now: %s", group.group, prepared.detail)
+                progress.take_group(group.group, [])
+            else:
+                self._take_group(ready, progress, figures)
+        named = [member.trajectory for member in take.members]
+        present = [trajectory for trajectory in named if trajectory in progress.pending]
+        if len(present) < len(named):
+            log.warning("step %d: %d samples less now", take.step, len(named) - len(present))
+        if present:
+            self._train(present, progress)
 
     def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
         """Take what is ready now and worth it; returns the number of groups taken."""

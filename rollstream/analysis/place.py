@@ -16,6 +16,7 @@ from streams.errors import ConfigurationError
 
 RUNS = Path("runs")
 ARCHIVE = "archive"
+REPLAYED = "replay.json"  # in the folder of a replay, which is no run that anything goes on with
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
 from rollstream.analysis.live import open_log
-from rollstream.analysis.place import Place, asked_place
+from rollstream.analysis.place import REPLAYED, Place, asked_place
 from rollstream.audited import in_json, in_words
 from rollstream.commands.pipes import ending_quietly
 from storage.archive.names import PREFIX, parsed
@@ -29,6 +29,8 @@ KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 def main(arguments: argparse.Namespace) -> int:
     """Print one line per invariant, with the first offenders."""
     place = asked_place(arguments.run, arguments.name, warn)
+    if place.folder is not None and (place.folder / REPLAYED).is_file():
+        raise ConfigurationError(f"{place.name} is a replay; audit the run that it is of")
     told = _told()
     try:
         with ExitStack() as opened:

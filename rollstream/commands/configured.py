@@ -3,15 +3,19 @@
 import argparse
 from pathlib import Path
 
+from rollstream.analysis.place import REPLAYED
 from rollstream.config import Configuration, load
 from rollstream.folder import RunFolder, folder_of, settle
+from streams.errors import ConfigurationError
 
 
 def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load, check and settle; a started run refuses another configuration."""
+    """Load, check and settle; a started run refuses another configuration, a replay all of them."""
     configuration, folder = loaded(arguments)
+    if (folder.path / REPLAYED).exists():
+        raise ConfigurationError(f"{folder.path} holds a replay, which no role goes on with")
     if Path(arguments.configuration).absolute() != folder.configuration or arguments.overrides:
-        settle(folder, configuration)
+        settle(folder, configuration, getattr(arguments, "accept_config", False))
     return configuration, folder
 
 

@@ -49,6 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
         stop=signals.stop,
         nonce=os.environ.get(NONCE) or secrets.token_hex(16),
         handed_nonce=os.environ.get(HANDED_NONCE),
+        accept_config=getattr(arguments, "accept_config", False),
     )
     log.info("%s %s", arguments.name, "is done" if is_done else "was stopped")
     return 0 if is_done else ASKED_TO_STOP

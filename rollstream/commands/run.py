@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
         warming = Warming(configuration, folder, seat, console, lock)
         if not warming.run(signals):  # 4
             return INTERRUPTED
-        outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments.json)
+        outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()
@@ -62,16 +62,17 @@ def _supervise(
     signals: StopSignals,
     console: Console,
     lock: RunLock,
-    as_json: bool,
+    arguments: argparse.Namespace,
 ) -> Outcome:
     now = time.time
     onlooker = Onlooker(plan_of(configuration), folder.metrics, lambda: bus, now, now())
-    seats = with_ports(seats_of(configuration, folder), port_of(configuration, os.environ))
+    wanted = seats_of(configuration, folder, arguments.accept_config)
+    seats = with_ports(wanted, port_of(configuration, os.environ))
     watch = Watch(signals.stop)
     with (
         served(configuration, folder.path, "supervisor", "supervisor", watch),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
-        LiveView(onlooker, console, as_json) as view,
+        LiveView(onlooker, console, arguments.json) as view,
     ):
         supervisor = Supervisor(seats, folder.logs, lock, events.append)
         watch.offer(supervisor.figures)

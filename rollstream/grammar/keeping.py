@@ -1,15 +1,73 @@
-"""The command that looks at what is kept: weights."""
+"""Commands that look at what is kept: weights, checkpoints, a run's steps."""
 
 import argparse
 
 from rollstream.grammar.parts import Commands, add, add_json
 
 RUN = "a run's folder, its config.json, or a store (folder or URL); default: the newest run"
+CHECKPOINT = "a step, a whole name as s00000010-t0001, or latest"
 VERSION = "a number, a whole name as v00000012-t0001, or latest"
 
 
 def add_keeping(commands: Commands) -> None:
-    """`weights` and its actions."""
+    """`weights` and `checkpoints` and their actions."""
+    _add_weights(commands)
+    _add_checkpoints(commands)
+    _add_replay(commands)
+
+
+def _add_replay(commands: Commands) -> None:
+    command = add(
+        commands,
+        "replay",
+        "replay",
+        "train a run's steps again on identical data, into a folder of its own",
+        "runs/quickstart-0 --from-step 58 --out runs/again",
+        "runs/quickstart-0 --from-step 30 --to-step 50 --set trainer.lr=1e-4 --out runs/slower",
+        "runs/quickstart-0 --from-step 30 --where 'tokens<100' --out runs/short --json",
+    )
+    command.add_argument("run", metavar="RUN", help="the run's folder; it is not changed")
+    command.add_argument(
+        "--from-step", metavar="N", type=int, required=True, help="go on after this step"
+    )
+    command.add_argument("--to-step", metavar="M", type=int, help="default: the last recorded")
+    command.add_argument("--out", metavar="DIR", required=True, help="a new or empty folder")
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="an experiment: another loss, learning rate, lag limit … after step N",
+    )
+    command.add_argument(
+        "--where",
+        metavar="FIELD=VALUE",
+        action="append",
+        default=[],
+        help="an experiment: only trajectories whose field (task, reward, rollout, …) is so",
+    )
+    add_json(command)
+
+
+def _add_checkpoints(commands: Commands) -> None:
+    command = add(
+        commands,
+        "checkpoints",
+        "checkpoints",
+        "list and show the trainer's checkpoints that are kept",
+        "list runs/quickstart-0",
+        "show latest runs/quickstart-0",
+        "show 60 runs/quickstart-0 --json",
+    )
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add(actions, "list", "the checkpoints, oldest first; unfinished and damaged ones too")
+    show = _add(actions, "show", "one checkpoint: tensors, positions, open groups, counts")
+    show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    _add_run(actions)
+
+
+def _add_weights(commands: Commands) -> None:
     command = add(
         commands,
         "weights",
@@ -33,6 +91,10 @@ def add_keeping(commands: Commands) -> None:
     export = _add(actions, "export", "write a folder that transformers and vLLM load")
     export.add_argument("version", metavar="VERSION", help=VERSION)
     export.add_argument("folder", metavar="DIR", help="a new or empty folder")
+    _add_run(actions)
+
+
+def _add_run(actions: Commands) -> None:
     for action in (*actions.choices.values(),):
         action.add_argument("run", metavar="RUN", nargs="?", help=RUN)
         add_json(action)

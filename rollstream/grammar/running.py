@@ -1,5 +1,7 @@
 """Commands that run something: a whole run, one role, an evaluation, the warm-up."""
 
+import argparse
+
 from rollstream.grammar.parts import (
     EXAMPLE_RUN,
     Commands,
@@ -40,6 +42,7 @@ def _add_run(commands: Commands) -> None:
         "examples/quickstart.toml --seed 2 --run runs/two --set trainer.lr=1e-4",
     )
     add_configuration(command)
+    _add_accept(command)
     add_json(command)
 
 
@@ -47,6 +50,16 @@ def _add_role(commands: Commands, name: str, purpose: str) -> None:
     command = add(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN)
     add_name(command, name)
     add_configuration(command)
+    if name == "train":
+        _add_accept(command)
+
+
+def _add_accept(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--accept-config",
+        action="store_true",
+        help="go on under a configuration that differs from the run's; the ledger says so",
+    )
 
 
 def _add_evaluation(commands: Commands) -> None:

@@ -11,7 +11,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def versions_table(lines: Iterable[Line]) -> Table:
-    table = _table("version", "kind", ">size", ">of full", ">delta", "made", "")
+    table = table_of("version", "kind", ">size", ">of full", ">delta", "made", "")
     for line in lines:
         if line["kind"] == "unfinished":
             table.add_row(str(line["version"]), "unfinished")
@@ -19,9 +19,9 @@ def versions_table(lines: Iterable[Line]) -> Table:
         table.add_row(
             str(line["version"]),
             str(line["kind"]),
-            _size(line["bytes"]),
+            size(line["bytes"]),
             _share(line["bytes"], line["full_bytes"]),
-            _size(line["delta_bytes"]),
+            size(line["delta_bytes"]),
             time.strftime("%m-%d %H:%M:%S", time.localtime(float(line["created_s"] or 0))),
             "believed" if line["believed"] else "",
         )
@@ -29,7 +29,7 @@ def versions_table(lines: Iterable[Line]) -> Table:
 
 
 def tensors_table(lines: Iterable[Line]) -> Table:
-    table = _table("tensor", "is", "coded", ">changed", ">delta")
+    table = table_of("tensor", "is", "coded", ">changed", ">delta")
     for line in lines:
         tied = f" = {line['tied']}" if line["tied"] else ""
         table.add_row(
@@ -37,13 +37,13 @@ def tensors_table(lines: Iterable[Line]) -> Table:
             f"{line['dtype']} {line['shape']}",
             " ".join(filter(None, (str(line["coding"] or "–"), str(line["values"] or "")))),
             _count(line["changed"]),
-            _size(line["delta_bytes"]),
+            size(line["delta_bytes"]),
         )
     return table
 
 
 def differences_table(lines: Iterable[Line]) -> Table:
-    table = _table("tensor", ">elements", ">changed", ">share", ">largest change")
+    table = table_of("tensor", ">elements", ">changed", ">share", ">largest change")
     for line in lines:
         largest = line["largest"]
         table.add_row(
@@ -56,7 +56,8 @@ def differences_table(lines: Iterable[Line]) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def table_of(*columns: str) -> Table:
+    """Without a frame; a name that begins with > is of a column of numbers, on the right."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column.startswith(">")
@@ -71,7 +72,7 @@ def _count(number: str | int | float | None) -> str:
     return "–" if number is None else f"{int(number):,}"
 
 
-def _size(count: str | int | float | None) -> str:
+def size(count: str | int | float | None) -> str:
     """In units of 1000 bytes."""
     if count is None:
         return "–"

@@ -1,0 +1,109 @@
+"""What is left of a run after `kill -9`: real processes killed at random, one process killed at
+every write, and thousands of seeded runs in memory (docs/recovery.md).
+
+`python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER]` is one run of the
+quickstart under kills, by itself.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.case import Case, alone
+from benchmarks.chaos_run import chaos_run
+from benchmarks.pipeline import _warm_model
+
+KILLS, KILLS_QUICK = 25, 6
+SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
+STEPS, STEPS_QUICK = 60, 16
+SEEDED, SEEDED_QUICK = 3000, 100
+BOUNDARY_EVERY_QUICK = 60
+FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Goals of all: 0."""
+    logging.disable(logging.WARNING)  # every role speaks up about what was killed
+    yield _boundaries(quick)
+    yield _seeded(quick)
+    for form in FORMS:
+        yield from _processes(form, quick)
+
+
+def _boundaries(quick: bool) -> Case:
+    """Every write of a 20-step run, everything killed before it and in another run after it."""
+    from tests.chaos.trials import at_boundary
+
+    writes = at_boundary(-1).writes
+    every = BOUNDARY_EVERY_QUICK if quick else 1
+    trials = [
+        at_boundary(boundary, side)
+        for boundary in range(0, writes, every)
+        for side in ("before", "after")
+    ]
+    wrong = [trial for trial in trials if trial.found.wrong]
+    note = f"{writes} write boundaries, {len(trials)} runs killed"
+    return alone("boundary_violations", len(wrong), "runs", at_most=0, note=_first(note, wrong))
+
+
+def _seeded(quick: bool) -> Case:
+    """Each batch in a process of its own: what a crash leaves in memory goes with it."""
+    from tests.chaos.batches import seeded_batches
+
+    count = SEEDED_QUICK if quick else SEEDED
+    told = seeded_batches(count)
+    happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
+    note = f"{count} runs: {happened}"
+    return alone(
+        "seeded_violations", len(told.wrong), "runs", at_most=0, note=_first(note, told.wrong)
+    )
+
+
+def _first(note: str, wrong: Sequence[object]) -> str:
+    return f"{note}; first: {wrong[0]}" if wrong else note
+
+
+def _processes(form: str, quick: bool) -> Iterator[Case]:
+    kills = KILLS_QUICK if quick else KILLS
+    steps = STEPS_QUICK if quick else STEPS
+    lost = twice = 0
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as scratch:
+        base = Path(scratch)
+        warm = _warm_model(base)
+        calm = chaos_run(base / f"{form}-calm", form, warm, 0, 0, steps)
+        for seed in SEEDS_QUICK if quick else SEEDS:
+            ended = chaos_run(base / f"{form}-{seed}", form, warm, seed, kills, steps)
+            lost += ended.lost + abs(ended.trained - calm.trained)
+            twice += ended.twice
+            notes.append(f"seed {seed}: {ended}")
+    note = f"{FORMS[form]}; without kills: {calm}; {'; '.join(notes)}"
+    yield alone(f"chaos_lost_{form}", lost, "groups", at_most=0, note=note)
+    yield alone(f"chaos_twice_{form}", twice, "trajectories", at_most=0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One run under kills; what was found as JSON, and 1 if anything was lost or done twice."""
+    parser = argparse.ArgumentParser(description="Kill a run of the quickstart and count it again.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--cloud", action="store_true", help="over Kafka and S3")
+    parser.add_argument("--model", type=Path, help="a warm model's folder; default: make one")
+    parser.add_argument("--keep", type=Path, help="a new folder that stays")
+    asked = parser.parse_args(arguments)
+    form = "cloud" if asked.cloud else "embedded"
+    with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as scratch:
+        warm = asked.model or _warm_model(Path(scratch))
+        folder = asked.keep or Path(scratch) / "run"
+        ended = chaos_run(folder, form, warm, asked.seed, asked.kills, asked.steps)
+    print(json.dumps(ended.as_json()))
+    return int(bool(ended.lost or ended.twice))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The micro-batches of a recorded step, as the rule and the filter of a replay leave them.
+
+With the run's own rule and no filter they are the recorded ones, sample for sample. What the rule
+adds to the recorded takes (a larger `max_lag`) comes behind them, packed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.figures import StepFigures
+from consumers.trainer.intake import fetch_annotations, fetch_group
+from consumers.trainer.packing import pack
+from consumers.trainer.prepare import Rule, prepare
+from consumers.trainer.sample import Sample
+from streams.bus import Bus
+from streams.records import GroupMembers, Take, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Under what steps are trained; `keep` says which trajectories there are at all."""
+
+    settings: TrainerSettings
+    rule: Rule
+    keep: Callable[[Trajectory], bool] = lambda record: True
+
+
+def batches_of(
+    log: Bus, takes: Sequence[Take], course: Course, version: int, figures: StepFigures
+) -> Iterator[list[Sample]]:
+    """Of the takes of one update. Other bytes than the ledger recorded are a `ValueError`, what is
+    gone a `PositionLost`.
+    """
+    samples: dict[str, Sample] = {}
+    for take in takes:
+        for group in take.groups:
+            found = _samples_of(log, take, group, course, version, figures)
+            samples |= {sample.trajectory: sample for sample in found}
+        named = [member.trajectory for member in take.members]
+        batch = [samples.pop(name) for name in named if name in samples]
+        if batch:
+            yield batch
+    for more in pack(list(samples.values()), course.settings.micro_batch_tokens):
+        yield list(more)
+
+
+def _samples_of(
+    log: Bus, take: Take, group: GroupMembers, course: Course, version: int, figures: StepFigures
+) -> Sequence[Sample]:
+    noted = fetch_annotations(log, take.annotations)
+    records = [arrived.record for arrived in fetch_group(log, group.members)]
+    kept = [record for record in records if course.keep(record)]
+    figures.counts["filtered_out"] += len(records) - len(kept)
+    if not kept:
+        figures.closed("filtered", {})
+        return ()
+    prepared = prepare(group.group, kept, noted, course.rule, version)
+    if prepared.ending:
+        figures.closed(prepared.ending, prepared.counts, kept)
+        return ()
+    figures.taken(kept, prepared.samples, prepared.counts)
+    figures.consumed(prepared.samples, version)
+    return prepared.samples

@@ -1,0 +1,59 @@
+"""`rollstream checkpoints list | show`: the trainer's whole states that a run's store keeps.
+
+Reads the store alone, so it works on a living run, a finished one, and on a bucket without a run.
+"""
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+
+from rollstream.commands.pipes import ending_quietly
+from rollstream.history.checkpoints import (
+    checkpoint_line,
+    checkpoints_table,
+    find_checkpoint,
+    positions_table,
+    whole_line,
+)
+from rollstream.history.finding import find_store
+from storage.checkpoints import stored_checkpoints
+from storage.objects import ObjectStore
+from streams.errors import ObjectMissing
+
+
+@ending_quietly
+def main(arguments: argparse.Namespace) -> int:
+    """Exit code 1 when the checkpoint asked for is missing or one of those listed is damaged."""
+    store = find_store(arguments.run)
+    return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
+
+
+def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    lines = [checkpoint_line(store, stored) for stored in stored_checkpoints(store)]
+    if not lines:
+        raise ObjectMissing("no checkpoint is kept there (yet)")
+    if arguments.json:
+        for line in lines:
+            print(json.dumps(line))
+    else:
+        Console().print(checkpoints_table(lines))
+    problems = [line["problem"] for line in lines if "problem" in line]
+    for problem in problems:
+        print(f"rollstream: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
+    line = whole_line(store, find_checkpoint(store, arguments.checkpoint))
+    if arguments.json:
+        print(json.dumps(line))
+        return 0
+    console = Console()
+    console.print(checkpoints_table([line]), positions_table(line), sep="\n\n")
+    files = [f"{size:>15,} {name}" for name, size in line["files"].items()]
+    console.print("", *files, sep="\n", highlight=False)
+    counts = ", ".join(f"{count:,} {name}" for name, count in line["counts"].items()) or "none"
+    console.print(f"\ncounts: {counts}\nconfiguration {line['configuration_hash']}", soft_wrap=True)
+    return 0

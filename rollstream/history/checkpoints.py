@@ -1,0 +1,112 @@
+"""The trainer's checkpoints as lines for programs, and as tables: what is kept, and one in full."""
+
+import re
+from typing import Any
+
+from rich.table import Table
+
+from consumers.trainer.checkpoint import TrainerState
+from rollstream.history.finding import LATEST
+from rollstream.history.tables import size, table_of
+from storage.checkpoints import (
+    CheckpointId,
+    StoredCheckpoint,
+    checkpoint_manifest,
+    checkpoint_state,
+    stored_checkpoints,
+)
+from storage.objects import ObjectStore
+from streams.errors import ConfigurationError, CorruptObject, ObjectMissing
+
+_NAME = re.compile(r"s\d{8,}-t\d{4,}")
+Line = dict[str, Any]
+
+
+def find_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
+    """Of `latest`, a step, or a whole name; of a step the highest term. `ObjectMissing` says which
+    are kept.
+    """
+    if text != LATEST and not text.isdecimal() and not _NAME.fullmatch(text):
+        raise ConfigurationError(
+            f"{text!r} is no checkpoint: give a step, a name as {CheckpointId(1, 10)}, or {LATEST}"
+        )
+    whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
+    found = [
+        one
+        for one in whole
+        if text in (LATEST, str(one)) or (text.isdecimal() and one.step == int(text))
+    ]
+    if not found:
+        names = ", ".join(map(str, whole)) or "none"
+        raise ObjectMissing(f"checkpoint {text} is not kept; kept are: {names}")
+    return max(found)
+
+
+def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> Line:
+    """In short; `state` is whole, unfinished or damaged, with the `problem`."""
+    line: Line = {"checkpoint": str(stored.id), "step": stored.id.step, "term": stored.id.term}
+    if not stored.whole:
+        return line | {"state": "unfinished"}
+    try:
+        manifest = checkpoint_manifest(store, stored.id)
+        state = TrainerState.decode(checkpoint_state(store, stored.id))
+    except (ObjectMissing, CorruptObject) as error:
+        return line | {"state": "damaged", "problem": str(error)}
+    return line | {
+        "state": "whole",
+        "bytes": sum(f.bytes for f in manifest.tensors.files) + manifest.state.bytes,
+        "tensors": len(manifest.tensors.names),
+        "updates": state.updates,
+        "open_groups": len(state.groups),
+        "ledger_offset": state.ledger.offset,
+        "configuration_hash": state.configuration_hash,
+    }
+
+
+def whole_line(store: ObjectStore, wanted: CheckpointId) -> Line:
+    """In full: positions by topic and partition, open groups by their admission, counts, files."""
+    manifest = checkpoint_manifest(store, wanted)
+    state = TrainerState.decode(checkpoint_state(store, wanted))
+    positions = {"ledger": {"0": state.ledger}, **state.positions}
+    return checkpoint_line(store, StoredCheckpoint(wanted, True)) | {
+        "files": {f.name: f.bytes for f in (*manifest.tensors.files, manifest.state)},
+        "positions": {
+            topic: {
+                partition: {"offset": at.offset, "term": at.fence.term, "next": at.fence.sequence}
+                for partition, at in by.items()
+            }
+            for topic, by in positions.items()
+        },
+        "groups": [
+            {
+                "admitted": group.admitted.offset,
+                "arrived": len(group.arrived),
+                "annotations": len(group.noted),
+            }
+            for group in state.groups
+        ],
+        "counts": dict(state.counts),
+    }
+
+
+def checkpoints_table(lines: list[Line]) -> Table:
+    table = table_of("checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups")
+    for line in lines:
+        told = [f"{line[key]:,}" if key in line else "–" for key in ("updates", "open_groups")]
+        table.add_row(
+            line["checkpoint"],
+            line["state"],
+            str(line["step"]),
+            str(line["term"]),
+            size(line.get("bytes")),
+            *told,
+        )
+    return table
+
+
+def positions_table(line: Line) -> Table:
+    table = table_of("topic", ">partition", ">next offset", ">term", ">next sequence")
+    for topic, by in line["positions"].items():
+        for partition, at in by.items():
+            table.add_row(topic, partition, *(f"{at[key]:,}" for key in ("offset", "term", "next")))
+    return table

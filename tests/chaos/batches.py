@@ -1,0 +1,53 @@
+"""Many seeded runs, a batch to a process: threads that a crash left waiting end with it.
+
+`python -m tests.chaos.batches FIRST COUNT` is one batch; it prints one JSON object.
+"""
+
+import json
+import logging
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.chaos.trials import seeded
+
+BATCH = 100
+BATCH_S = 1800.0
+
+
+@dataclass
+class Told:
+    """What all batches found; a line of `wrong` ends with the command that repeats its run."""
+
+    wrong: list[str] = field(default_factory=list[str])
+    happened: Counter[str] = field(default_factory=Counter[str])
+
+
+def seeded_batches(count: int, first: int = 0) -> Told:
+    """Seeds `first` to `first + count`."""
+    told = Told()
+    for start in range(first, first + count, BATCH):
+        size = min(BATCH, first + count - start)
+        line = [sys.executable, "-m", "tests.chaos.batches", str(start), str(size)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=BATCH_S, check=True)
+        said = json.loads(done.stdout)
+        told.wrong += said["wrong"]
+        told.happened.update(said["happened"])
+    return told
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    told = Told()
+    for seed in range(first, first + count):
+        trial = seeded(seed)
+        told.happened += trial.happened
+        if trial.found.wrong:
+            told.wrong.append(str(trial))
+    print(json.dumps({"wrong": told.wrong, "happened": told.happened}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Where a run is killed: every write of every process passes here, before it is made and again
+before it is answered.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from tests.chaos.baton import Baton, Crashed, Process
+
+Result = TypeVar("Result")
+WRITE_S_MAX = 0.02  # how long a write takes
+Side = Literal["before", "after"]
+
+
+class Plan:
+    """Kills nothing; what it counts are the boundaries of a run."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.writes = 0
+
+    def passes(self, side: Side, process: Process, kind: str) -> None:
+        """Raise `Crashed` here, or let the process go on."""
+        if side == "before":
+            self.kinds[kind] += 1
+            self.writes += 1
+
+
+class AllAtOnce(Plan):
+    """Every process dies at one side of one write, counted from 0."""
+
+    def __init__(self, baton: Baton, processes: Callable[[], list[Process]]) -> None:
+        super().__init__()
+        self._baton, self._processes = baton, processes
+        self.at, self.side = -1, "before"
+        self.killed = ""
+
+    def passes(self, side: Side, process: Process, kind: str) -> None:
+        super().passes(side, process, kind)
+        if (self.writes - 1, side) == (self.at, self.side) and not self.killed:
+            self.killed = f"{process.name}: {kind}"
+            for victim in self._processes():
+                self._baton.kill(victim)
+            raise Crashed
+
+
+@dataclass
+class Rates:
+    """Chances per write."""
+
+    kill: float
+    freeze: float
+    all_at_once: float
+
+
+class Drawn(Plan):
+    """Who writes is killed or frozen with these chances, at most `most` times a run."""
+
+    def __init__(
+        self, baton: Baton, processes: Callable[[], list[Process]], rates: Rates, most: int
+    ) -> None:
+        super().__init__()
+        self._baton, self._processes, self._rates, self._left = baton, processes, rates, most
+        self.happened: Counter[str] = Counter()
+
+    def passes(self, side: Side, process: Process, kind: str) -> None:
+        super().passes(side, process, kind)
+        drawn, rates = self._baton.random.random() * 2, self._rates  # a write has two sides
+        if self._left <= 0 or drawn >= rates.kill + rates.freeze + rates.all_at_once:
+            return
+        self._left -= 1
+        if drawn < rates.kill:
+            self.happened["killed"] += 1
+            self._baton.kill(process)
+            raise Crashed
+        if drawn < rates.kill + rates.freeze:
+            self.happened["frozen"] += 1
+            process.frozen_s = self._baton.now_s + self._baton.random.uniform(0.5, 20.0)
+            self._baton.wait(0.0)
+            return
+        self.happened["all killed"] += 1
+        for victim in self._processes():
+            self._baton.kill(victim)
+        raise Crashed
+
+
+@dataclass
+class Gate:
+    """One process's way to bus and store."""
+
+    baton: Baton
+    process: Process
+    plan: Plan = field(default_factory=Plan)
+
+    def look(self) -> None:
+        """Before a read: others may run here."""
+        self.baton.point()
+
+    def write(self, kind: str, make: Callable[[], Result]) -> Result:
+        """Make the write unless the process dies before it; its answer may be lost."""
+        self.baton.wait(self.baton.random.uniform(0.0, WRITE_S_MAX))
+        self.plan.passes("before", self.process, kind)
+        made = make()
+        self.plan.passes("after", self.process, kind)
+        self.baton.point()
+        return made

@@ -1,0 +1,103 @@
+"""An engine without a model, and rewards without a process: tokens and rewards are functions of
+(seed, trajectory, position), so whoever resumes a trajectory goes on as the one before.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from producers.engines.base import Compared, Emission, EngineStats, Request, Update, UpdateMode
+from producers.rewards import Outcome, Verdict
+from producers.tasks.base import Turns
+from streams.records import Tokens, Version
+
+CHUNK = 3  # tokens of each trajectory per emission
+ENDS_ONE_IN = 8
+TOKENS = 16  # of its vocabulary
+END = 2
+
+
+class FakeEngine:
+    """`Engine`, emitting once per moment of the clock."""
+
+    def __init__(self, version: Version, slots: int, clock: Callable[[], float]) -> None:
+        self.version = version
+        self._slots, self._clock = slots, clock
+        self._running: dict[str, tuple[Request, int, int]] = {}
+        self._emitted_s = -1.0
+        self._tokens = 0
+
+    def submit(self, request: Request) -> None:
+        self._running[request.trajectory] = (request, len(request.tokens), len(request.logprobs))
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        if self._emitted_s == self._clock():
+            return []
+        self._emitted_s = self._clock()
+        return [self._step(trajectory) for trajectory in list(self._running)[: self._slots]]
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        raise NotImplementedError("the fake engine has no dialogues")
+
+    def abort(self, trajectory: str) -> Emission | None:
+        self._running.pop(trajectory, None)
+
+    def prepare(self, update: Update) -> Update:
+        return update
+
+    def update(self, update: Update, mode: UpdateMode) -> None:
+        assert mode != "keep_version" or not self._running
+        self.version = update.version
+
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        return Compared(len(list(names)), ())
+
+    def running(self) -> Sequence[str]:
+        return list(self._running)
+
+    def stats(self) -> EngineStats:
+        running = min(len(self._running), self._slots)
+        waiting = len(self._running) - running
+        return EngineStats(self._slots, running, waiting, 0, 4096, 0, self._tokens, 0.0)
+
+    def _step(self, trajectory: str) -> Emission:
+        request, length, generated = self._running[trajectory]
+        tokens: list[int] = []
+        finish = None
+        while finish is None and len(tokens) < CHUNK:
+            drawn = crc32(f"{request.seed}/{trajectory}/{length + len(tokens)}".encode())
+            tokens.append(END if drawn % ENDS_ONE_IN == 0 else 3 + drawn // 8 % (TOKENS - 3))
+            if tokens[-1] == END:
+                finish = "stop"
+            elif generated + len(tokens) == request.sampling.tokens_max:
+                finish = "length"
+        if finish is None:
+            count = len(tokens)
+            self._running[trajectory] = (request, length + count, generated + count)
+        else:
+            del self._running[trajectory]
+        self._tokens += len(tokens)
+        logprobs = np.full(len(tokens), -0.5, np.float32)
+        return Emission(trajectory, np.array(tokens, np.uint32), logprobs, self.version, finish)
+
+
+class FakeRewards:
+    """`RewardPool` at once."""
+
+    def __init__(self) -> None:
+        self._decided: list[tuple[str, Outcome]] = []
+
+    def can_submit(self) -> bool:
+        return True
+
+    def submit(self, key: str, reference: str, turns: Turns) -> None:
+        self._decided.append((key, Verdict(float(sum(map(sum, turns)) % 3))))
+
+    def poll(self) -> list[tuple[str, Outcome]]:
+        decided, self._decided = self._decided, []
+        return decided
+
+    def close(self) -> None:
+        """Nothing runs."""

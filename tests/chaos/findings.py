@@ -1,0 +1,50 @@
+"""What is wrong with a run that is over: the audit, and counts that need no audit."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from storage.archive.whole import whole_topic
+from storage.objects import ObjectStore
+from streams.bus import Bus
+from streams.records import GroupClosed, Prompt, Record, StepDone, Take
+from tests.chaos.stepped_run import MAX_LAG, RUN, Shape
+
+
+@dataclass
+class Findings:
+    """`wrong` is empty where every promise was kept."""
+
+    wrong: list[str] = field(default_factory=list[str])
+    trained: int = 0
+    closed: Counter[str] = field(default_factory=Counter[str])
+
+
+def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
+    """Invariants 1 to 7, and that this run trained as much as any other of its shape."""
+    found = Findings()
+    for tally in Audit(bus, store, RUN, Policy(MAX_LAG, shape.keep_version)).check():
+        found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]
+        found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
+
+    def records(topic: str, kind: type[Record]) -> list:
+        return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
+
+    takes = records("ledger", Take)
+    used = Counter(member.trajectory for take in takes for member in take.members)
+    found.wrong += [f"{t} was trained {count} times" for t, count in used.items() if count > 1]
+    found.trained = sum(len(take.groups) for take in takes)
+    if found.trained != shape.steps * shape.groups:
+        found.wrong.append(f"{found.trained} groups trained, not {shape.steps * shape.groups}")
+    found.closed = Counter(record.reason for record in records("ledger", GroupClosed))
+    hashes: dict[int, set[str]] = {}
+    for done in records("ledger", StepDone):
+        hashes.setdefault(done.step, set()).add(done.state_hash)
+    if sorted(hashes) != list(range(1, shape.steps + 1)):
+        found.wrong.append(f"steps done: {sorted(hashes)}")
+    found.wrong += [f"step {s} was repeated to other bits" for s in hashes if len(hashes[s]) > 1]
+    prompts = [record.group for record in records("prompts", Prompt)]
+    if prompts and prompts != list(range(prompts[0], prompts[0] + len(prompts))):
+        found.wrong.append(f"prompts are repeated or skipped: {prompts}")
+    return found

@@ -1,0 +1,64 @@
+"""The trainer's publisher as a task under the baton: the same steps, no thread of its own."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from consumers.trainer.copies import Copies
+from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
+from tests.chaos.baton import Baton
+
+WAIT_S = 0.01
+
+
+@dataclass
+class SteppedPublisher:
+    """What `Trainer` asks of its publisher; `inner` publishes, in the task that calls `run`."""
+
+    inner: Publisher
+    baton: Baton
+    _queue: deque[Snapshot] = field(default_factory=deque[Snapshot])
+    _busy: bool = False
+    _closed: bool = False
+    _failed: BaseException | None = None
+
+    def run(self) -> None:
+        """Publish what was handed over until `close`."""
+        try:
+            while self._queue or not self._closed:
+                if not self._queue:
+                    self.baton.wait(WAIT_S)
+                    continue
+                self._busy = True
+                self.inner._publish(self._queue.popleft())
+                self._busy = False
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    @property
+    def weights(self) -> Copies:
+        return self.inner.weights
+
+    @property
+    def states(self) -> Copies:
+        return self.inner.states
+
+    def await_room(self) -> None:
+        while len(self._queue) >= QUEUE_MAX:
+            self.check()
+            self.baton.wait(WAIT_S)
+        self.check()
+
+    def submit(self, snapshot: Snapshot) -> None:
+        self._queue.append(snapshot)
+
+    def check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def close(self) -> None:
+        self._closed = True
+        while self._queue or self._busy:
+            self.check()
+            self.baton.wait(WAIT_S)
+        self.check()

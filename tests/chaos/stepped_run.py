@@ -1,0 +1,263 @@
+"""A whole run in one process, step by step: every role but the engine and the rewards is the
+product's own, on a bus and a store of the caller's, all of it under one baton.
+
+Its supervisor starts what died again after a drawn pause, hands the dead holder's lease on as the
+real one does, and starts successors of frozen processes, which then come back as zombies.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from consumers.archive.service import Archive
+from consumers.dispatch.admit import Pace
+from consumers.dispatch.service import Dispatch
+from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from consumers.trainer.prepare import rule_of
+from consumers.trainer.resume import Begin, Provenance, build_trainer
+from consumers.trainer.resume import Plan as TrainerPlan
+from producers.prompt_source import PromptOrder, PromptSource
+from producers.rollout.judging import Judging
+from producers.rollout.orders import Orders
+from producers.rollout.outbox import AtOnce
+from producers.rollout.pulse import Pulse
+from producers.rollout.voice import Voice
+from producers.rollout.weights import WeightsFollower, compared_whole
+from producers.rollout.worker import Rollout
+from producers.settings import RolloutSettings, TaskSettings
+from producers.tasks.registry import load_task
+from storage.leases import Candidate, Claim
+from storage.metrics import MetricsFile
+from storage.model import build_model, model_files
+from storage.objects import ObjectStore
+from storage.roles import next_term
+from storage.settings import CheckpointSettings, WeightsSettings
+from streams.bus import Bus
+from streams.errors import Fenced, RollstreamError
+from streams.records import Sampling
+from streams.topics import catalogue
+from tests.chaos.baton import Baton, Process, Stop
+from tests.chaos.crashes import Gate, Plan
+from tests.chaos.crashing_bus import CrashingBus
+from tests.chaos.crashing_store import CrashingStore
+from tests.chaos.fake_engine import FakeEngine, FakeRewards
+from tests.chaos.stepped_publisher import SteppedPublisher
+
+RUN = "stepped"
+SIZES = {
+    "vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+    "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+HOLDERS = ("prompts", "dispatch", "trainer", "archive")
+ROLES = (*HOLDERS, "rollout-0", "rollout-1")
+TICK_S = 0.1
+MAX_LAG = 3
+TOKENS_MAX = 24
+
+Medium = tuple[Bus, ObjectStore]
+
+
+class AtOnceFollower(WeightsFollower):
+    """Fetches in its caller's thread: there is one thread at a time."""
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        self._run(work)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much a run does."""
+
+    steps: int = 20
+    groups: int = 2
+    samples: int = 2
+    checkpoint_every: int = 3
+    keep_version: bool = False
+
+
+@dataclass(eq=False)
+class SteppedRun:
+    """`reopen` gives bus and store again after everything died."""
+
+    reopen: Callable[[], Medium]
+    folder: Path
+    baton: Baton
+    shape: Shape = Shape()
+    plan: Plan = field(default_factory=Plan)
+    current: dict[str, Process] = field(default_factory=dict[str, Process])
+    zombies: list[Process] = field(default_factory=list[Process])
+    starts: dict[str, int] = field(default_factory=dict[str, int])
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        self.bus, self.store = self.reopen()
+        self.bus.create(catalogue(2))
+        self._stops = {name: Stop(self.baton) for name in ROLES}
+        self._due: dict[str, float] = {}
+
+    def alive(self) -> list[Process]:
+        return [p for p in (*self.current.values(), *self.zombies) if not p.ended]
+
+    # ---- supervisor ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the last step is trained and everything is archived; what a role fails with is
+        raised.
+        """
+        clock = SimpleNamespace(perf_counter=self.baton.clock)
+        with patch("producers.rollout.worker.time", clock):  # it takes no clock for its polls
+            self._run()
+
+    def _run(self) -> None:
+        for name in ROLES:
+            self._start(name)
+        while not self.complete:
+            self._tend(ROLES)
+        for stopping in (tuple(n for n in ROLES if n != "archive"), ("archive",)):
+            for name in stopping:
+                self._stops[name].set()
+            while not all(self._is_done(name) for name in stopping):
+                self._tend(ROLES)
+        for process in self.alive():
+            self.baton.kill(process)
+        while self.alive():
+            self.baton.wait(TICK_S)
+
+    def _is_done(self, name: str) -> bool:
+        process = self.current[name]
+        return process.ended and not process.dead and process.error is None
+
+    def _tend(self, names: tuple[str, ...]) -> None:
+        self.baton.wait(TICK_S)
+        for zombie in self.zombies:
+            if zombie.error is not None and not isinstance(zombie.error, RollstreamError):
+                raise zombie.error
+        self.zombies = [zombie for zombie in self.zombies if not zombie.ended]
+        if not self.alive() and all(process.dead for process in self.current.values()):
+            self.bus.close()
+            self.bus, self.store = self.reopen()
+        for name in names:
+            self._look(name)
+
+    def _look(self, name: str) -> None:
+        process, now = self.current[name], self.baton.now_s
+        if process.frozen_s > now + 1.0 and not process.dead:
+            if self.baton.random.random() < 0.1:
+                self.zombies.append(process)
+                self._start(name)
+        elif process.ended and (process.dead or process.error is not None):
+            if process.error is not None and not isinstance(process.error, Fenced):
+                raise process.error
+            if now >= self._due.setdefault(name, now + self.baton.random.uniform(0.0, 3.0)):
+                del self._due[name]
+                self._start(name)
+
+    def _start(self, name: str) -> None:
+        self.starts[name] = self.starts.get(name, 0) + 1
+        process = self.current[name] = Process(name)
+        gate = Gate(self.baton, process, self.plan)
+        bus, store = CrashingBus(self.bus, gate), CrashingStore(self.store, gate)
+        begin = {
+            "prompts": self._prompts, "dispatch": self._dispatch, "trainer": self._trainer,
+            "archive": self._archive,
+        }.get(name, self._rollout)  # fmt: skip
+        self.baton.start(process, lambda: begin(process, bus, store))
+
+    # ---- roles ---------------------------------------------------------------------------------
+
+    def _term(self, process: Process, store: ObjectStore) -> int:
+        """With the lease; the nonce of the process before is handed on."""
+        count = self.starts[process.name]
+        handed = f"{process.name}-{count - 1}"
+        who = Candidate(process.name, "here", f"{process.name}-{count}", 10.0, handed)
+        claim = Claim(store, who, self.baton.clock)
+        while (lease := claim.attempt()) is None:
+            self.baton.wait(1.0)
+        return lease.term
+
+    def _prompts(self, process: Process, bus: Bus, store: ObjectStore) -> None:
+        task = load_task(TaskSettings())
+        sampling = Sampling(tokens_max=TOKENS_MAX, stop=tuple(task.stop))
+        order = PromptOrder(task.name, task.prompt, sampling, self.shape.samples, 0)
+        term = self._term(process, store)
+        PromptSource(bus, order, term, 4 * self.shape.groups).run(self._stops["prompts"])  # type: ignore[arg-type]
+
+    def _dispatch(self, process: Process, bus: Bus, store: ObjectStore) -> None:
+        settings = DispatchSettings(max_lag=MAX_LAG, heartbeat_timeout_s=2.0, keep_s=0.4)
+        pace = Pace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
+        term, keep = self._term(process, store), self.shape.keep_version
+        Dispatch(
+            bus, store, settings, pace, keep, term, truncate=True, monotonic=self.baton.clock
+        ).run(self._stops["dispatch"])  # type: ignore[arg-type]
+
+    def _archive(self, process: Process, bus: Bus, store: ObjectStore) -> None:
+        self._term(process, store)
+        settings = ArchiveSettings(roll_s=1.0)
+        Archive(bus, store, RUN, settings, self.baton.clock).run(self._stops["archive"])  # type: ignore[arg-type]
+
+    def _trainer(self, process: Process, bus: Bus, store: ObjectStore) -> None:
+        term, shape = self._term(process, store), self.shape
+        settings = TrainerSettings(
+            steps=shape.steps, groups_per_step=shape.groups, samples_per_group=shape.samples,
+            micro_batch_tokens=64, workers=1,
+        )  # fmt: skip
+        begin = _begin()
+        trainer = build_trainer(
+            bus,
+            store,
+            TrainerPlan(
+                settings,
+                rule_of(settings, MAX_LAG, shape.keep_version),
+                WeightsSettings(dtype="float32", versions_max=8),
+                CheckpointSettings(every=shape.checkpoint_every),
+                truncate=True,
+                archived=ArchiveSettings().topics,
+            ),
+            Begin(copy.deepcopy(begin.model), begin.model_files),
+            Provenance(RUN, term, "configuration", "revision"),
+            MetricsFile(self.folder / "trainer.jsonl"),
+            self.baton.clock,
+        )
+        inner, publisher = trainer.publisher, SteppedPublisher(trainer.publisher, self.baton)
+        trainer.publisher = publisher  # type: ignore[assignment]
+        self.baton.start(process, publisher.run)
+        try:
+            if trainer.run(self._stops["trainer"]):  # type: ignore[arg-type]
+                self.complete = True
+        finally:
+            trainer.takes.learner.close()
+            inner.close()
+
+    def _rollout(self, process: Process, bus: Bus, store: ObjectStore) -> None:
+        name, stop = process.name, self._stops[process.name]
+        on_update = "keep_version" if self.shape.keep_version else "in_flight"
+        settings = RolloutSettings(
+            slots=4, context_max=64, status_s=0.3, partial_tokens=4, on_update=on_update
+        )
+        term = next_term(store, "rollouts", name)
+        orders, follower = Orders(bus, name, term), AtOnceFollower(bus, store)
+        fetched = None
+        while fetched is None and not stop.wait(0.05):
+            follower.read()
+            follower.prefetch(None)
+            fetched = follower.take()
+        if fetched is None:
+            return
+        clock = self.baton.clock
+        engine = FakeEngine(fetched.announced.version, settings.slots, clock)
+        voice = Voice(bus, AtOnce(bus), name, term, settings, Pulse(settings.status_s), clock)
+        voice.applied(compared_whole(fetched, engine.read_back, 0.0))
+        rewards = FakeRewards()
+        judging = Judging(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
+        Rollout(settings, engine, follower, orders, judging, voice, clock).run(stop)  # type: ignore[arg-type]
+
+
+@cache
+def _begin() -> Begin:
+    model = build_model("Qwen3ForCausalLM", SIZES, seed=0)
+    return Begin(model, model_files(model, None, model.dtype))

@@ -1,0 +1,130 @@
+"""What seeded crashes brought to light, each by itself."""
+
+import numpy as np
+import torch
+
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
+from consumers.trainer.forgetting import Forgetting
+from consumers.trainer.intake import Intake
+from consumers.trainer.ledger import Ledger
+from storage.checkpoints import write_checkpoint
+from storage.manifest import version_folder
+from storage.memory_store import MemoryStore
+from storage.versions.pointer import believe, take_pointer
+from storage.versions.publish import publish as publish_version
+from streams.memory_bus import MemoryBus
+from streams.reader import from_begin, from_end
+from streams.records import (
+    Address,
+    Admitted,
+    GroupClosed,
+    Position,
+    Span,
+    StepDone,
+    Take,
+    Trajectory,
+    Version,
+)
+from streams.topics import catalogue
+from streams.truncation import REBUILDING
+from streams.writer import FencedWriter, publish
+
+
+def memory_bus() -> MemoryBus:
+    bus = MemoryBus()
+    bus.create(catalogue(1))
+    return bus
+
+
+def test_a_checkpoint_made_while_later_steps_are_repeated_does_not_pass_over_their_takes() -> None:
+    """A first trainer took for steps 1 to 3 and died; a second repeated step 1 and died."""
+    bus = memory_bus()
+    first = Ledger(bus, 1)
+    first.open(Position())
+    first.append([Take(step, 0, 0, (), (), ()) for step in (1, 2, 3)])
+    recorded = Ledger(bus, 2).open(Position())
+    assert recorded.goes_beyond(1)
+    assert recorded.goes_beyond(2)
+    assert not recorded.goes_beyond(3)
+    third = Ledger(bus, 3).open(recorded.since)
+    assert sorted(step for step, _ in third.takes) == [1, 2, 3]
+
+
+def test_nothing_is_truncated_while_a_checkpoint_has_takes_of_later_steps_ahead() -> None:
+    """Invariant 11: they name completions before the positions of that checkpoint."""
+    bus, store = memory_bus(), MemoryStore()
+    for group in range(4):
+        publish(bus, "trajectories", str(group), completion(group))
+    end = {"trajectories": from_end(bus, "trajectories")}
+    bus.commit(REBUILDING, "trajectories", end["trajectories"])
+    for ahead, begin in ((True, 0), (False, 3)):
+        intake = Intake(bus, end | beginnings(bus), lambda: 0.0)
+        state = trainer_state(2, 2, Position(), intake, "", ahead)
+        kept = write_checkpoint(store, 2 + (not ahead), 1, {}, state.encode())
+        Forgetting(bus, store, ()).run([kept])
+        assert bus.begin("trajectories")[0] == begin
+
+
+def completion(group: int) -> Trajectory:
+    return Trajectory(
+        trajectory=f"{group}.0", group=group, index=0, attempt=1, task="t", rollout="rollout-0",
+        rollout_term=1, tokens=np.zeros(2, np.uint32), sources=np.array([0, 1], np.uint8),
+        logprobs=np.zeros(1, np.float32), spans=(Span(0, 1, Version(0, 1)),), finish="stop",
+        reward=0.0, trainer_version=Version(0, 1), started_s=1.0, finished_s=2.0,
+    )  # fmt: skip
+
+
+def beginnings(bus: MemoryBus) -> dict[str, dict[int, Position]]:
+    return {topic: from_begin(bus, topic) for topic in ("admissions", "annotations")}
+
+
+def test_a_close_that_is_still_ahead_counts_as_ahead() -> None:
+    bus = memory_bus()
+    first = Ledger(bus, 1)
+    first.open(Position())
+    first.append([GroupClosed(4, "dead", "", 2)])
+    assert Ledger(bus, 2).open(Position()).goes_beyond(1)
+
+
+def test_a_group_that_ended_before_its_admission_was_read_stays_ended_over_a_checkpoint() -> None:
+    """Invariant 2: its successor reads the admission, and must not train the group again."""
+    bus = memory_bus()
+    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+    intake = Intake(bus, positions, lambda: 0.0)
+    intake.end(5)
+    kept = TrainerState.decode(trainer_state(1, 1, Position(), intake, "").encode())
+    after = Intake(bus, kept.intake_positions(), lambda: 0.0)
+    restore_intake(after, kept)
+    admissions = FencedWriter(bus, "admissions", "dispatch", 1)
+    admissions.open()
+    admissions.append([("5", Admitted(5, 0, ("5.0",), 60.0, Address(0, 0)))])
+    after.read()
+    assert not after.open
+    assert not after.ended
+
+
+def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_violation() -> None:
+    """Invariant 6: nobody can believe a version of a fenced term; a believed one must be whole."""
+    bus, store = memory_bus(), MemoryStore()
+    tensors = {"w": torch.zeros(4, 4)}
+    files = {"config.json": b"{}"}
+    take_pointer(store, "run", 1)
+    zombies = publish_version(store, "run", Version(1, 1), tensors, files, 1 << 20, None, 1.0)
+    take_pointer(store, "run", 2)
+    believed = publish_version(store, "run", Version(1, 2), tensors, files, 1 << 20, None, 1.0)
+    believe(store, believed)
+    ledger = Ledger(bus, 2)
+    ledger.open(Position())
+    ledger.append([StepDone(1, believed.version, "", 0, {}, {}, 0.0)])
+    store.delete(f"{version_folder(zombies.version)}/config.json")
+    assert missing_files(bus, store) == []
+    store.delete(f"{version_folder(believed.version)}/config.json")
+    assert missing_files(bus, store) == [f"{version_folder(believed.version)}/config.json"]
+
+
+def missing_files(bus: MemoryBus, store: MemoryStore) -> list[str]:
+    tallies = Audit(bus, store, "run", Policy(1, False)).check()
+    offenders = [offender for tally in tallies for offender in tally.offenders]
+    return [offender.key for offender in offenders if offender.what == "it is missing"]

@@ -1,0 +1,23 @@
+"""Promise 1 under orders nobody thought of: short runs in memory, turns, kills, freezes and late
+zombies drawn from a seed.
+
+`python -m tests.chaos.trials --seed S` repeats one; `python -m benchmarks chaos` runs 3 000.
+"""
+
+from tests.chaos.batches import seeded_batches
+from tests.chaos.trials import seeded
+
+COUNT = 100
+
+
+def test_a_hundred_seeded_runs_keep_every_promise() -> None:
+    """Invariants 1 to 7; a line of `wrong` names the command that repeats its run."""
+    told = seeded_batches(COUNT)
+    assert told.wrong == []
+    assert min(told.happened[what] for what in ("killed", "frozen", "all killed")) > 10
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, second = seeded(3), seeded(3)
+    assert first.kinds == second.kinds
+    assert first.happened == second.happened

@@ -1,0 +1,53 @@
+"""Promise 1 at every write: a 20-step run over SQLite and files in one process, killed before or
+after one of its writes and started again.
+
+`python -m tests.chaos.trials --boundary N --side after` repeats one of them.
+"""
+
+import random
+
+import pytest
+
+from tests.chaos.trials import Trial, at_boundary
+
+SAMPLE = 8
+
+
+@pytest.fixture(scope="module")
+def calm() -> Trial:
+    return at_boundary(-1)
+
+
+def test_the_fixed_run_passes_every_kind_of_write(calm: Trial) -> None:
+    """Else a sweep over its writes would leave out what it never does."""
+    assert not calm.found.wrong
+    kinds = {kind.split(" ")[0] for kind in calm.kinds}
+    assert kinds == {"append", "commit", "truncate", "create", "swap", "delete"}
+    for topic in ("admissions", "assignments", "partials", "trajectories", "ledger", "weights"):
+        assert calm.kinds[f"append {topic}"]
+    assert calm.kinds["create checkpoints/sN-tN/manifest.json"]
+    assert calm.kinds["swap weights/latest.json"]
+
+
+def test_the_fixed_run_is_the_same_each_time(calm: Trial) -> None:
+    """Only so is a write's number the same write in another run."""
+    assert at_boundary(-1).kinds == calm.kinds
+
+
+@pytest.mark.parametrize("place", range(SAMPLE))
+def test_a_run_killed_at_a_drawn_write_ends_as_without(calm: Trial, place: int) -> None:
+    """Invariants 1 to 7; the draw is fixed and spread over the whole run."""
+    share = calm.writes / SAMPLE
+    boundary = int((place + random.Random(place).random()) * share)
+    trial = at_boundary(boundary, ("before", "after")[place % 2])
+    assert not trial.found.wrong, str(trial)
+    assert trial.found.trained == calm.found.trained
+
+
+@pytest.mark.slow  # half an hour: every write, both sides
+def test_a_run_killed_at_any_write_ends_as_without(calm: Trial) -> None:
+    for boundary in range(calm.writes):
+        for side in ("before", "after"):
+            trial = at_boundary(boundary, side)
+            assert not trial.found.wrong, str(trial)
+            assert trial.found.trained == calm.found.trained

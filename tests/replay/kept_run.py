@@ -1,0 +1,54 @@
+"""A finished tiny run as the command line knows it: folder, configuration, log, archive, store."""
+
+from pathlib import Path
+
+from consumers.archive.service import Archive
+from consumers.settings import ArchiveSettings
+from producers.settings import SamplingSettings, TaskSettings
+from rollstream.config import Configuration, fingerprint
+from rollstream.folder import RunFolder, settle
+from storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
+from tests.spine.tiny_run import DISPATCH, TinyRun, tiny_run
+
+STEPS = 6
+TASK = TaskSettings(name="tests.replay.uneven_task:Uneven")
+TOPICS = ArchiveSettings().topics
+
+
+def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path:
+    """Checkpoints after steps 4 and 6 are kept; with both, what the log forgets is archived."""
+    dispatch = DISPATCH.model_copy(update={"keep_s": 0.05})
+    changed = {
+        "trainer": {"steps": STEPS},
+        "checkpoint_every": 2,
+        "dispatch": dispatch,
+        "task": TASK,
+    }
+    with tiny_run(folder, truncate=truncate, **changed) as run:
+        run.archived = TOPICS if archive else ()
+        configuration = _configuration(run)
+        run.configuration_hash = fingerprint(configuration)
+        settle(RunFolder(folder), configuration)
+        run.start_all()
+        if archive:
+            service = Archive(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.1))
+            run._thread(lambda: service.run(run.stop))
+        assert run.train()
+    return folder
+
+
+def _configuration(run: TinyRun) -> Configuration:
+    model = run.folder / "model"
+    run.model().save_pretrained(model)
+    return Configuration(
+        run="tiny",
+        folder=str(run.folder),
+        model=ModelSettings(path=str(model)),
+        trainer=run.trainer,
+        dispatch=run.dispatch,
+        rollouts=run.rollout,
+        task=run.task,
+        sampling=SamplingSettings(tokens_max=run.tokens_max),
+        weights=WeightsSettings(dtype="float32"),
+        checkpoints=CheckpointSettings(every=2),
+    )

@@ -1,0 +1,115 @@
+"""A run goes on under another configuration only where somebody accepts it, and the ledger says
+so.
+"""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollstream.accepting import accept_change, keep_configuration, key_of
+from rollstream.config import Configuration, fingerprint
+from rollstream.folder import RunFolder, settle
+from rollstream.main import main
+from storage.memory_store import MemoryStore
+from streams.errors import ConfigurationError
+from streams.records import Configured, StepDone
+from tests.spine.tiny_run import TinyRun, tiny_run
+
+
+def changed(**settings) -> Configuration:
+    return Configuration(trainer=settings)
+
+
+def trained(run: TinyRun, configuration: Configuration, term: int, accepted: bool) -> None:
+    keep_configuration(run.store, configuration)
+    run.configuration_hash = fingerprint(configuration)
+    run.accept = lambda before: accept_change(run.store, configuration, accepted, before)
+    assert run.train(term)
+
+
+def said(run: TinyRun) -> list[tuple[str, bool]]:
+    return [(c.configuration_hash, c.accepted) for c in run.records("ledger", Configured)]
+
+
+def test_a_changed_configuration_is_refused_with_each_field_then_and_now():
+    store = MemoryStore()
+    keep_configuration(store, Configuration())
+    before = fingerprint(Configuration())
+    with pytest.raises(ConfigurationError) as error:
+        accept_change(store, changed(lr=1e-3, loss="ppo_clip"), False, before)
+    assert "  trainer.lr: 0.0005 in the run, 0.001 asked for" in str(error.value)
+    assert '  trainer.loss: "truncated_is" in the run, "ppo_clip" asked for' in str(error.value)
+    assert "--accept-config" in str(error.value)
+    assert accept_change(store, changed(lr=1e-3), True, before)
+
+
+def test_what_no_checkpoint_survives_is_refused_even_if_accepted():
+    store = MemoryStore()
+    keep_configuration(store, Configuration())
+    with pytest.raises(ConfigurationError, match=r"trainer.updates_per_step: 1 in the run, 2"):
+        accept_change(store, changed(updates_per_step=2), True, fingerprint(Configuration()))
+
+
+def test_a_setting_that_an_earlier_program_had_not_was_its_default():
+    store = MemoryStore()
+    store.create(key_of("old"), b'{"seed": 0}')
+    assert not accept_change(store, Configuration(), False, "old")
+    with pytest.raises(ConfigurationError, match=r"seed: 0 in the run, 3 asked for"):
+        accept_change(store, Configuration(seed=3), False, "old")
+
+
+def test_a_configuration_that_is_not_kept_needs_acceptance():
+    with pytest.raises(ConfigurationError, match="not kept"):
+        accept_change(MemoryStore(), Configuration(), False, "gone")
+    assert accept_change(MemoryStore(), Configuration(), True, "gone")
+
+
+def test_the_ledger_records_what_was_accepted_and_only_then(tmp_path: Path):
+    with tiny_run(tmp_path, trainer={"steps": 2}) as run:
+        run.start_all()
+        trained(run, Configuration(), 1, False)
+        trained(run, Configuration(), 2, False)
+        with pytest.raises(ConfigurationError, match=r"trainer.lr"):
+            trained(run, changed(lr=1e-3), 3, False)
+        trained(run, changed(lr=1e-3), 4, True)
+        trained(run, changed(lr=1e-3), 5, True)
+        one, two = fingerprint(Configuration()), fingerprint(changed(lr=1e-3))
+        assert said(run) == [(one, False), (one, False), (two, True), (two, False)]
+
+
+@pytest.mark.parametrize("change", [{"groups_per_step": 2}, {"survivors_min": 4}])
+def test_a_run_goes_on_under_accepted_changes_behind_its_checkpoint(tmp_path: Path, change: dict):
+    """Steps that the ledger has are trained on what the new rules leave of their takes."""
+    with tiny_run(tmp_path, trainer={"steps": 6}) as run:
+        run.start_all()
+        stop = threading.Event()
+        stopping = stop_after(run, 2, stop)
+        run.train(1, stop)
+        stopping.join()
+        run.trainer = run.trainer.model_copy(update=change)
+        assert run.train(2)
+        assert max(d.step for d in run.records("ledger", StepDone)) == 6
+
+
+def stop_after(run: TinyRun, steps: int, stop: threading.Event) -> threading.Thread:
+    def watch() -> None:
+        while len(run.records("ledger", StepDone)) < steps:
+            stop.wait(0.05)
+        stop.set()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_command_line_accepts_it_and_the_folder_follows(tmp_path: Path, capsys):
+    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    with pytest.raises(ConfigurationError, match=r"--accept-config"):
+        settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5))
+    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5), accepted=True)
+    assert '"seed": 5' in (tmp_path / "config.json").read_text()
+    words = ["train", str(tmp_path / "config.json"), "--set", "trainer.updates_per_step=2"]
+    assert main([*words, "--accept-config"]) == 2
+    assert "cannot change in a run" in capsys.readouterr().err
+    assert '"updates_per_step": 1' in (tmp_path / "config.json").read_text()

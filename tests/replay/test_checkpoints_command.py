@@ -1,0 +1,82 @@
+"""`rollstream checkpoints`: what is kept of the trainer's state, on a real store."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from consumers.trainer.checkpoint import KeptGroup, TrainerState
+from rollstream.main import main
+from storage.checkpoints import write_checkpoint
+from storage.file_store import FileStore
+from streams.records import Address, Fence, Position
+
+TENSORS = {"masters.a": torch.ones(3, 5), "optimiser.counters": torch.tensor([4, 4])}
+
+
+def state(step: int) -> TrainerState:
+    at = {"0": Position(7, Fence(2, 5)), "1": Position(9)}
+    group = KeptGroup(Address(0, 3), (Address(1, 2), Address(1, 4)), ())
+    ledger = Position(40 + step, Fence(2, 30))
+    return TrainerState(step, step, ledger, {"trajectories": at}, (group,), {"late": 2}, "hash")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two whole checkpoints and one that was begun."""
+    store = FileStore(tmp_path / "run" / "store")
+    for step, term in ((10, 1), (20, 2)):
+        write_checkpoint(store, step, term, TENSORS, state(step).encode())
+    store.put("checkpoints/s00000030-t0002/state-00001-of-00001.safetensors", b"half")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    return tmp_path / "run"
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_list_says_what_is_whole_and_what_was_begun(run: Path, capsys):
+    assert main(["checkpoints", "list", str(run), "--json"]) == 0
+    found = lines(capsys)
+    assert [(one["step"], one["state"]) for one in found] == [
+        (10, "whole"),
+        (20, "whole"),
+        (30, "unfinished"),
+    ]
+    assert found[0]["open_groups"] == 1
+    assert found[0]["bytes"] > 3 * 5 * 4
+    assert main(["checkpoints", "list", str(run)]) == 0
+    assert "s00000030-t0002  unfinished" in capsys.readouterr().out
+
+
+def test_a_damaged_one_is_named_and_the_exit_code_says_so(run: Path, capsys):
+    (run / "store" / "checkpoints" / "s00000010-t0001" / "state.json").write_text("{}")
+    assert main(["checkpoints", "list", str(run), "--json"]) == 1
+    told = capsys.readouterr()
+    assert '"damaged"' in told.out.splitlines()[0]
+    assert "s00000010-t0001/state.json differs" in told.err
+
+
+def test_show_tells_positions_groups_and_files(run: Path, capsys):
+    assert main(["checkpoints", "show", "latest", str(run), "--json"]) == 0
+    (found,) = lines(capsys)
+    assert found["checkpoint"] == "s00000020-t0002"
+    assert found["positions"]["trajectories"]["0"] == {"offset": 7, "term": 2, "next": 5}
+    assert found["positions"]["ledger"]["0"]["offset"] == 60
+    assert found["groups"] == [{"admitted": 3, "arrived": 2, "annotations": 0}]
+    assert found["counts"] == {"late": 2}
+    for name in ("10", "s00000010-t0001"):
+        assert main(["checkpoints", "show", name, str(run)]) == 0
+        assert "s00000010-t0001" in capsys.readouterr().out
+
+
+def test_what_is_not_kept_or_no_checkpoint_is_told(run: Path, tmp_path: Path, capsys):
+    assert main(["checkpoints", "show", "30", str(run)]) == 1
+    assert "kept are: s00000010-t0001, s00000020-t0002" in capsys.readouterr().err
+    assert main(["checkpoints", "show", "soon", str(run)]) == 2
+    assert "is no checkpoint" in capsys.readouterr().err
+    (tmp_path / "empty" / "store" / "weights").mkdir(parents=True)
+    assert main(["checkpoints", "list", str(tmp_path / "empty")]) == 1
+    assert "no checkpoint is kept" in capsys.readouterr().err
