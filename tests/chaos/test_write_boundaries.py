@@ -44,10 +44,10 @@ def test_a_run_killed_at_a_drawn_write_ends_as_without(calm: Trial, place: int) 
     assert trial.found.trained == calm.found.trained
 
 
-@pytest.mark.slow  # half an hour: every write, both sides
-def test_a_run_killed_at_any_write_ends_as_without(calm: Trial) -> None:
-    for boundary in range(calm.writes):
-        for side in ("before", "after"):
-            trial = at_boundary(boundary, side)
-            assert not trial.found.wrong, str(trial)
-            assert trial.found.trained == calm.found.trained
+@pytest.mark.slow
+def test_a_run_killed_at_every_sixth_write_ends_as_without(calm: Trial) -> None:
+    """Every write, both sides, half an hour: `python -m benchmarks chaos`."""
+    for number, boundary in enumerate(range(0, calm.writes, 6)):
+        trial = at_boundary(boundary, ("before", "after")[number % 2])
+        assert not trial.found.wrong, str(trial)
+        assert trial.found.trained == calm.found.trained
