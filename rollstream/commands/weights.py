@@ -101,11 +101,12 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
     first, second = (find_version(store, name) for name in (arguments.first, arguments.second))
     lines = [difference_line(found) for found in compare(store, first, second)]
-    if arguments.json:
-        _print(lines)
-        return 0
     total = sum(int(line["changed"] or 0) for line in lines)
     count = len(second.weights.tensors)
+    if arguments.json:  # the sum first, so that two equal versions say so
+        versions = {"first": str(first.version), "second": str(second.version)}
+        _print([{**versions, "tensors": count, "differ": len(lines), "changed": total}, *lines])
+        return 0
     if lines:
         Console().print(differences_table(lines))
     print(

@@ -89,7 +89,8 @@ def test_verify_names_the_first_bad_tensor_and_fails(run: Path, capsys):
 
 def test_diff_counts_what_changed(run: Path, capsys):
     assert main(["weights", "diff", "0", "2", str(run), "--json"]) == 0
-    (found,) = lines(capsys)
+    total, found = lines(capsys)
+    assert (total["differ"], total["changed"]) == (1, 3)
     assert (found["tensor"], found["changed"], found["largest"]) == ("model.norm.weight", 3, 2.0)
     assert main(["weights", "diff", "1", "1", str(run)]) == 0
     assert "0 of" in capsys.readouterr().out
