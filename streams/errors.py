@@ -75,7 +75,3 @@ class LeaseHeld(RollstreamError, BlockingIOError):
 
 class EngineRefused(RollstreamError, ValueError):
     """The engine cannot serve this model or request; the message says which part."""
-
-
-class WrongBase(StoreError, ValueError):
-    """A delta does not fit the weights that it was to be applied to (invariant 6)."""

@@ -136,7 +136,7 @@ class Source:
             reached[file.partition] = self._at[file.partition]
 
     def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message]:
-        from consumers.audit.rows import messages_of  # pyarrow: only where rows are archived
+        from storage.archive.messages import messages_of  # pyarrow: only where rows are archived
 
         assert self.store is not None
         try:

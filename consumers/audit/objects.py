@@ -16,12 +16,12 @@ from storage.manifest import (
     FileEntry,
     Manifest,
     manifest_key,
-    parse_version,
     read_manifest,
     version_folder,
 )
 from storage.objects import ObjectStore
 from storage.versions.pointer import POINTER_KEY, Pointer, read_pointer
+from storage.versions.retention import listed_versions
 from streams.errors import CorruptObject, ObjectMissing, StoreError
 from streams.records import Version
 
@@ -79,11 +79,7 @@ class Objects:
             self.tally.offend(what, key=POINTER_KEY)
 
     def _read_manifests(self) -> None:
-        keys = (entry.key.split("/") for entry in self.store.list("weights/"))
-        names = sorted({parts[1] for parts in keys if len(parts) > 2})
-        for version in (parse_version(name) for name in names):
-            if version is None:
-                continue
+        for version in listed_versions(self.store):
             try:
                 self._manifests[version] = read_manifest(self.store, version)
             except ObjectMissing:

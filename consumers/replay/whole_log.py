@@ -7,7 +7,7 @@ It looks like a bus and can only be read: nothing is written into the run, not e
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from consumers.audit.rows import messages_of
+from storage.archive.messages import messages_of
 from storage.archive.names import ArchiveFile
 from storage.archive.reading import archived_files, archived_to
 from storage.objects import ObjectStore

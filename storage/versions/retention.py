@@ -102,6 +102,13 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
     return chain
 
 
+def listed_versions(store: ObjectStore) -> list[Version]:
+    """Versions that anything lies of under `weights/`, oldest first."""
+    keys = (entry.key.split("/") for entry in store.list("weights/"))
+    folders = sorted({parts[1] for parts in keys if len(parts) > 2})
+    return [version for name in folders if (version := parse_version(name)) is not None]
+
+
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
@@ -109,11 +116,8 @@ def stored_versions(
 
     A whole version never changes, so manifests of `known` ones are not read again.
     """
-    keys = (entry.key.split("/") for entry in store.list("weights/"))
-    folders = sorted({parts[1] for parts in keys if len(parts) > 2})
     seen = {stored.version: stored for stored in known if stored.whole}
-    versions = (parse_version(name) for name in folders)
-    return [seen.get(v) or _stored(store, v) for v in versions if v is not None]
+    return [seen.get(version) or _stored(store, version) for version in listed_versions(store)]
 
 
 def _stored(store: ObjectStore, version: Version) -> StoredVersion:

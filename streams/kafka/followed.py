@@ -23,7 +23,8 @@ ASK_S = 0.5  # one poll; also how long a topic that is new here may wait for its
 PAUSE_S = 0.03  # after something came: what comes meanwhile comes together
 RECORDS_MAX = 10_000
 WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
-UNUSED_S = 10.0
+UNUSED_S = 10.0  # after which a feed that nobody asks for is dropped
+TAKEN_S = 1.0  # after its last use another reader may have a feed begin elsewhere
 RESTED_S = 1.0  # after an error
 
 
@@ -111,7 +112,7 @@ class Followed:
         """Whether this reader has the topic's feed; a feed that nobody used for a while is free."""
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.goes_on(positions):
-            if feed is not None and now_s - feed.used_s < UNUSED_S / 10:
+            if feed is not None and now_s - feed.used_s < TAKEN_S:
                 return False
             self._feeds[topic] = feed = _Feed(dict(positions), dict(positions), now_s)
             if self._thread is None and not self._closed:
