@@ -1,6 +1,7 @@
 # Everything sets itself up: `make run` is enough on a machine with Python 3.11 or newer.
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
+#   make fuzz                                    the property tests again, on new random examples
 
 SHELL := /bin/bash
 SEED ?= 0
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c .venv/con
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow check bench
+.PHONY: help run test test-slow fuzz check bench
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +26,9 @@ test: .venv/.testing
 
 test-slow: .venv/.testing
 	$(BIN)/python -m pytest -m slow || test $$? -eq 5  # 5: there is none
+
+fuzz: .venv/.testing
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow"
 
 check: .venv/.testing
 	$(BIN)/ruff format --check .

@@ -1,14 +1,21 @@
-"""What all tests share: signals as in a terminal, and which real servers were used."""
+"""What all tests share: signals as in a terminal, seeds of Hypothesis, real servers used."""
 
+import os
 import signal
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import used
 
 # A shell that starts us in the background has SIGINT ignored, and children inherit that; tests send
 # it to processes of their own.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples every time, so that a change is judged by itself; `make fuzz` finds new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("fuzz", print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -85,8 +85,10 @@ def histories(draw):
     terms = sorted(draw(st.lists(st.integers(1, 3), min_size=count, max_size=count)))
     versions = []
     for number, term in enumerate(terms):
-        base = versions[-1].version if versions and draw(st.booleans()) else None
-        versions.append(StoredVersion(Version(number, term), base, draw(st.integers(0, 9)) > 0))
+        whole = draw(st.integers(0, 9)) > 0  # without a manifest nobody knows of a base
+        delta = whole and versions and draw(st.booleans())
+        base = versions[-1].version if delta else None
+        versions.append(StoredVersion(Version(number, term), base, whole))
     place = draw(st.sampled_from(versions)).version
     owner = draw(st.integers(place.term, 4))
     return versions, Pointer("run", owner, place, "", "", None)
