@@ -24,8 +24,11 @@ MODULES = (
     "engine",
     "kafka",
     "pipeline",
+    "planner",
     "relay",
+    "resume",
     "s3",
+    "simulator",
     "weights",
 )
 COLUMNS = "{:<26} {:>12} {:<12} {:>12} {:>7} {:>6} {:<4} {}"

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from benchmarks.bus import BATCH, _trajectory
 from benchmarks.case import Case, alone, paired
 from benchmarks.measured_run import run
-from benchmarks.pipeline import ASYNC, QUICKSTART, _warm_model
+from benchmarks.pipeline import ASYNC, QUICKSTART, warm_model
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import table_of
@@ -131,7 +131,7 @@ def _cost(pairs: int) -> Case:
     shares: list[float] = []
     with tempfile.TemporaryDirectory(prefix="rollstream-archive-") as scratch:
         base = Path(scratch)
-        warm = _warm_model(base)
+        warm = warm_model(base)
         for pair in range(pairs):
             speeds: dict[str, float] = {}
             for wanted in ("true", "false") if pair % 2 else ("false", "true"):

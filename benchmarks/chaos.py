@@ -1,5 +1,5 @@
-"""What is left of a run after `kill -9`: real processes killed at random, one process killed at
-every write, and thousands of seeded runs in memory (docs/recovery.md).
+"""What is left of a run after `kill -9`: real processes killed at random and at each kind of write,
+one process killed at every write, and thousands of seeded runs in memory (docs/recovery.md).
 
 `python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER]` is one run of the
 quickstart under kills, by itself.
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.chaos_run import chaos_run
-from benchmarks.pipeline import _warm_model
+from benchmarks.pipeline import warm_model
 
 KILLS, KILLS_QUICK = 25, 6
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
 STEPS, STEPS_QUICK = 60, 16
 SEEDED, SEEDED_QUICK = 3000, 100
 BOUNDARY_EVERY_QUICK = 60
+KINDS_EVERY_QUICK = 8
 FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
 
 
@@ -30,6 +31,7 @@ def cases(quick: bool) -> Iterator[Case]:
     logging.disable(logging.WARNING)  # every role speaks up about what was killed
     yield _boundaries(quick)
     yield _seeded(quick)
+    yield _kinds(quick)
     for form in FORMS:
         yield from _processes(form, quick)
 
@@ -63,6 +65,22 @@ def _seeded(quick: bool) -> Case:
     )
 
 
+def _kinds(quick: bool) -> Case:
+    """Each real process killed before and after each kind of write that it makes."""
+    from tests.chaos.kinds import sweep
+
+    with tempfile.TemporaryDirectory(prefix="rollstream-kinds-") as scratch:
+        found = sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
+    missed = "; ".join(map(str, found.missed)) or "none"
+    note = (
+        f"{found.kinds} kinds of write by process, each before and after; {found.killed} kills in "
+        f"{found.runs} runs, never reached: {missed}"
+    )
+    return alone(
+        "kind_violations", len(found.wrong), "runs", at_most=0, note=_first(note, found.wrong)
+    )
+
+
 def _first(note: str, wrong: Sequence[object]) -> str:
     return f"{note}; first: {wrong[0]}" if wrong else note
 
@@ -74,7 +92,7 @@ def _processes(form: str, quick: bool) -> Iterator[Case]:
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as scratch:
         base = Path(scratch)
-        warm = _warm_model(base)
+        warm = warm_model(base)
         calm = chaos_run(base / f"{form}-calm", form, warm, 0, 0, steps)
         for seed in SEEDS_QUICK if quick else SEEDS:
             ended = chaos_run(base / f"{form}-{seed}", form, warm, seed, kills, steps)
@@ -98,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     form = "cloud" if asked.cloud else "embedded"
     with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as scratch:
-        warm = asked.model or _warm_model(Path(scratch))
+        warm = asked.model or warm_model(Path(scratch))
         folder = asked.keep or Path(scratch) / "run"
         ended = chaos_run(folder, form, warm, asked.seed, asked.kills, asked.steps)
     print(json.dumps(ended.as_json()))

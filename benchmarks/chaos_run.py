@@ -1,10 +1,13 @@
 """One run of the quickstart while its processes are killed with -9, and what its log says then.
 
-Victim and moment of each kill follow from the seed: somewhere within a step, of a role or, one time
-in eight, of the supervisor and all roles at once; the same command starts the run again.
+What follows from the seed: the pause before each kill, its victim (a role or, one time in eight,
+the supervisor and all roles at once; the same command starts the run again), and whether it is
+aimed: then the victim dies just before or after the next write of a kind, in the midst of a
+checkpoint, a version, the ledger, truncation or compaction, one time in four with all others. What
+does not: how far the run is after a pause. So a seed gives the same kills at the same kinds of
+moment, not the same run.
 """
 
-import json
 import random
 import subprocess
 import sys
@@ -19,10 +22,15 @@ import psutil
 
 from benchmarks.pipeline import QUICKSTART
 from rollstream.restarts import EXIT_REFUSED
-from tests.recount import places_of, recount
+from tests.chaos.aiming import Aim, AimFolder
+from tests.chaos.counted import counted
+from tests.chaos.moments import EMBEDDED_ONLY, MOMENTS
 
 ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
 ALL_ONE_IN = 8
+AIMED_ONE_IN = 2
+AIMED_ALL_ONE_IN = 4
+AIM_S = 20.0  # for the write that was aimed at; it may still come later
 PAUSE_S = (1.0, 4.0)
 WAIT_S = 1800.0
 
@@ -64,22 +72,60 @@ def chaos_run(folder: Path, form: str, warm: Path, seed: int, kills: int, steps:
         *_urls(form),
     ]  # fmt: skip
     folder.parent.mkdir(parents=True, exist_ok=True)
-    drawn, killed, began = random.Random(seed), Counter[str](), time.monotonic()
-    process = _start(folder, settings)
+    began = time.monotonic()
+    strikes = _Strikes(random.Random(seed), AimFolder(folder.parent / f"{folder.name}-aims"), form)
+    process = _start(folder, settings, strikes.aims)
     try:
         while process.poll() != 0:
             assert time.monotonic() - began < WAIT_S, f"{folder} is not done in {WAIT_S:g} s"
             if process.poll() is not None:  # its supervisor died, or a role died too often
                 _check_refused(process.returncode, folder)
-                process = _start(folder, settings)
-            left = kills - killed.total()
-            _sleep(process, drawn.uniform(*PAUSE_S) if left else PAUSE_S[0])
-            if left and process.poll() is None:
-                killed[_strike(process, drawn)] += 1
-                killed.pop("", None)
+                process = _start(folder, settings, strikes.aims)
+            left = kills - strikes.count()
+            _sleep(process, strikes.drawn.uniform(*PAUSE_S) if left > 0 else PAUSE_S[0])
+            if left > 0 and process.poll() is None:
+                strikes.strike(process)
     finally:
         _end(process)
-    return _counted(folder, steps, killed, time.monotonic() - began)
+    return _counted(folder, steps, strikes.killed(), time.monotonic() - began)
+
+
+@dataclass
+class _Strikes:
+    """What the seed says is done next, and what was done."""
+
+    drawn: random.Random
+    aims: AimFolder
+    form: str
+    at_random: Counter[str] = field(default_factory=Counter[str])
+    moments: list[str] = field(default_factory=list[str])
+
+    def count(self) -> int:
+        return self.killed().total()
+
+    def killed(self) -> Counter[str]:
+        """Victims, and of aimed kills that took place the moments."""
+        aimed = zip(self.moments, self.aims.fired(), strict=True)
+        return self.at_random + Counter(moment for moment, fired in aimed if fired)
+
+    def strike(self, process: subprocess.Popen[bytes]) -> None:
+        if self.drawn.randrange(AIMED_ONE_IN) == 0:
+            self._aim(process)
+        elif name := _strike(process, self.drawn):
+            self.at_random[name] += 1
+
+    def _aim(self, process: subprocess.Popen[bytes]) -> None:
+        """At the next write of a drawn kind; returns when it was made, or `AIM_S` later."""
+        known = [m for m in MOMENTS if self.form == "embedded" or m not in EMBEDDED_ONLY]
+        moment = self.drawn.choice(known)
+        victim, kind = self.drawn.choice(MOMENTS[moment])
+        side = self.drawn.choice(("before", "after"))
+        everybody = self.drawn.randrange(AIMED_ALL_ONE_IN) == 0
+        self.moments.append(f"{'all ' if everybody else ''}during {moment}")
+        self.aims.aim(Aim(victim, kind, side, nth=0, everybody=everybody))
+        give_up = time.monotonic() + AIM_S
+        while process.poll() is None and time.monotonic() < give_up and not self.aims.fired()[-1]:
+            time.sleep(0.05)
 
 
 def _check_refused(code: int, folder: Path) -> None:
@@ -98,12 +144,15 @@ def _urls(form: str) -> list[str]:
     return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}", "truncate=false"]
 
 
-def _start(folder: Path, settings: Sequence[str]) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), "--run", str(folder)]
+def _start(folder: Path, settings: Sequence[str], aims: AimFolder) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "tests.chaos.aimed", "run", str(QUICKSTART)]
+    line += ["--run", str(folder)]
     for setting in settings:
         line += ["--set", setting]
     with (folder.parent / f"{folder.name}.log").open("ab") as output:
-        return subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            line, stdout=output, stderr=subprocess.STDOUT, env=aims.environment()
+        )
 
 
 def _sleep(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -139,28 +188,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:
     """By the audit and by the recount, which must say the same."""
-    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
-    said = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
-    if not said.stdout:
-        raise RuntimeError(f"rollstream audit {folder} ended with {said.returncode}: {said.stderr}")
-    report = json.loads(said.stdout)
-    counted = recount(places_of(str(folder)))
-    groups, trajectories = counted["groups"], counted["trajectories"]
-    audited = {line["invariant"]: line["counts"] for line in report["invariants"]}[1]
-    lost = trajectories["not_found"] + groups["never_admitted"] + counted["gaps"]
-    lost += report["violations"] + (audited["trained"] != groups["trained"])
-    lost += steps - counted["steps"]
-    wrong = [
-        f"{offender['what']}" for line in report["invariants"] for offender in line["offenders"]
-    ]
-    twice = trajectories["trained_twice"] + groups["ended_twice"] + trajectories["not_the_first"]
+    found = counted(folder, steps)
     return Ended(
-        groups["trained"],
-        groups["expired"],
-        groups["dead"],
-        lost,
-        twice,
+        found.trained,
+        found.expired,
+        found.dead,
+        found.lost,
+        found.twice,
         round(seconds, 1),
         killed,
-        wrong,
+        found.wrong,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.case import Case, paired
 from benchmarks.measured_run import run
-from benchmarks.pipeline import ASYNC, QUICKSTART, _warm_model
+from benchmarks.pipeline import ASYNC, QUICKSTART, warm_model
 from tests.servers import kafka_broker, versity
 
 PAIRS, PAIRS_QUICK = 5, 1
@@ -35,7 +35,7 @@ def cases(quick: bool) -> Iterator[Case]:
     speeds: dict[str, list[float]] = {name: [] for name in forms}
     with tempfile.TemporaryDirectory(prefix="rollstream-cloud-") as scratch:
         base = Path(scratch)
-        warm = _warm_model(base)
+        warm = warm_model(base)
         short = [f"model.path={warm}", "truncate=false", *ASYNC, f"trainer.steps={STEPS_QUICK}"]
         run(QUICKSTART, base / "first", [*short, *_cloud()])
         for pair in range(PAIRS_QUICK if quick else PAIRS):

@@ -44,7 +44,7 @@ def cases(quick: bool) -> Iterator[Case]:
     """
     with tempfile.TemporaryDirectory(prefix="rollstream-pipeline-") as scratch:
         base = Path(scratch)
-        warm = _warm_model(base)
+        warm = warm_model(base)
         runs = [_pair(base, warm, 0, (1, 2))]
         better = max(runs[0].plain, key=lambda threads: runs[0].plain[threads])
         for pair in range(1, PAIRS_QUICK if quick else PAIRS):
@@ -63,7 +63,7 @@ def cases(quick: bool) -> Iterator[Case]:
         yield from _memory(ours)
 
 
-def _warm_model(base: Path) -> Path:
+def warm_model(base: Path) -> Path:
     """The quickstart's warm model of seed 0, made once per benchmark."""
     folder = base / "warm"
     overrides = ["--run", str(folder), "--set", "trainer.steps=1"]

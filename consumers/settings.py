@@ -18,6 +18,12 @@ class DispatchSettings(Settings):
     """Waiting orders per slot of a rollout, so that slots stay busy while dispatch is away."""
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)
     """A rollout silent for longer has its trajectories resumed elsewhere."""
+    repack: bool = True
+    """Under `keep_version`: gather the last trajectories of a version on few rollouts, so that the
+    others stand empty and take the newest (docs/scheduling.md).
+    """
+    repack_every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two looks at what could be gathered, beside one after each new version."""
     group_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds from admission until a group is closed with the survivors that it has."""
     lease_s: float = Field(default=10.0, gt=0)
@@ -31,6 +37,8 @@ class TrainerSettings(Settings):
 
     steps: int = Field(default=60, ge=1)
     """Versions to train; the run ends after the last."""
+    learner: Literal["torch", "paced"] = "torch"
+    """`torch` trains a model; `paced` only keeps time (docs/paced.md)."""
     groups_per_step: int = Field(default=24, ge=1)
     """B: groups that one step trains (a wave)."""
     samples_per_group: int = Field(default=8, ge=1)

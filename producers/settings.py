@@ -27,8 +27,8 @@ class TaskSettings(Settings):
     """What is asked and how an answer is judged."""
 
     name: str = "remainder"
-    """Registered task (`remainder`, `scripted`, `reasoning_gym`, `dataset`, `mixture`), or
-    `module:attribute` of one's own.
+    """Registered task (`remainder`, `scripted`, `reasoning_gym`, `dataset`, `numbered`,
+    `mixture`), or `module:attribute` of one's own.
     """
     options: dict[str, Option] = Field(default_factory=dict)
     """The task's own parameters."""
@@ -87,13 +87,20 @@ class RolloutSettings(Settings):
     count: int = Field(default=2, ge=1)
     """Processes that the supervisor starts."""
     engine: str = "torch"
-    """`torch` (embedded); `vllm` and `paced` come later."""
+    """`torch` (embedded), or `paced`, which has no model (docs/paced.md); `vllm` comes later."""
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "in_flight"
     """How a rollout takes new weights."""
     slots: int = Field(default=64, ge=1)
     """Sequences decoded together."""
     context_max: int = Field(default=512, ge=2)
     """Longest sequence, prompt included."""
+    batch_max: int | None = Field(default=None, ge=1)
+    """B_max: rows at which a decode step stops being nearly free for another one; default: as the
+    engine or its profile says (`rollstream profile`), else `slots`.
+    """
+    profile: str | None = None
+    """The profile of this engine and model; default: the one in the run's folder, if there is one.
+    """
     quota: int | None = Field(default=None, ge=1)
     """New trajectories drawn per version under `keep_version`; default 2 × slots."""
     threads: int = Field(default=1, ge=1)

@@ -13,7 +13,7 @@ from streams.kafka.address import parse as parse_kafka
 if TYPE_CHECKING:  # config.py calls us
     from rollstream.config import Configuration
 
-ENGINES = ("torch",)
+ENGINES = ("torch", "paced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Problem:
 
 def impossible(configuration: "Configuration") -> list[Problem]:
     """Everything that cannot work, in the order of the settings."""
-    checks = (_places, _model, _task, _sampling, _rollouts, _pace, _training)
+    checks = (_places, _model, _task, _sampling, _rollouts, _paced, _pace, _training)
     return [problem for check in checks for problem in check(configuration)]
 
 
@@ -42,7 +42,8 @@ def _places(c: "Configuration") -> Iterator[Problem]:
 
 
 def _model(c: "Configuration") -> Iterator[Problem]:
-    if c.model.path is None and not c.warmup.enabled:
+    is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # of which there is none
+    if c.model.path is None and not is_made:
         yield Problem("model.path", "must be given when warmup.enabled is false")
     if c.model.path is not None and not (Path(c.model.path) / "config.json").is_file():
         yield Problem("model.path", "must be a folder with a Hugging Face checkpoint (config.json)")
@@ -85,6 +86,25 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
         twice = f"2 × rollouts.status_s ({c.rollouts.status_s:g})"
         must = f"must be ≥ {twice}, or living rollouts look dead"
         yield Problem("dispatch.heartbeat_timeout_s", must)
+
+
+def _paced(c: "Configuration") -> Iterator[Problem]:
+    p, is_paced = c.paced, c.rollouts.engine == "paced"
+    if is_paced != (c.trainer.learner == "paced"):
+        must = "must be 'paced' with, and only with, rollouts.engine = 'paced': no model is trained"
+        yield Problem("trainer.learner", must)
+    if is_paced and c.evaluation.enabled:
+        yield Problem("evaluation.enabled", "must be false with rollouts.engine = 'paced'")
+    if p.kv_tokens is not None and p.kv_tokens < c.rollouts.context_max:
+        must = f"must be ≥ rollouts.context_max ({c.rollouts.context_max}): one sequence must fit"
+        yield Problem("paced.kv_tokens", must)
+    if p.lengths.trace is not None and p.lengths.parts:
+        yield Problem("paced.lengths.parts", "must be empty with paced.lengths.trace")
+    for key, parts in (("p99", (p.lengths,)), ("parts", p.lengths.parts)):
+        for part in parts:
+            if part.p99 < part.median:
+                must = f"must have a p99 ≥ its median ({part.median:g})"
+                yield Problem(f"paced.lengths.{key}", must)
 
 
 def _positions(c: "Configuration") -> object:

@@ -19,6 +19,7 @@ import xxhash
 from pydantic import Field, ValidationError
 
 from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from producers.engines.paced.settings import PacedSettings
 from producers.settings import (
     EvaluationSettings,
     RolloutSettings,
@@ -99,6 +100,8 @@ class Configuration(Settings):
     """Admission, placement, recovery."""
     trainer: TrainerSettings = TrainerSettings()
     """Steps, loss, optimiser."""
+    paced: PacedSettings = PacedSettings()
+    """What stands in for model and accelerators under the engine `paced`."""
     weights: WeightsSettings = WeightsSettings()
     """Published versions."""
     relay: RelaySettings = RelaySettings()
@@ -128,6 +131,14 @@ INCIDENTAL = (
     "dispatch.keep_s",
     "dispatch.heartbeat_timeout_s",
     "dispatch.queue_per_slot",
+    "dispatch.repack",
+    "dispatch.repack_every_s",
+    "paced.time_scale",
+    "paced.roofline",
+    "paced.kv_tokens",
+    "paced.emit_every",
+    "paced.train_step_s",
+    "paced.train_token_s",
     "trainer.workers",
     "trainer.threads",
     "trainer.lease_s",

@@ -3,56 +3,65 @@ then the others, under what was asked for.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from consumers.replay.batches import Course
 from consumers.replay.recorded import RecordedSteps
-from consumers.replay.training import TERM, Output, Replay
-from consumers.trainer.learner import Learner
-from consumers.trainer.ledger import Ledger
-from consumers.trainer.pins import HeldVersions
-from consumers.trainer.publisher import Publisher
-from consumers.trainer.versions import VersionWriter
-from rollstream.config import Configuration, fingerprint
-from rollstream.folder import RunFolder, model_folder, run_log, store_url
+from consumers.replay.training import Replay
+from consumers.trainer.learning import Learning, open_learner
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder
+from rollstream.replay_output import Behind, newest_of, output, own_ledger
 from rollstream.replaying import Asked, courses
-from rollstream.revision import code_revision
 from rollstream.roles import set_threads
-from rollstream.train_role import small_files
-from storage.checkpoints import CheckpointId, newest_checkpoint
-from storage.connect import open_store
-from storage.metrics import MetricsFile
-from storage.model import load_model
+from rollstream.starting import starting_model
+from storage.checkpoints import newest_checkpoint
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.records import Configured, Position, StepDone
-from streams.topics import catalogue
-from streams.writer import FencedWriter
+from streams.records import StepDone
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where training begins: a checkpoint, or (None) the model of step 0."""
+    """Where training begins: a checkpoint of the run by its name, or (None) the model of step 0;
+    `behind` is that, or what an earlier process of this replay has done since.
+    """
 
-    checkpoint: CheckpointId | None
+    checkpoint: str | None
     step: int
+    behind: Behind
+
+    def begun(self) -> dict[str, Any]:
+        """What the folder says of it."""
+        return {"checkpoint": self.checkpoint, "start": self.step}
 
 
-def find_start(store: ObjectStore, asked: Asked) -> tuple[Start, Learner]:
-    """The learner of the newest kept checkpoint up to the first step asked for."""
+def find_start(
+    store: ObjectStore,
+    asked: Asked,
+    before: Mapping[str, Any] | None,
+    own: tuple[RunFolder, Configuration],
+) -> tuple[Start, Learning]:
+    """The learner of the folder's newest checkpoint if a replay was stopped there (`before` is what
+    it noted), else of the newest kept one up to the first step asked for.
+    """
     disable_progress_bar()  # of transformers: it would stand between our lines
     set_threads(asked.before.trainer.threads)
-    model = load_model(str(model_folder(asked.before, asked.folder.path)))
-    learner = Learner(model, asked.before.trainer)
+    model = starting_model(asked.before, asked.folder.path)
+    learner = open_learner(model, asked.before.trainer)
+    done = newest_of(*own) if before is not None else None
+    if done is not None and before is not None:
+        learner.load_state(done.tensors)
+        return Start(before["checkpoint"], before["start"], done), learner
     found = newest_checkpoint(store, asked.first).checkpoint
     if found is None:
-        return Start(None, 0), learner
+        return Start(None, 0, Behind(0, {}, None)), learner
     learner.load_state(found.tensors)
-    return Start(found.id, found.id.step), learner
+    return Start(str(found.id), found.id.step, Behind(found.id.step, {}, None)), learner
 
 
 def replayed(
@@ -60,62 +69,39 @@ def replayed(
     recorded: RecordedSteps,
     asked: Asked,
     start: Start,
-    learner: Learner,
+    learner: Learning,
     out: tuple[RunFolder, Configuration],
 ) -> Iterator[StepDone]:
     """Each step as it is trained; everything is in the folder when this ends."""
     own, wanted = courses(asked)
-    with _output(*out, start, learner) as output:
-        replay = Replay(source, recorded, output, time.monotonic)
+    done = start.behind.step
+    with output(*out, start.behind, learner) as written:
+        replay = Replay(source, written, time.monotonic)
         first = asked.first if asked.is_experiment else asked.last
         with closing(learner):
-            steps = range(start.step + 1, first + 1)
-            yield from replay.train(learner, own, steps, asked.last)
+            steps = recorded.planned(range(done + 1, first + 1), asked.last)
+            yield from replay.train(learner, own, steps)
             state = learner.state()
         if asked.is_experiment:
-            with closing(_changed(asked, wanted)) as changed:
+            with closing(_changed(asked)) as changed:
                 changed.load_state(state)
-                steps = range(first + 1, asked.last + 1)
-                yield from replay.train(changed, wanted, steps, asked.last)
-
-
-def _changed(asked: Asked, course: Course) -> Learner:
-    model = load_model(str(model_folder(asked.before, asked.folder.path)))
-    return Learner(model, course.settings)
-
-
-@contextmanager
-def _output(
-    folder: RunFolder, c: Configuration, start: Start, learner: Learner
-) -> Generator[Output]:
-    bus = run_log(c, folder.path)
-    try:
-        bus.create(catalogue())
-        store = open_store(store_url(c, folder.path), c.sync)
-        writer = FencedWriter(bus, "weights", "trainer", TERM)
-        files = small_files(model_folder(c, folder.path))
-        versions = VersionWriter(store, writer, c.run, TERM, c.weights, files, HeldVersions(bus))
-        versions.open()
-        versions.publish(start.step, learner.snapshot(c.weights.dtype))
-        ledger = Ledger(bus, TERM)
-        ledger.open(Position())
-        configured = Configured(fingerprint(c), code_revision(), start.step)
-        ledger.append([configured])
-        with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
-            publisher = Publisher(store, versions, ledger, metrics, c.checkpoints.keep)
-            yield Output(publisher, ledger, c.weights.dtype, c.checkpoints.every, configured)
-            publisher.close()
-    finally:
-        bus.close()
+                steps = recorded.planned(range(max(done, first) + 1, asked.last + 1), asked.last)
+                yield from replay.train(changed, wanted, steps)
 
 
 def differing(
-    done: Iterable[StepDone], recorded: RecordedSteps, up_to: int, tell: Callable[[StepDone], None]
+    out: tuple[RunFolder, Configuration], recorded: RecordedSteps, first: int, last: int
 ) -> list[int]:
-    """Train to the end; the steps up to `up_to` whose hash is none of the ledger's."""
-    wrong: list[int] = []
-    for one in done:
-        tell(one)
-        if one.step <= up_to and one.state_hash not in recorded.hashes(one.step):
-            wrong.append(one.step)
-    return wrong
+    """The steps from `first` to `last` whose hash in the folder's ledger is none of the run's."""
+    again = own_ledger(*out)
+    return [step for step in range(first, last + 1) if not _is_same(again, recorded, step)]
+
+
+def _is_same(again: RecordedSteps, recorded: RecordedSteps, step: int) -> bool:
+    """The last hash counts of a step that was trained twice in the folder."""
+    return again.done[step][-1].state_hash in recorded.hashes(step)
+
+
+def _changed(asked: Asked) -> Learning:
+    model = starting_model(asked.before, asked.folder.path)
+    return open_learner(model, asked.now.trainer)

@@ -145,21 +145,11 @@ def _acquire(place: Place, candidate: Candidate) -> Lease:
 
 
 def _prompts(place: Place) -> bool:
-    from producers.prompt_source import PromptOrder, PromptSource
-    from rollstream.run_task import prompt_tokens_max, task_of
-    from streams.records import Sampling
+    from producers.prompt_source import PromptSource
+    from rollstream.run_task import order_of
 
     c = place.configuration
-    task = task_of(c, place.folder)
-    sampling = Sampling(
-        c.sampling.temperature,
-        c.sampling.top_k,
-        c.sampling.top_p,
-        c.sampling.tokens_max,
-        tuple(task.stop),
-    )
-    samples, limit = c.trainer.samples_per_group, prompt_tokens_max(c)
-    order = PromptOrder(c.task.name, task.prompt, sampling, samples, c.seed, limit)
+    order = order_of(c, place.folder)
     with held(place, "prompts", c.dispatch.lease_s) as lease:
         source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
         place.watch.offer(source.figures, source.readers)

@@ -2,10 +2,13 @@
 worker together.
 """
 
+import json
 import os
 import time
 
-from producers.engines.connect import open_engine
+from producers.engines.base import Engine
+from producers.engines.connect import open_engine, open_paced
+from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
 from producers.rollout.orders import Orders
@@ -15,11 +18,13 @@ from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
+from rollstream.profiling import profile_of
 from rollstream.roles import Place, set_threads
 from rollstream.run_task import task_of, task_settings
 from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
+from storage.versions.fetch import fetch_file
 
 WAIT_S = 0.02
 
@@ -37,19 +42,9 @@ def build_rollout(place: Place) -> Rollout | None:
     if fetched is None:
         return None
     started = time.perf_counter()
-    manifest = read_manifest(
-        place.store, fetched.announced.version, fetched.announced.manifest_hash
-    )
-    engine = open_engine(
-        c.rollouts.engine,
-        config_from_version(place.store, manifest),
-        fetched.update.tensors,
-        fetched.announced.version,
-        slots=c.rollouts.slots,
-        context_max=c.rollouts.context_max,
-    )
+    engine, most = engine_of(place, fetched)
     pulse = Pulse(c.rollouts.status_s)
-    voice = Voice(place.bus, Outbox(place.bus), place.name, term, c.rollouts, pulse)
+    voice = Voice(place.bus, Outbox(place.bus), place.name, term, c.rollouts, pulse, batch_max=most)
     voice.applied(compared_whole(fetched, engine.read_back, started))
     judging = Judging(
         RewardPool(task_settings(c, place.folder)),
@@ -59,6 +54,28 @@ def build_rollout(place: Place) -> Rollout | None:
         late=c.task.reward == "late",
     )
     return Rollout(c.rollouts, engine, follower, orders, judging, voice)
+
+
+def engine_of(place: Place, fetched: Fetched) -> tuple[Engine, int]:
+    """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
+    its slots.
+    """
+    c, announced = place.configuration, fetched.announced
+    manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
+    tensors, slots, context = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
+    if c.rollouts.engine == "paced":
+        vocabulary = json.loads(fetch_file(place.store, manifest, "config.json"))["vocab_size"]
+        paced = open_paced(
+            c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context
+        )
+        return paced, c.rollouts.batch_max or paced.batch_max
+    model = config_from_version(place.store, manifest)
+    engine = open_engine(
+        c.rollouts.engine, model, tensors, announced.version, slots=slots, context_max=context
+    )
+    profile = profile_of(c, place.folder, model)
+    profiled = slots if profile is None else batch_max(profile.roofline, slots)
+    return engine, c.rollouts.batch_max or profiled
 
 
 def _first(place: Place, follower: WeightsFollower) -> Fetched | None:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from producers.prompt_source import PromptOrder
 from producers.settings import TaskSettings
 from producers.tasks.base import Task
 from producers.tasks.registry import load_task
 from rollstream.config import Configuration
 from rollstream.folder import model_folder
+from streams.records import Sampling
 
 
 def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
@@ -27,3 +29,18 @@ def prompt_tokens_max(configuration: Configuration) -> int:
 def task_of(configuration: Configuration, folder: Path) -> Task:
     """The task of a run that has its model."""
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
+
+
+def order_of(configuration: Configuration, folder: Path) -> PromptOrder:
+    """What is asked at each position of the run, and how it is to be sampled."""
+    c = configuration
+    task = task_of(c, folder)
+    sampling = Sampling(
+        c.sampling.temperature,
+        c.sampling.top_k,
+        c.sampling.top_p,
+        c.sampling.tokens_max,
+        tuple(task.stop),
+    )
+    samples, limit = c.trainer.samples_per_group, prompt_tokens_max(c)
+    return PromptOrder(c.task.name, task.prompt, sampling, samples, c.seed, limit)

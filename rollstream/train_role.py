@@ -11,8 +11,8 @@ from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
 from rollstream.roles import Place, set_threads
+from rollstream.starting import starting_model
 from storage.metrics import MetricsFile, read_metrics
-from storage.model import load_model
 
 WEIGHT_SUFFIXES = (".safetensors", ".index.json")
 
@@ -34,7 +34,7 @@ def train(place: Place, term: int) -> bool:
             place.bus,
             place.store,
             Plan(c.trainer, rule, c.weights, c.checkpoints, truncates(c), archived),
-            Begin(load_model(str(start)), small_files(start)),
+            Begin(starting_model(c, place.folder), small_files(start)),
             Provenance(c.run, term, fingerprint(c), code_revision(), accept),
             metrics,
         )

@@ -35,6 +35,7 @@ class Warming:
     ) -> None:
         self._folder, self._seat, self._console, self._lock = folder, seat, console, lock
         self._steps = configuration.warmup.steps
+        self._is_paced = configuration.trainer.learner == "paced"
         self._needed = configuration.model.path is None and not folder.model.exists()
 
     def run(self, signals: StopSignals) -> bool:
@@ -67,7 +68,8 @@ class Warming:
             disable=not self._console.is_terminal,
         )
         if not self._console.is_terminal:
-            self._console.print("warm-up: teaching the model the task's documents")
+            taught = "teaching the model the task's documents"
+            self._console.print(f"warm-up: {'nothing to teach' if self._is_paced else taught}")
         started = time.monotonic()
         with bar:
             task = bar.add_task("warm-up", total=self._steps, loss="–")

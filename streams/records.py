@@ -176,6 +176,9 @@ class Assignment(_Record, tag="assignment/1"):
     `start` and `resume` carry all that generation needs. `version` is what the rollout must hold:
     for a start at least this number; for a resume under `keep_version` exactly this version.
     `partial` is the newest partial of the chain to go on from; None starts from the prompt.
+    `onward` of a release names the rollout that is to go on, so what was generated is kept as a
+    last partial; empty: nobody waits for the trajectory any more. `predicted` counts generated
+    tokens that are expected in all, 0 where nothing is known.
     """
 
     kind: Literal["start", "resume", "release"]
@@ -194,11 +197,14 @@ class Assignment(_Record, tag="assignment/1"):
     partial: Address | None = None
     moves: int = 0
     wave: int = 0
+    onward: str = ""
+    predicted: int = 0
 
 
 class Partial(_Record, tag="partial/1"):
     """What a trajectory gained since `previous`; `start` is the index of its first token in the
-    trajectory.
+    trajectory. `last` says that its rollout gave it up: it may go on elsewhere at once. `sources`
+    is empty where all of `tokens` were generated.
     """
 
     trajectory: str
@@ -213,11 +219,16 @@ class Partial(_Record, tag="partial/1"):
     logprobs: Floats = field(name="logprobs:f4")
     spans: tuple[Span, ...]
     environment: str = ""
+    last: bool = False
 
 
 class RolloutStatus(_Record, tag="rollout_status/1"):
     """What a rollout does now. Key: rollout and term. `health` is `leaving` for one that takes
     nothing more. `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to decode.
+    `kv_previous` is `kv_used` at the report before, `decode_batch_max` is B_max: the batch at which
+    a decode step stops being nearly free for another row; `pulling` says that it takes other
+    weights as soon as they are here. `queued` of the `waiting` were not given to the engine yet;
+    `preemptible` says that it may be taken away at any moment.
     """
 
     rollout: str
@@ -238,6 +249,9 @@ class RolloutStatus(_Record, tag="rollout_status/1"):
     kv_previous: int = 0
     decode_batch_max: int = 0
     busy_s: float = 0.0
+    pulling: bool = False
+    queued: int = 0
+    preemptible: bool = False
 
 
 class RelayStatus(_Record, tag="relay_status/1"):
@@ -258,7 +272,7 @@ class Trajectory(_Record, tag="trajectory/1"):
     `tokens` and `sources` are as long as the trajectory, `logprobs` as its generated tokens.
     `reward` is None when it comes later as an annotation. `trainer_version` is the newest version
     known when it finished (lag at finish). `reference` is the task's own JSON for the reward, so
-    that whoever reads the record can judge it.
+    that whoever reads the record can judge it. `predicted` is the length that its order expected.
     """
 
     trajectory: str
@@ -284,6 +298,7 @@ class Trajectory(_Record, tag="trajectory/1"):
     moves: int = 0
     wave: int = 0
     reference: str = ""
+    predicted: int = 0
 
 
 class Annotation(_Record, tag="annotation/1"):
@@ -338,6 +353,8 @@ class Configured(_Record, tag="configured/1"):
     code_revision: str
     resumed_from: int
     accepted: bool = False
+    forked_from: str = ""
+    """Run and checkpoint that the first term of a fork began from."""
 
 
 class Take(_Record, tag="take/1"):

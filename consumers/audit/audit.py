@@ -5,7 +5,7 @@ those of the ledger first, so that of a living run everything that the ledger na
 the ends of the topics that it names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from consumers.audit.fences import Fences
@@ -15,6 +15,7 @@ from consumers.audit.messages import Hole, Source
 from consumers.audit.noted import Noted
 from consumers.audit.objects import Objects
 from consumers.audit.once import Once
+from consumers.audit.rows import RowChecker, Rows
 from consumers.audit.seen import Checker, Kept
 from consumers.audit.spans import OneVersion, Spans
 from consumers.audit.taken import Taken
@@ -57,13 +58,13 @@ class Audit:
         fences, taken = Fences(topics, self.reading), Taken()
         once, versions = Once(taken), Versions(taken)
         keep_version = self.policy.keep_version if self.policy.known else None
+        of_rows = (once, Spans(), OneVersion(keep_version), Lag(taken, self.policy))
         folds: list[Checker] = [
-            Groups(taken), once, Noted(taken, once.tally), Spans(), OneVersion(keep_version),
-            Lag(taken, self.policy), versions, fences,
+            Groups(taken), *of_rows, Noted(taken, once.tally), versions, fences
         ]  # fmt: skip
         for topic in READ:
             self.tell(topic)
-            self._coverage[topic] = self._read(source, topic, fences, taken, folds)
+            self._coverage[topic] = self._read(source, topic, fences, taken, folds, of_rows)
         for fold in folds:
             fold.finish(self._coverage)
         if self.store is None:
@@ -78,13 +79,24 @@ class Audit:
         return self._coverage
 
     def _read(
-        self, source: Source, topic: str, fences: Fences, taken: Taken, folds: list[Checker]
+        self,
+        source: Source,
+        topic: str,
+        fences: Fences,
+        taken: Taken,
+        folds: Sequence[Checker],
+        row_folds: Sequence[RowChecker],
     ) -> Kept:
         count = gone = 0
         for one in source.messages(topic):
             if isinstance(one, Hole):
                 fences.passed_over(topic, one)
                 gone += one.end - one.start
+                continue
+            if isinstance(one, Rows):
+                count += len(one)
+                for fold in row_folds:
+                    fold.apply_rows(one)
                 continue
             count += 1
             seen = fences.judged(one)

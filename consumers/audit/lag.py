@@ -7,8 +7,13 @@ too (invariant 6). Grows with the run: three numbers per step.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
@@ -45,6 +50,29 @@ class Lag:
             if use is not None and use.step and use.at == seen.address:
                 self._weigh(record, use.step, seen)
 
+    def apply_rows(self, rows: Rows) -> None:
+        steps = self._steps(rows)
+        if not steps.any():
+            return
+        spans = rows.spans
+        lags = steps[spans.row] - 1 - spans.number
+        is_masked = ~self._are_believed(rows)
+        if self.policy.max_lag is not None:
+            is_masked |= lags > self.policy.max_lag
+        tokens = spans.end - spans.start
+        masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
+        odd = (spans.sums(lags < 0) > 0) | (trained == 0)
+        if self.policy.keep_version:
+            odd |= masked > 0
+        for row in np.flatnonzero(odd & (steps > 0)).tolist():
+            self.apply(rows.seen(row))
+        plain = np.where(odd, 0, steps)
+        self._add(plain, {"trained": trained, "masked": masked})
+        counted = lags[~is_masked & (plain[spans.row] > 0)]
+        if len(counted):
+            name = "is the highest lag"
+            self.tally.counts[name] = max(self.tally.counts[name], int(counted.max()))
+
     def finish(self, coverage: Coverage) -> None:
         if not self.policy.known:
             self.tally.cannot("dispatch.max_lag is not known without the run's config.json")
@@ -64,6 +92,31 @@ class Lag:
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
                 self.tally.cannot(f"{topic} is not there")
+
+    def _steps(self, rows: Rows) -> Numbers:
+        """The step that trained each row, 0 for none."""
+        found: list[int] = []
+        for at, use in enumerate(map(self.taken.uses.get, rows.names), rows.first):
+            is_used = use is not None and use.at.offset == at and use.at.partition == rows.partition
+            found.append(use.step if use is not None and is_used else 0)
+        return np.array(found, np.int64)
+
+    def _are_believed(self, rows: Rows) -> NDArray[np.bool_]:
+        """Of each span, as `Taken.is_believed` says of its version."""
+        numbers, of = np.unique(rows.spans.number, return_inverse=True)
+        made = [self.taken.versions.get(number) for number in numbers.tolist()]
+        is_known = np.array([version is not None for version in made], np.bool_)
+        terms = np.array([0 if version is None else version.term for version in made], np.int64)
+        return ~is_known[of] | (terms[of] == rows.spans.term)
+
+    def _add(self, steps: Numbers, tokens: Mapping[str, Numbers]) -> None:
+        """To the sums of each step; rows of step 0 count for none."""
+        found, of = np.unique(steps, return_inverse=True)
+        sums = {name: np.bincount(of, counts).tolist() for name, counts in tokens.items()}
+        sums["trajectories"] = np.bincount(of).tolist()
+        for at, step in enumerate(found.tolist()):
+            for name, values in sums.items():
+                self._sums[step, name] += int(values[at]) if step else 0
 
     def _weigh(self, record: Trajectory, step: int, seen: Seen) -> None:
         trained = masked = 0

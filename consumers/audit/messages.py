@@ -5,9 +5,13 @@ What is neither archived nor kept is a hole: the caller is told of it, with the 
 archived row is given as the bytes that it had in the log, compared with the hash beside it.
 """
 
+# pyarrow ships no types
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from consumers.audit.rows import Rows, pieces
 from consumers.audit.tally import Tally
 from storage.archive.names import ArchiveFile
 from storage.archive.reading import archived_files
@@ -59,8 +63,8 @@ class Source:
     def has_log(self, topic: str) -> bool:
         return topic in self._ends
 
-    def messages(self, topic: str) -> Iterator[Message | Hole]:
-        """The topic, with a `Hole` where something is gone."""
+    def messages(self, topic: str) -> Iterator[Message | Rows | Hole]:
+        """The topic, with a `Hole` where something is gone; archived trajectories come as rows."""
         self._at = {}
         if topic not in self._ends:
             yield from self._archived(topic, None)
@@ -116,7 +120,7 @@ class Source:
 
     def _archived(
         self, topic: str, begin: Mapping[int, Position] | None
-    ) -> Iterator[Message | Hole]:
+    ) -> Iterator[Message | Rows | Hole]:
         """Archived rows from where we are, below what the log keeps (all, where it has none)."""
         if self.store is None:
             return
@@ -135,17 +139,24 @@ class Source:
             yield from self._rows(topic, file, high)
             reached[file.partition] = self._at[file.partition]
 
-    def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message]:
-        from storage.archive.messages import messages_of  # pyarrow: only where rows are archived
+    def _reach(self, topic: str, partition: int, piece: Message | Rows) -> None:
+        """An archived file holds every offset from its first to its last."""
+        is_one = isinstance(piece, Message)
+        first, count = (piece.offset, 1) if is_one else (piece.first, len(piece))
+        self._missing(topic, partition, self._at[partition], first, is_compacted=False)
+        self._at[partition] = first + count
+        self.tally.counts["from the archive"] += count
+
+    def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message | Rows]:
+        from storage.archive.messages import batches_of  # pyarrow: only where rows are archived
+        from storage.archive.values import Originals
 
         assert self.store is not None
+        partition, originals = file.partition, Originals(topic)
         try:
-            for message in messages_of(self.store, topic, file):
-                at = message.offset
-                if at < self._at[file.partition] or (high is not None and at >= high):
-                    continue
-                self._at[file.partition] = at + 1
-                self.tally.counts["from the archive"] += 1
-                yield message
+            for batch in batches_of(self.store, file):
+                for piece in pieces(batch, originals, partition, self._at[partition], high):
+                    self._reach(topic, partition, piece)
+                    yield piece
         except CorruptObject as error:
             self.tally.offend(str(error), key=file.key)

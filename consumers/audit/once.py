@@ -7,8 +7,10 @@ killed. What a take names is compared with what lies at that place: name, group,
 Grows with the run: the name of each trajectory that was completed.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from consumers.audit.rows import Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken, Use
 from consumers.audit.tally import Tally
@@ -36,6 +38,28 @@ class Once:
         elif isinstance(seen.record, Trajectory) and seen.topic == "trajectories":
             self._complete(seen.record, seen)
 
+    def apply_rows(self, rows: Rows) -> None:
+        """A row that is new, and is or is not what a take names, is no more than noted."""
+        uses, partition = self.taken.uses.get, rows.partition
+        columns = zip(rows.names, rows.groups, rows.hashes, rows.finishes, strict=True)
+        for row, (name, group, hash_, finish) in enumerate(columns):
+            use = uses(name)
+            is_plain = name not in self._firsts and (
+                use is None
+                or (
+                    use.hash == hash_
+                    and use.group == group
+                    and use.at.offset == rows.first + row
+                    and use.at.partition == partition
+                    and finish != "dead"
+                )
+            )
+            if is_plain:
+                self._firsts.add(name)
+            else:
+                self.apply(rows.seen(row))
+        self._ends[partition] = rows.first + len(rows)
+
     def finish(self, coverage: Coverage) -> None:
         counts, kept = self.tally.counts, coverage["trajectories"]
         counts["trained"] = sum(self.taken.trained.values())
@@ -62,15 +86,16 @@ class Once:
                 self.tally.offend(f"{name} was trained, but no take began its group", "ledger", at)
 
     def _take(self, take: Take, at: Address) -> None:
-        names = [member.trajectory for member in take.members]
-        for name in {name for name in names if names.count(name) > 1}:
-            self.tally.offend(f"{name} stands twice in one take", "ledger", at)
+        names = Counter(member.trajectory for member in take.members)
+        if len(names) < len(take.members):
+            for name in (name for name, count in names.items() if count > 1):
+                self.tally.offend(f"{name} stands twice in one take", "ledger", at)
         for member in take.members:
             use = self.taken.uses.get(member.trajectory)
             if use is None:
                 self._strangers.append((member.trajectory, at))
                 continue
-            if use.take != at:
+            if use.take is not at and use.take != at:
                 what = f"{member.trajectory} is trained in step {take.step}, and was in {use.step}"
                 self.tally.offend(what, "ledger", at)
             elif (member.at, member.hash) != (use.at, use.hash):

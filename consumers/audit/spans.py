@@ -8,7 +8,9 @@ Dead completions are held to the same: what they had generated is stamped too.
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
+from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen
 from consumers.audit.tally import Tally
 from streams.records import GENERATED, Trajectory
@@ -34,6 +36,14 @@ class Spans:
         if wrong:
             self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
 
+    def apply_rows(self, rows: Rows) -> None:
+        right = _are_right(rows)
+        self.tally.counts["trajectories"] += int(np.count_nonzero(right))
+        self.tally.counts["spans"] += int(rows.spans.count[right].sum())
+        self.tally.counts["tokens"] += int(rows.generated[right].sum())
+        for row in np.flatnonzero(~right).tolist():
+            self.apply(rows.seen(row))
+
     def finish(self, coverage: Coverage) -> None:
         _say_gone(self.tally, coverage)
 
@@ -57,6 +67,15 @@ class OneVersion:
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
             self.tally.offend(what, seen.topic, seen.address)
 
+    def apply_rows(self, rows: Rows) -> None:
+        several = rows.spans.count > 1
+        self.tally.counts["trajectories of one span"] += int(np.count_nonzero(~several))
+        if self.keep_version:
+            for row in np.flatnonzero(several).tolist():
+                self.apply(rows.seen(row))
+        else:
+            self.tally.counts["of several"] += int(np.count_nonzero(several))
+
     def finish(self, coverage: Coverage) -> None:
         if self.keep_version is False:
             self.tally.notes.append("the run's policy lets versions change within a trajectory")
@@ -77,6 +96,19 @@ def _wrong(record: Trajectory, generated: int) -> str:
             return f"span [{span.start}, {span.end}) where {end} comes next"
         end = span.end
     return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
+
+
+def _are_right(rows: Rows) -> NDArray[np.bool_]:
+    """The rows of which `_wrong` has nothing to say."""
+    spans, generated = rows.spans, rows.generated
+    is_first = np.diff(spans.row, prepend=-1) > 0
+    before: Numbers = np.where(is_first, 0, np.roll(spans.end, 1))
+    is_wrong = (spans.start != before) | (spans.end <= spans.start)
+    reached = np.zeros(len(rows), np.int64)
+    reached[spans.row] = spans.end  # the last one of each row stays
+    right = (reached == generated) & (spans.sums(is_wrong) == 0)
+    right &= rows.lengths("sources") == rows.lengths("tokens")
+    return right & (rows.lengths("logprobs") == generated)
 
 
 def _say_gone(tally: Tally, coverage: Coverage) -> None:

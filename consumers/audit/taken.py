@@ -7,14 +7,16 @@ step.
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from consumers.audit.seen import Seen
 from streams.records import Address, AnnotationUsed, StepDone, Take, Version
 
 
-@dataclass(slots=True)
-class Use:
+class Use(msgspec.Struct, gc=False):
     """One completion that the ledger names; `step` trained it first, by the take that lies at
-    `take`; 0 and None where none did.
+    `take`; 0 and None where none did. A struct that is not collected: there are as many as
+    trajectories.
     """
 
     group: int
@@ -64,15 +66,16 @@ class Taken:
     def _take(self, take: Take, at: Address) -> None:
         if self.first_step is None:
             self.first_step = take.step
+        uses, step = self.uses, take.step
         for group in take.groups:
+            number = group.group
             for member in group.members:
-                use = Use(group.group, member.at, member.hash)
-                self.uses.setdefault(member.trajectory, use)
+                uses.setdefault(member.trajectory, Use(number, member.at, member.hash))
+        self.trained[step] += len(take.members)
         for member in take.members:
-            use = self.uses.get(member.trajectory)
-            self.trained[take.step] += 1
+            use = uses.get(member.trajectory)
             if use is not None and not use.step:
-                use.step, use.take = take.step, at
+                use.step, use.take = step, at
                 self.trained_of[use.group] += 1
         for used in take.annotations:
             self.notes.setdefault((used.trajectory, used.name), used)

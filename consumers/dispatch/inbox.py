@@ -4,8 +4,9 @@
 met before the admission it belongs to; afterwards dispatch is the only one who admits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.state import DispatchState, Released
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, from_begin
@@ -26,16 +27,25 @@ from streams.truncation import before_oldest
 
 FOLDED = ("trajectories", "ledger", "partials")
 """Topics of others that dispatch's state is a fold of; compacted ones are read from their begin."""
-PROMPTS_AHEAD = 64  # groups read before they can be admitted; more stay in the topic
+PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 
 class Inbox:
     """Readers of every topic that dispatch follows, and the prompts read ahead."""
 
-    def __init__(self, bus: Bus, state: DispatchState, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        state: DispatchState,
+        monotonic: Callable[[], float],
+        lengths: Lengths | None = None,
+        groups_per_wave: int = 1,
+    ) -> None:
         self._bus = bus
         self._state = state
         self._monotonic = monotonic
+        self.lengths = lengths or Lengths()
+        self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
         self._prompts: dict[int, tuple[Prompt, Address]] = {}
         self._released: list[Released] = []
@@ -67,7 +77,7 @@ class Inbox:
         """
         count = 0
         for topic, reader in self._readers.items():
-            if topic == "prompts" and len(self._prompts) >= PROMPTS_AHEAD:
+            if topic == "prompts" and len(self._prompts) >= self._ahead:
                 continue
             for received in reader.follow():
                 count += 1
@@ -76,8 +86,14 @@ class Inbox:
         return count, released
 
     def next_prompt(self) -> tuple[Prompt, Address] | None:
-        """The next prompt in the seeded order, once it is there."""
-        return self._prompts.pop(self._state.next_group, None)
+        """The next prompt of those that are asked, once it is there: the topic has them in the
+        seeded order, and a fork leaves out what its parent finished.
+        """
+        return self._prompts.pop(min(self._prompts)) if self._prompts else None
+
+    def ahead(self) -> Sequence[Prompt]:
+        """Prompts that were read and not admitted yet, in their order."""
+        return [self._prompts[group][0] for group in sorted(self._prompts)]
 
     @property
     def prompts_waiting(self) -> int:
@@ -110,11 +126,9 @@ class Inbox:
             case Prompt():
                 self._prompt(record, received.address)
             case Trajectory():
-                state.apply_completion(record.group, record.trajectory)
+                self._complete(record)
             case Partial():
-                version = record.spans[-1].version if record.spans else None
-                at = received.address
-                state.apply_partial(record.group, record.trajectory, record.attempt, at, version)
+                state.apply_partial(record, received.address)
             case RolloutStatus():
                 state.apply_status(record, self._monotonic(), fresh)
             case WeightsAnnounced():
@@ -130,6 +144,14 @@ class Inbox:
                 state.apply_assignment(record, received.address)
             case _:
                 pass  # records of other roles in the ledger and relays' status
+
+    def _complete(self, record: Trajectory) -> None:
+        """Its length is history for the next pass; that of a dead one says nothing."""
+        group = self._state.groups.get(record.group)
+        lived = len(record.logprobs) if record.finish != "dead" else None
+        counts = self._state.apply_completion(record.group, record.trajectory, lived)
+        if counts and lived is not None and group is not None and group.prompt is not None:
+            self.lengths.note(group.prompt, lived)
 
     def _prompt(self, prompt: Prompt, at: Address) -> None:
         """Keep it if it is still to be admitted, or complete an open group that a rebuild found."""

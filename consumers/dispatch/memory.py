@@ -6,17 +6,28 @@ truncated: `prompts` up to the oldest prompt of an open group, `assignments` and
 the oldest order and the oldest partial of an open trajectory (DESIGN.md, Topics).
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from consumers.dispatch.inbox import Inbox
 from consumers.dispatch.kept import Keeper, KeptState, kept_state
+from consumers.dispatch.lengths import KnownLengths, Lengths
 from consumers.dispatch.state import DispatchState
+from storage.documents import decode
 from storage.objects import ObjectStore
 from streams.bus import Bus
+from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Address, Position
 from streams.truncation import REBUILDING, REBUILT, before_oldest, truncate
 from streams.writer import FencedWriter
+
+log = logging.getLogger(__name__)
+
+LENGTHS_KEY = "dispatch/lengths.json"
+LENGTHS_S = 60.0  # some MB where a run has many prompts
 
 
 @dataclass(slots=True)
@@ -31,10 +42,12 @@ class Memory:
     monotonic: Callable[[], float]
     _keeper: Keeper = field(init=False)
     _due_s: float = field(init=False)
+    _lengths_due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._keeper = Keeper(self.store, self.term)
         self._due_s = self.monotonic() + self.keep_s
+        self._lengths_due_s = self.monotonic() + LENGTHS_S
 
     def recall(self) -> KeptState | None:
         """What the earlier holder kept, now this term's."""
@@ -57,6 +70,22 @@ class Memory:
         if self.truncate:
             self._forget(state, positions)  # 3
         self._due_s = self.monotonic() + self.keep_s
+
+    def recall_lengths(self) -> Lengths:
+        """The history that some earlier holder wrote down; none is no harm, as it is advice."""
+        try:
+            return Lengths(decode(self.store.get(LENGTHS_KEY), KnownLengths, LENGTHS_KEY))
+        except ObjectMissing:
+            return Lengths()
+        except CorruptObject as error:
+            log.warning("lengths of earlier answers are not known: %s", error)
+            return Lengths()
+
+    def keep_lengths(self, lengths: Lengths) -> None:
+        """Write the history down now and then; the last writer's stays."""
+        if lengths.changed and self.monotonic() >= self._lengths_due_s:
+            self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))
+            self._lengths_due_s = self.monotonic() + LENGTHS_S
 
     def _forget(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from consumers.dispatch.admit import Pace, version_needed, wave_of
 from consumers.dispatch.recover import Continuation, continuation, holders
-from consumers.dispatch.state import DispatchState, OpenGroup, Order
+from consumers.dispatch.state import DispatchState, OpenGroup, Order, Seen
 from streams.records import Address, Admitted, Assignment, Prompt, Version
 
 
@@ -28,16 +28,21 @@ def continuations(
     state: DispatchState, lost: Iterable[str], keep_version: bool
 ) -> dict[str, Continuation]:
     """How each lost trajectory goes on."""
-    held = {seen.status.version for seen in state.rollouts.values() if seen.status.verified}
+    held = {seen.status.version for seen in state.rollouts.values() if is_serving(seen)}
     return {
         t: continuation(state.orders.get(t), state.chains.get(t), keep_version, held) for t in lost
     }
 
 
-def eligible(state: DispatchState, how: Continuation) -> set[str]:
-    """Rollouts that may go on with it."""
-    versions = {name: seen.status.version for name, seen in state.rollouts.items()}
-    return holders(versions, how.version)
+def eligible(state: DispatchState, version: Version | None) -> set[str]:
+    """Rollouts that may go on with what needs this version."""
+    serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
+    return holders(serving, version)
+
+
+def is_serving(seen: Seen) -> bool:
+    """It verified what it serves, and stays."""
+    return seen.status.verified and seen.status.health != "leaving"
 
 
 def assignment(
@@ -47,6 +52,7 @@ def assignment(
     trajectory: str,
     how: Continuation,
     rollout: str,
+    predicted: int = 0,
 ) -> Assignment:
     """The order for one trajectory; the rollout's term is the one whose status dispatch
     saw last.
@@ -71,11 +77,14 @@ def assignment(
         partial=how.partial,
         moves=how.moves,
         wave=wave,
+        predicted=predicted,
     )
 
 
-def release(prompt: Prompt, trajectory: str, order: Order) -> Assignment:
-    """Tells a rollout to drop a trajectory that nobody waits for."""
+def release(prompt: Prompt, trajectory: str, order: Order, onward: str = "") -> Assignment:
+    """Tells a rollout to drop a trajectory that nobody waits for, or to give it up for the rollout
+    that is to go on.
+    """
     return Assignment(
         kind="release",
         trajectory=trajectory,
@@ -89,6 +98,7 @@ def release(prompt: Prompt, trajectory: str, order: Order) -> Assignment:
         tokens=prompt.tokens[:0],
         sampling=prompt.sampling,
         seed=prompt.seed,
+        onward=onward,
     )
 
 

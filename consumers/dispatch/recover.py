@@ -2,8 +2,8 @@
 
 It is level-triggered: an open trajectory without an order held by a living rollout of the ordered
 term is to be ordered again, whatever happened to it before: never ordered (dispatch died after
-admitting), its rollout died, or restarted under a new term. So one rule serves admission, recovery
-and a new holder of dispatch's lease.
+admitting), its rollout died, restarted under a new term, or gave it up for a move or because it
+leaves. So one rule serves admission, recovery, moves and a new holder of dispatch's lease.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,8 +28,7 @@ class Continuation:
 
 def orphans(state: DispatchState) -> list[list[str]]:
     """Open trajectories that no living rollout holds, by group, oldest wave first."""
-    living = {(name, seen.status.term) for name, seen in state.rollouts.items()}
-    held = {t for t, o in state.orders.items() if (o.rollout, o.rollout_term) in living}
+    held = {t for t, o in state.orders.items() if not o.given_up and state.is_held(o)}
     found = [
         (group.admitted.wave, number, lost)
         for number, group in state.groups.items()
@@ -49,8 +48,9 @@ def continuation(
     """
     attempt = 1 if order is None else order.attempt + 1
     moves = 0 if order is None else order.moves + 1
-    if chain is None:
-        return Continuation("start", attempt, None, None, moves, again=order is not None)
+    if chain is None:  # one that was given up before its first token lost nothing
+        again = order is not None and not order.given_up
+        return Continuation("start", attempt, None, None, moves, again)
     if keep_version and chain.version not in held:
         return Continuation("start", attempt, None, None, moves, again=True)
     exact = chain.version if keep_version else None

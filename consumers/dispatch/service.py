@@ -11,25 +11,19 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.inbox import Inbox
 from consumers.dispatch.kept import restored
 from consumers.dispatch.memory import Memory
-from consumers.dispatch.orders import (
-    Free,
-    admission,
-    assignment,
-    continuations,
-    eligible,
-    free_rooms,
-    release,
-)
-from consumers.dispatch.place import Room, place
+from consumers.dispatch.moves import Repacking
+from consumers.dispatch.ordering import Ordered, Ordering
+from consumers.dispatch.orders import admission, free_rooms, release
 from consumers.dispatch.recover import orphans
-from consumers.dispatch.state import DispatchState, Released
+from consumers.dispatch.state import DispatchState, Order, Released
+from consumers.dispatch.waves import Waves
 from consumers.settings import DispatchSettings
 from storage.objects import ObjectStore
 from streams.bus import Bus
@@ -59,7 +53,21 @@ class Dispatch:
     state: DispatchState = field(default_factory=DispatchState)
     inbox: Inbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Orders of this term by kind, `again` those that throw work away, `lost` silent rollouts."""
+    """Orders of this term by kind, `again` those that throw work away, `moved` what was asked back
+    for a move, `lost` silent rollouts.
+    """
+    ordering: Ordering = field(init=False)
+    repacking: Repacking | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Repack frees rollouts that must be empty to take new weights: none else gains by it."""
+        pace, settings = self.pace, self.settings
+        waves = Waves(self.keep_version, pace.groups_per_step)
+        self.ordering = Ordering(pace, self.keep_version, settings.queue_per_slot, waves)
+        self.repacking = None
+        if settings.repack and self.keep_version:
+            every_s, groups = settings.repack_every_s, pace.groups_per_step
+            self.repacking = Repacking(every_s, pace.max_lag, groups)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop`."""
@@ -71,25 +79,27 @@ class Dispatch:
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         own = {"admissions": admissions.open(), "assignments": assignments.open()}
         state = restored(kept)
-        inbox = Inbox(self.bus, state, self.monotonic)
+        wave = self.pace.groups_per_step
+        inbox = Inbox(self.bus, state, self.monotonic, memory.recall_lengths(), wave)
         inbox.rebuild(own, kept.where() if kept else {})
         self.state, self.inbox = state, inbox
         log.info(
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         while not stop.is_set():
+            began_s = self.monotonic()
             news, released = inbox.read()
-            self._release(assignments, released)
-            silent = self.monotonic() - self.settings.heartbeat_timeout_s
-            gone = state.forget_rollouts(silent)
-            self.counts["lost"] += len(gone)
-            for rollout in gone:
-                log.warning("rollout %s is silent: its trajectories go on elsewhere", rollout)
+            self._give(state, assignments, releases=_releases(released))
+            silent_s = self.monotonic() - self.settings.heartbeat_timeout_s
+            gone = state.forget_rollouts(silent_s, left_before_s=began_s)
+            self._tell_lost(gone)
             if news or gone:  # plans follow from the state alone: no news, no other plan
                 self._admit(state, inbox, admissions)
-                self._order(state, assignments)
+                self._give(state, assignments, self._orders(state, inbox))
+            self._repack(state, inbox, assignments)
             if news:
                 memory.keep(state, inbox, admissions, assignments)
+                memory.keep_lengths(inbox.lengths)
             stop.wait(ROUND_S)
 
     def _admit(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
@@ -110,19 +120,45 @@ class Dispatch:
         if records:
             writer.append([(str(record.group), record) for record in records])
 
-    def _order(self, state: DispatchState, writer: FencedWriter) -> None:
-        """Order every open trajectory that nobody generates, as far as there is room."""
-        free = free_rooms(state, self.settings.queue_per_slot)
-        records: list[Assignment] = []
-        for lost in orphans(state):
-            if not any(free.resumes.values()):
-                break
-            records += self._order_group(state, lost, free)
-        addresses = self._append_orders(writer, records)
-        for record, at in zip(records, addresses, strict=True):
+    def _orders(self, state: DispatchState, inbox: Inbox) -> list[Ordered]:
+        """For every open trajectory that nobody generates, as far as there is room."""
+        return self.ordering.plan(state, inbox.lengths, inbox.ahead())
+
+    def _repack(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
+        """When it is time: ask back what is to move; what is too old starts again on the newest
+        version, and whoever has it is told.
+        """
+        if self.repacking is None:
+            return
+        plan = self.repacking.plan(state, inbox.lengths, self.monotonic())
+        if plan is None:
+            return
+        late = {trajectory: state.orders[trajectory] for trajectory in plan.deferred}
+        again = self.ordering.put_off(state, plan.deferred, inbox.lengths)
+        void = [_void(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
+        self._give(state, writer, again, [*plan.releases, *void])
+        self.counts["moved"] += len(plan.releases)
+        for move in plan.moves:
+            log.info("%s hands %d requests to %s", move.source, move.requests, move.destination)
+
+    def _give(
+        self,
+        state: DispatchState,
+        writer: FencedWriter,
+        orders: Sequence[Ordered] = (),
+        releases: Sequence[Assignment] = (),
+    ) -> None:
+        """Append these in one go; they are in force then."""
+        for order in orders:
+            if order.again:
+                self.counts["again"] += 1
+                record = order.record
+                log.warning("%s starts again (attempt %d)", record.trajectory, record.attempt)
+        records = [*(order.record for order in orders), *releases]
+        for record, at in zip(records, self._append(writer, records), strict=True):
             state.apply_assignment(record, at)
 
-    def _append_orders(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
+    def _append(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
         """Each rollout reads one partition, chosen by its name; others' orders there are not its
         own.
         """
@@ -137,26 +173,10 @@ class Dispatch:
             ]
         )
 
-    def _order_group(self, state: DispatchState, lost: list[str], free: Free) -> list[Assignment]:
-        group = state.groups[int(lost[0].rsplit(".", 1)[0])]
-        if group.prompt is None:
-            return []
-        how = continuations(state, lost, self.keep_version)
-        records: list[Assignment] = []
-        for kind, version in sorted({(c.kind, c.version) for c in how.values()}, key=str):
-            alike = [t for t in lost if (how[t].kind, how[t].version) == (kind, version)]
-            may = eligible(state, how[alike[0]])
-            rooms = free.resumes if kind == "resume" else free.new
-            plan = place([alike], [Room(name, room) for name, room in rooms.items() if name in may])
-            for trajectory, rollout in plan.items():
-                free.take(rollout)
-                record = assignment(state, self.pace, group, trajectory, how[trajectory], rollout)
-                if how[trajectory].again:
-                    self.counts["again"] += 1
-                    log.warning("%s starts again (attempt %d)", trajectory, record.attempt)
-                state.apply_assignment(record)
-                records.append(record)
-        return records
+    def _tell_lost(self, rollouts: Sequence[str]) -> None:
+        self.counts["lost"] += len(rollouts)
+        for rollout in rollouts:
+            log.warning("rollout %s is silent: its trajectories go on elsewhere", rollout)
 
     def figures(self) -> Figures:
         """Counts of groups are of the whole run, those of orders of this term."""
@@ -177,6 +197,7 @@ class Dispatch:
             "dispatch_trajectories_again_total": self.counts["again"],
             "dispatch_orders_in_force": len(state.orders),
             "dispatch_orders_total": {kind: self.counts[kind] for kind in kinds},
+            "dispatch_moves_total": self.counts["moved"],
             "dispatch_rollouts": len(state.rollouts),
             "dispatch_rollouts_lost_total": self.counts["lost"],
             "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
@@ -186,12 +207,17 @@ class Dispatch:
     def readers(self) -> list[TopicReader]:
         return [] if self.inbox is None else self.inbox.readers()
 
-    def _release(self, writer: FencedWriter, released: list[Released]) -> None:
-        self._append_orders(
-            writer,
-            [
-                release(r.group.prompt, r.trajectory, r.order)
-                for r in released
-                if r.group.prompt is not None
-            ],
-        )
+
+def _releases(released: Sequence[Released]) -> list[Assignment]:
+    """Nobody waits for these: their groups ended."""
+    return [
+        release(one.group.prompt, one.trajectory, one.order)
+        for one in released
+        if one.group.prompt is not None
+    ]
+
+
+def _void(state: DispatchState, trajectory: str, order: Order) -> Assignment:
+    prompt = state.groups[int(trajectory.rsplit(".", 1)[0])].prompt
+    assert prompt is not None, "an order is planned only once its prompt was read"
+    return release(prompt, trajectory, order)

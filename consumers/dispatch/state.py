@@ -6,9 +6,19 @@ attempts decide between orders, first completions between results. `admissions` 
 `trajectories`, so a completion of an unknown group is late, not early (invariant 2).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from streams.records import Address, Admitted, Assignment, Prompt, RolloutStatus, Version
+from streams.records import (
+    Address,
+    Admitted,
+    Assignment,
+    Partial,
+    Prompt,
+    RolloutStatus,
+    Version,
+)
+
+SPEED_MEMORY = 8  # reports that a rollout's measured speed follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +32,24 @@ class Order:
     version: Version
     at: Address | None = None
     """Where it lies in `assignments`; None until it is appended."""
+    predicted: int = 0
+    onward: str = ""
+    """Where it is to go on: its rollout was asked to give it up."""
+    given_up: bool = False
+    """Its rollout did, so nobody generates it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Newest partial of a trajectory's newest attempt, and the version of its last token; `first`
-    is the oldest partial of the trajectory, whatever its attempt.
+    """Newest partial of a trajectory's newest attempt, the version of its last token and how many
+    tokens were generated; `first` is the oldest partial of the trajectory, whatever its attempt.
     """
 
     attempt: int
     at: Address
     version: Version | None
     first: Address
+    generated: int = 0
 
 
 @dataclass(slots=True)
@@ -43,6 +59,8 @@ class OpenGroup:
     admitted: Admitted
     open: set[str]
     prompt: Prompt | None = None
+    finished: list[int] = field(default_factory=list[int])
+    """Generated tokens of those that ended, as far as this holder saw them end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,10 @@ class Seen:
     status: RolloutStatus
     at_s: float
     fresh: bool
+    kv_peak: int = 0
+    """Most KV that it reported under the version that it holds."""
+    speed: float = 0.0
+    """Tokens per second of one request, smoothed; 0 until it generated."""
 
 
 @dataclass(slots=True)
@@ -97,39 +119,64 @@ class DispatchState:
         if known is not None and record.attempt < known.attempt:
             return
         if record.kind == "release":
-            self.orders.pop(record.trajectory, None)
+            self._release(record.trajectory, record.onward)
             return
         self.orders[record.trajectory] = Order(
-            record.attempt, record.rollout, record.rollout_term, record.moves, record.version, at
+            record.attempt,
+            record.rollout,
+            record.rollout_term,
+            record.moves,
+            record.version,
+            at,
+            record.predicted,
         )
 
-    def apply_partial(
-        self, group: int, trajectory: str, attempt: int, at: Address, version: Version | None
-    ) -> None:
+    def _release(self, trajectory: str, onward: str) -> None:
+        """A trajectory that goes on elsewhere is its rollout's until that has given it up."""
+        known = self.orders.pop(trajectory, None)
+        if known is not None and onward:
+            self.orders[trajectory] = replace(known, onward=onward)
+
+    def apply_partial(self, record: Partial, at: Address) -> None:
         """Only the newest attempt's chain is kept: writers never mix (the chain names its
-        predecessors).
+        predecessors). The last one of the attempt in force frees the trajectory.
         """
-        known = self.chains.get(trajectory)
-        opened = self.groups.get(group)
+        trajectory, known = record.trajectory, self.chains.get(record.trajectory)
+        opened = self.groups.get(record.group)
         if opened is None or trajectory not in opened.open:
             return
-        if known is None or attempt >= known.attempt:
-            self.chains[trajectory] = Chain(attempt, at, version, known.first if known else at)
+        order = self.orders.get(trajectory)
+        if record.last and order is not None and order.attempt == record.attempt:
+            self.orders[trajectory] = replace(order, given_up=True)
+        newest = record.spans[-1] if record.spans else None
+        if known is None and newest is not None:
+            self.chains[trajectory] = Chain(record.attempt, at, newest.version, at, newest.end)
+        elif known is not None and record.attempt >= known.attempt:
+            self.chains[trajectory] = Chain(
+                record.attempt,
+                at,
+                known.version if newest is None else newest.version,
+                known.first,
+                known.generated if newest is None else newest.end,
+            )
 
-    def apply_completion(self, group: int, trajectory: str) -> None:
+    def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
         """The first completion ends a trajectory; a second one, or one of a group that is not open,
-        is late.
+        is late. `generated` counts the tokens of one that lived; returns whether it counts.
         """
         opened = self.groups.get(group)
         if opened is None or trajectory not in opened.open:
             self.late += 1
-            return
+            return False
         self.completed += 1
         opened.open.discard(trajectory)
         self.orders.pop(trajectory, None)
         self.chains.pop(trajectory, None)
+        if generated is not None:
+            opened.finished.append(generated)
         if not opened.open:
             del self.groups[group]
+        return True
 
     def apply_taken(self, group: int) -> list[Released]:
         """The trainer took the group; returns the orders of trajectories that nobody waits for any
@@ -157,21 +204,45 @@ class DispatchState:
         term.
         """
         seen = self.rollouts.get(record.rollout)
-        if seen is None or record.term >= seen.status.term:
-            self.rollouts[record.rollout] = Seen(record, now_s, fresh)
+        if seen is not None and record.term < seen.status.term:
+            return
+        peak, speed = record.kv_used, seen.speed if seen is not None else 0.0
+        if seen is not None and _is_same(seen.status, record):
+            peak = max(peak, seen.kv_peak)
+        if record.running and record.tokens_per_s > 0:
+            now = record.tokens_per_s / record.running
+            speed = now if not speed else speed + (now - speed) / SPEED_MEMORY
+        self.rollouts[record.rollout] = Seen(record, now_s, fresh, peak, speed)
 
-    def forget_rollouts(self, silent_before_s: float) -> list[str]:
-        """Drop rollouts silent for too long; their work is nobody's then (`recover.py`)."""
+    def forget_rollouts(self, silent_before_s: float, left_before_s: float = 0.0) -> list[str]:
+        """Drop rollouts silent for too long, and those that said goodbye a while ago: what they
+        said last was read by then. Their work is nobody's (`recover.py`); returns the silent ones.
+        """
         silent = [name for name, seen in self.rollouts.items() if seen.at_s < silent_before_s]
-        for name in silent:
+        left = [
+            name
+            for name, seen in self.rollouts.items()
+            if seen.status.health == "leaving" and seen.at_s < left_before_s
+        ]
+        for name in {*silent, *left}:
             del self.rollouts[name]
-        return silent
+        return [name for name in silent if name not in left]
 
     def given(self) -> dict[str, int]:
-        """Orders in force per live rollout and term."""
+        """Orders in force per live rollout and term, and what is on its way there."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for order in self.orders.values():
-            seen = self.rollouts.get(order.rollout)
-            if seen is not None and seen.status.term == order.rollout_term:
+            if order.onward in counts:
+                counts[order.onward] += 1
+            if not order.given_up and self.is_held(order):
                 counts[order.rollout] += 1
         return counts
+
+    def is_held(self, order: Order) -> bool:
+        """A living rollout of the ordered term has it."""
+        seen = self.rollouts.get(order.rollout)
+        return seen is not None and seen.status.term == order.rollout_term
+
+
+def _is_same(before: RolloutStatus, now: RolloutStatus) -> bool:
+    return (before.term, before.version) == (now.term, now.version)

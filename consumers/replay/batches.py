@@ -19,11 +19,13 @@ from streams.records import GroupMembers, Take, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Under what steps are trained; `keep` says which trajectories there are at all."""
+    """Under what steps are trained; `keep` says which trajectories there are at all for a step
+    trained from this version.
+    """
 
     settings: TrainerSettings
     rule: Rule
-    keep: Callable[[Trajectory], bool] = lambda record: True
+    keep: Callable[[Trajectory, int], bool] = lambda record, version: True
 
 
 def batches_of(
@@ -50,7 +52,7 @@ def _samples_of(
 ) -> Sequence[Sample]:
     noted = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
-    kept = [record for record in records if course.keep(record)]
+    kept = [record for record in records if course.keep(record, version)]
     figures.counts["filtered_out"] += len(records) - len(kept)
     if not kept:
         figures.closed("filtered", {})

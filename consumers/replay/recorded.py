@@ -1,12 +1,22 @@
 """What a run's ledger says of its steps: what a replay trains again and is held to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from streams.bus import Bus
 from streams.errors import PositionLost
 from streams.reader import TopicReader, from_begin
-from streams.records import Configured, GroupClosed, StepDone, Take
+from streams.records import Address, Configured, GroupClosed, StepDone, Take
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """What one step trains, and the groups that it ends untrained."""
+
+    step: int
+    takes: Sequence[Take]
+    closed: Sequence[GroupClosed]
+    is_last: bool
 
 
 @dataclass(slots=True)
@@ -24,6 +34,20 @@ class RecordedSteps:
 
     def hashes(self, step: int) -> set[str]:
         return {done.state_hash for done in self.done.get(step, ())}
+
+    def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
+        """These steps as they were; `last` is the last of all."""
+        for step in steps:
+            yield PlannedStep(step, self.takes[step], self.closed.get(step, ()), step == last)
+
+    def step_of(self) -> dict[Address, int]:
+        """By which step each trajectory was trained, by where it lies."""
+        return {
+            member.at: step
+            for step, takes in self.takes.items()
+            for take in takes
+            for member in take.members
+        }
 
     def check_whole(self, steps: Iterable[int]) -> None:
         """`PositionLost` names the first step whose takes are not all here."""

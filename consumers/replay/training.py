@@ -4,59 +4,87 @@ What comes of it (versions, ledger, metrics, checkpoints) goes to a store and a 
 through the trainer's own publisher.
 """
 
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from consumers.replay.batches import Course, batches_of
-from consumers.replay.recorded import RecordedSteps
+from consumers.replay.recorded import PlannedStep
 from consumers.trainer.checkpoint import TrainerState
 from consumers.trainer.figures import StepFigures
-from consumers.trainer.learner import Learner
-from consumers.trainer.ledger import Ledger
+from consumers.trainer.learning import Learning
+from consumers.trainer.ledger import Ledger, Recorded
 from consumers.trainer.publisher import Publisher, Snapshot
 from streams.bus import Bus
-from streams.records import Configured, StepDone, Version
-
-log = logging.getLogger(__name__)
-
-TERM = 1
+from streams.records import Configured, Position, StepDone, Version
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a replay writes."""
+    """Where a replay writes, under which term, and what an earlier one that was killed left in its
+    ledger behind the checkpoint.
+    """
 
     publisher: Publisher
     ledger: Ledger
     dtype: str
     checkpoint_every: int
     configured: Configured
+    term: int
+    left: Recorded
+
+    def note(self, planned: PlannedStep) -> None:
+        """The step's takes and closed groups into the ledger, as far as they are not there."""
+        step, left = planned.step, self.left
+        there = {(t.update, t.micro_batch) for (s, _), ts in left.takes.items() if s == step
+                 for t in ts}  # fmt: skip
+        closed = {group.group for group in left.closed}
+        self.ledger.append(
+            [
+                *(group for group in planned.closed if group.group not in closed),
+                *(take for take in planned.takes if (take.update, take.micro_batch) not in there),
+            ]
+        )
+
+    def has(self, done: StepDone) -> bool:
+        """Whether an equal `StepDone` is in the ledger."""
+        return done.step in self.left.done and (
+            self.left.done[done.step].state_hash == done.state_hash
+        )
+
+    def state(self, step: int, updates: int) -> TrainerState:
+        """What a checkpoint says beside its tensors: from where in the ledger to go on."""
+        position, by_hash = self.ledger.position(), self.configured.configuration_hash
+        return TrainerState(step, updates, position, {}, (), Counter(), by_hash)
+
+
+def ledger_position(state: Mapping[str, Any]) -> Position:
+    """Where the ledger goes on behind a checkpoint of a replay."""
+    return TrainerState.decode(state).ledger
 
 
 @dataclass(slots=True)
 class Replay:
-    """`source` is the run's whole log, `recorded` its ledger."""
+    """`source` is the log that holds the trajectories."""
 
     source: Bus
-    recorded: RecordedSteps
     output: Output
     monotonic: Callable[[], float]
 
     def train(
-        self, learner: Learner, course: Course, steps: Iterable[int], last: int
-    ) -> Iterable[StepDone]:
-        """Each step's outcome as it is done; the checkpoint after `last` is written in any case."""
-        for step in steps:
-            yield self._step(learner, course, step, step == last)
+        self, learner: Learning, course: Course, steps: Iterable[PlannedStep]
+    ) -> Iterator[StepDone]:
+        """Each step's outcome as it is done; a checkpoint after the last is written in any case."""
+        for planned in steps:
+            yield self._step(learner, course, planned)
 
-    def _step(self, learner: Learner, course: Course, step: int, is_last: bool) -> StepDone:
+    def _step(self, learner: Learning, course: Course, planned: PlannedStep) -> StepDone:
         started, busy_s, figures = self.monotonic(), learner.busy_s, StepFigures()
-        closed, takes = self.recorded.closed.get(step, []), self.recorded.takes[step]
-        figures.recall(closed, step)
-        self.output.ledger.append([*closed, *takes])
+        step, takes = planned.step, planned.takes
+        figures.recall(planned.closed, step)
+        self.output.note(planned)
         metrics: dict[str, float] = {}
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
@@ -67,30 +95,26 @@ class Replay:
         everything = {**metrics, **figures.metrics(), **times}
         done = StepDone(
             step=step,
-            version=Version(step, TERM),
+            version=Version(step, self.output.term),
             state_hash=learner.state_hash(),
             takes=len(takes),
             metrics={name: value for name, value in everything.items() if math.isfinite(value)},
             counts=dict(+figures.counts),
             time_s=0.0,
         )
-        self._hand_over(learner, done, figures, is_last)
+        self._hand_over(learner, done, figures, planned.is_last)
         return done
 
     def _hand_over(
-        self, learner: Learner, done: StepDone, figures: StepFigures, is_last: bool
+        self, learner: Learning, done: StepDone, figures: StepFigures, is_last: bool
     ) -> None:
         out = self.output
         out.publisher.await_room()
         checkpoint = None
         if is_last or done.step % out.checkpoint_every == 0:
-            state = self._state(learner, done.step)
+            state = out.state(done.step, learner.updates)
             checkpoint = (learner.state(out.publisher.states), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weights)
         lags, outcomes = dict(figures.lags), dict(figures.outcomes)
-        out.publisher.submit(Snapshot(done, tensors, checkpoint, False, lags, outcomes))
-
-    def _state(self, learner: Learner, step: int) -> TrainerState:
-        out = self.output
-        position, by_hash = out.ledger.position(), out.configured.configuration_hash
-        return TrainerState(step, learner.updates, position, {}, (), Counter(), by_hash)
+        snapshot = Snapshot(done, tensors, checkpoint, out.has(done), lags, outcomes)
+        out.publisher.submit(snapshot)

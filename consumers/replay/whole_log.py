@@ -34,8 +34,8 @@ class WholeLog:
     def settings(self, topic: str) -> Topic:
         if self._bus is not None:
             return self._bus.settings(topic)
-        partitions = max(self._archived(topic), default=0) + 1
         (found,) = (t for t in catalogue() if t.name == topic)
+        partitions = max(found.partitions, max(self._archived(topic), default=0) + 1)
         return Topic(topic, partitions, found.cleanup, writer=found.writer)
 
     def partitions(self, topic: str) -> int:
@@ -68,9 +68,13 @@ class WholeLog:
                 found += self._from_archive(topic, partition, offset, records_max - len(found))
         if found or self._bus is None or not live:
             return found
-        return self._bus.read(
-            topic, live, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s, exact=exact
-        )
+        try:
+            return self._bus.read(
+                topic, live, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s,
+                exact=exact,
+            )  # fmt: skip
+        except PositionLost:  # truncated just now: what went is archived, below its new begin
+            return self.read(topic, live, records_max=records_max, bytes_max=bytes_max)
 
     def begin(self, topic: str) -> dict[int, int]:
         found = self._known(topic)
@@ -120,19 +124,28 @@ class WholeLog:
         return self._files[topic]
 
     def _from_archive(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        files = self._archived(topic).get(partition, [])
-        below = [file for file in files if file.first <= offset]
-        if below:
-            start = offset - below[-1].first
-            found = self._messages(topic, below[-1])[start : start + most]
-            if found:
-                assert found[0].offset == offset, f"{below[-1].key} has a hole at {offset}"
-                return found
+        found = self._in_file(topic, partition, offset, most)
+        if not found and self._bus is not None:  # archived and truncated since we listed
+            self._files.pop(topic, None)
+            found = self._in_file(topic, partition, offset, most)
+        if found:
+            return found
         if self._bus is None and offset == self.end(topic).get(partition):
             return []
         raise PositionLost(
             f"{topic} {partition}: offset {offset} is neither in the log nor in the archive"
         )
+
+    def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
+        """From the file that has this offset; [] if none has."""
+        files = self._archived(topic).get(partition, [])
+        below = [file for file in files if file.first <= offset]
+        if not below:
+            return []
+        start = offset - below[-1].first
+        found = self._messages(topic, below[-1])[start : start + most]
+        assert not found or found[0].offset == offset, f"{below[-1].key} has a hole at {offset}"
+        return found
 
     def _messages(self, topic: str, file: ArchiveFile) -> list[Message]:
         assert self._store is not None

@@ -38,6 +38,7 @@ from storage.checkpoints import (
 )
 from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
+from storage.versions.pointer import check_term
 from streams.records import StepDone
 
 log = logging.getLogger(__name__)
@@ -168,6 +169,8 @@ class Publisher:
         self._versions.retain()  # 6
 
     def _clear(self) -> None:
+        """One that stood still meanwhile would take what its successor is reading."""
+        check_term(self._store, self._versions.term)
         stored = stored_checkpoints(self._store)
         unwanted = plan_checkpoints(stored, self._kept)
         delete_checkpoints(self._store, unwanted)  # 6

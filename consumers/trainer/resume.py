@@ -20,12 +20,14 @@ from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_s
 from consumers.trainer.choice import load_choice
 from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.intake import Intake
-from consumers.trainer.learner import Learner
+from consumers.trainer.learning import Learning, open_learner
 from consumers.trainer.ledger import Ledger, Recorded
+from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.patience import Patience
 from consumers.trainer.pins import HeldVersions
 from consumers.trainer.prepare import Rule
 from consumers.trainer.publisher import Publisher
+from consumers.trainer.recall import Recall
 from consumers.trainer.service import Trainer
 from consumers.trainer.takes import Takes
 from consumers.trainer.versions import VersionWriter
@@ -61,7 +63,7 @@ class Begin:
     carries.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | PacedModel
     model_files: Mapping[str, bytes]
 
 
@@ -99,13 +101,14 @@ def build_trainer(
         HeldVersions(bus),
     )
     versions.open()  # 1
-    learner = Learner(begin.model, plan.trainer)
+    learner = open_learner(begin.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
-    ledger = Ledger(bus, provenance.term)
+    recall = Recall(bus, store, provenance.run)
+    ledger = Ledger(recall, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 3
     accepted = _accepted(provenance, recorded, state)
-    positions = _begin_positions(bus) if state is None else state.intake_positions()
-    intake = Intake(bus, positions, monotonic, plan.rule.names)
+    positions = _begin_positions(recall) if state is None else state.intake_positions()
+    intake = Intake(recall, positions, monotonic, plan.rule.names)
     if state is None:
         state = _start(store, versions, learner, intake, provenance, plan)
     restore_intake(intake, state)  # 4
@@ -119,7 +122,7 @@ def build_trainer(
     )
     choose = load_choice(plan.trainer.choose)
     patience = Patience(plan.rule.names)
-    takes = Takes(bus, plan.trainer, plan.rule, choose, intake, ledger, learner, patience)
+    takes = Takes(recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience)
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
     publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep, forgetting)
     return Trainer(
@@ -135,7 +138,7 @@ def build_trainer(
     )
 
 
-def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
+def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
     """The newest whole checkpoint into the learner; None when there is none yet."""
     restored = newest_checkpoint(store)
     for skipped, reason in restored.skipped:
@@ -146,14 +149,19 @@ def _load_newest(store: ObjectStore, learner: Learner) -> TrainerState | None:
     return TrainerState.decode(restored.checkpoint.state)
 
 
-def _begin_positions(bus: Bus) -> dict[str, dict[int, Position]]:
-    return {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+def _begin_positions(recall: Recall) -> dict[str, dict[int, Position]]:
+    """Of the first records; where every checkpoint is gone and the log has forgotten, of the first
+    archived ones.
+    """
+    is_cut = any(offset for topic in Intake.TOPICS for offset in recall.begin(topic).values())
+    reach = recall.whole() if is_cut else recall
+    return {topic: from_begin(reach, topic) for topic in Intake.TOPICS}
 
 
 def _start(
     store: ObjectStore,
     versions: VersionWriter,
-    learner: Learner,
+    learner: Learning,
     intake: Intake,
     provenance: Provenance,
     plan: Plan,

@@ -13,7 +13,7 @@ from consumers.settings import TrainerSettings
 from consumers.trainer.choice import Candidate, Choice
 from consumers.trainer.figures import StepFigures
 from consumers.trainer.intake import Arrived, Intake, OpenGroup, fetch_annotations, fetch_group
-from consumers.trainer.learner import Learner
+from consumers.trainer.learning import Learning
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.packing import pack
 from consumers.trainer.patience import Patience
@@ -49,7 +49,7 @@ class Takes:
     choose: Choice
     intake: Intake
     ledger: Ledger
-    learner: Learner
+    learner: Learning
     patience: Patience
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])

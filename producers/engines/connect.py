@@ -1,4 +1,6 @@
-"""Engines by name. `torch` is embedded; others come with their own back ends."""
+"""Engines by name. `torch` is embedded, `paced` needs no model; others come with their own back
+ends.
+"""
 
 from collections.abc import Mapping
 
@@ -6,14 +8,17 @@ import torch
 from transformers import PreTrainedConfig
 
 from producers.engines.base import Engine
+from producers.engines.paced.engine import PacedEngine, Shape
+from producers.engines.paced.lengths import Lengths, LogNormal, mixture_of, read_trace
+from producers.engines.paced.pace import RealPace
+from producers.engines.paced.roofline import Roofline, roofline_of
+from producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
+from producers.engines.profiles import read_profile
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import ConfigurationError
 from streams.records import Version
 
-LATER = {
-    "vllm": "vLLM on real GPUs, planned",
-    "paced": "the contract without a model, planned",
-}
+LATER = {"vllm": "vLLM on real GPUs, planned"}
 
 
 def open_engine(
@@ -26,8 +31,8 @@ def open_engine(
     context_max: int,
     device: str = "cpu",
 ) -> Engine:
-    """The engine of this name, serving `version`. `ConfigurationError` for a name that there is not
-    (yet).
+    """The engine of this name that computes a model, serving `version`. `ConfigurationError` for a
+    name that there is not (yet).
     """
     if name == "torch":
         return TorchEngine(model_config, tensors, version, slots, context_max, device=device)
@@ -35,4 +40,52 @@ def open_engine(
         raise ConfigurationError(
             f"rollouts.engine: {name!r} is not there yet ({LATER[name]}); use 'torch'"
         )
-    raise ConfigurationError(f"rollouts.engine: no engine {name!r}; there is 'torch'")
+    raise ConfigurationError(
+        f"rollouts.engine: no engine {name!r} computes a model; there is 'torch'"
+    )
+
+
+def open_paced(
+    settings: PacedSettings,
+    vocabulary: int,
+    tensors: Mapping[str, torch.Tensor],
+    version: Version,
+    *,
+    slots: int,
+    context_max: int,
+) -> PacedEngine:
+    """The engine without a model, in real time; its tokens are below `vocabulary`."""
+    kv_tokens = settings.kv_tokens
+    shape = Shape(
+        slots=slots,
+        context_max=context_max,
+        kv_capacity=slots * context_max if kv_tokens is None else kv_tokens,
+        vocabulary=vocabulary,
+        roofline=roofline_from(settings.roofline),
+        lengths=lengths_from(settings.lengths),
+        emit_every=settings.emit_every,
+    )
+    return PacedEngine(shape, tensors, version, RealPace(settings.time_scale))
+
+
+def roofline_from(settings: RooflineSettings) -> Roofline:
+    """Of the accelerator that is described, or of the profile that is named."""
+    if settings.profile is not None:
+        return read_profile(settings.profile).roofline
+    return roofline_of(
+        settings.model_bytes,
+        settings.bandwidth,
+        settings.kv_token_bytes,
+        settings.token_flops,
+        settings.flops,
+        settings.overhead_s,
+    )
+
+
+def lengths_from(settings: LengthSettings) -> Lengths:
+    """A trace, a mixture, or one log-normal distribution."""
+    if settings.trace is not None:
+        return Lengths(read_trace(settings.trace), settings.correlation)
+    parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]
+    whole = LogNormal(settings.median, settings.p99)
+    return Lengths(mixture_of(parts or [(1.0, whole)]), settings.correlation)

@@ -11,7 +11,7 @@ import numpy as np
 from streams.bus import Bus
 from streams.errors import DecodeError
 from streams.reader import read_at
-from streams.records import Address, Floats, Partial, Sources, Span, Tokens
+from streams.records import GENERATED, Address, Floats, Partial, Sources, Span, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,12 @@ def extend_spans(spans: list[Span], span: Span) -> None:
         spans.append(span)
 
 
+def _sources(link: Partial) -> Sources:
+    """A link that says nothing of its tokens' sources generated all of them."""
+    silent = not len(link.sources)
+    return np.full(len(link.tokens), GENERATED, np.uint8) if silent else link.sources
+
+
 def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
     """All that was gained up to `newest`; a link that does not fit raises `DecodeError` and names
     it.
@@ -56,7 +62,7 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
             extend_spans(spans, span)
     return Gained(
         np.concatenate([link.tokens for link in links]),
-        np.concatenate([link.sources for link in links]),
+        np.concatenate([_sources(link) for link in links]),
         np.concatenate([link.logprobs for link in links]),
         tuple(spans),
         links[-1].environment,

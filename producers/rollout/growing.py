@@ -5,10 +5,12 @@ Keeps invariant 3: every emission extends the spans by exactly its tokens, under
 its engine stamped.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from producers.engines.base import Emission, Request
 from producers.rollout.chain import Gained, extend_spans
@@ -26,6 +28,8 @@ from streams.records import (
     Trajectory,
     Version,
 )
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,8 @@ class Growing:
     flushing: bool = False
     """Its last partial is on its way: the next one continues that one's address."""
     environment: str = ""
+    leaving: bool = False
+    """It was asked for while its turn was judged: it goes elsewhere once that is answered."""
 
     @classmethod
     def begin(cls, order: Assignment, gained: Gained | None, now_s: float) -> "Growing":
@@ -108,10 +114,13 @@ class Growing:
         """Whether a partial could be made now."""
         return self.length > self.flushed and not self.flushing
 
-    def take_partial(self, rollout: str, term: int, now_s: float) -> Partial:
-        """What it gained since its previous partial; `landed` says where it lies."""
+    def take_partial(self, rollout: str, term: int, now_s: float, last: bool = False) -> Partial:
+        """What it gained since its previous partial, with `last` also if that is nothing; `landed`
+        says where it lies.
+        """
         assert not self.flushing, "a partial continues the address of the one before"
-        first, (tokens, sources) = self.flushed_generated, self.content()
+        first, gained = self.flushed_generated, self.length - self.flushed
+        sources = _tail(self.sources, gained, np.uint8)
         record = Partial(
             trajectory=self.order.trajectory,
             group=self.order.group,
@@ -120,13 +129,14 @@ class Growing:
             rollout_term=term,
             previous=self.partial,
             start=self.flushed,
-            tokens=tokens[self.flushed :],
-            sources=sources[self.flushed :],
-            logprobs=_joined(self.logprobs)[first:],
+            tokens=_tail(self.tokens, gained, np.uint32),
+            sources=sources[:0] if (sources == GENERATED).all() else sources,
+            logprobs=_tail(self.logprobs, self.generated - first, np.float32),
             spans=tuple(
                 Span(max(s.start, first), s.end, s.version) for s in self.spans if s.end > first
             ),
             environment=self.environment,
+            last=last,
         )
         self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
         self.flushing = True
@@ -172,7 +182,19 @@ class Growing:
             moves=order.moves,
             wave=order.wave,
             reference=order.reference,
+            predicted=order.predicted,
         )
+
+
+def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
+    """The last items of all parts; earlier ones are not copied, however many there are."""
+    kept: list[NDArray[Scalar]] = []
+    for part in reversed(parts):
+        if count <= 0:
+            break
+        kept.append(part[-count:])
+        count -= len(part)
+    return np.concatenate(kept[::-1]) if kept else np.empty(0, dtype)
 
 
 def _joined(parts: list[Floats]) -> Floats:

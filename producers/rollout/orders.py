@@ -2,14 +2,15 @@
 engine has room.
 
 A rollout obeys only orders of its own name and term: after a restart it takes nothing up again
-without a new attempt from dispatch, because its new term is in no old order.
+without a new attempt from dispatch, because its new term is in no old order. One that was replaced
+while it stood still meets its successor's term here, and exits.
 """
 
 import logging
 from collections import deque
 
 from streams.bus import Bus
-from streams.errors import PositionLost
+from streams.errors import Fenced, PositionLost
 from streams.reader import Received, TopicReader, from_begin
 from streams.records import Assignment
 from streams.topics import partition_of
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Waiting orders, oldest first, and what was released meanwhile."""
+    """Waiting orders, most urgent first, and what was released meanwhile."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
         """Reads its partition from what is kept on, although no order of this term lies there yet:
@@ -35,20 +36,40 @@ class Orders:
         return [self._reader]
 
     def read(self) -> list[Assignment]:
-        """Queue what came; returns the releases."""
+        """Queue what came; returns the releases. `Fenced` when a higher term of this name has
+        orders.
+        """
         released: list[Assignment] = []
         for received in self._poll():
             record = received.record
             if not isinstance(record, Assignment):
                 continue
-            if (record.rollout, record.rollout_term) != (self._rollout, self._term):
+            if record.rollout != self._rollout or record.rollout_term < self._term:
                 continue
-            if record.kind == "release":
-                released.append(record)
-                self._drop(record.trajectory)
-            else:
+            if record.rollout_term > self._term:
+                raise Fenced(
+                    f"rollout {self._rollout} of term {self._term} was replaced in term "
+                    f"{record.rollout_term}; this process must exit. If two run on purpose, give "
+                    "each a name of its own (--name)"
+                )
+            if record.kind != "release":
                 self.waiting.append(record)
+            else:
+                released.append(record)
+                if not record.onward:
+                    self.take(record.trajectory)
+        self.waiting = deque(sorted(self.waiting, key=_urgency))
         return released
+
+    def take(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
+        """The waiting order for this trajectory, which waits no more; None if there is none of that
+        attempt.
+        """
+        for order in self.waiting:
+            if order.trajectory == trajectory and attempt in (None, order.attempt):
+                self.waiting.remove(order)
+                return order
+        return None
 
     def _poll(self) -> list[Received]:
         """Orders truncated before they were read are of trajectories that have ended: dispatch
@@ -65,6 +86,11 @@ class Orders:
         begin = from_begin(self._bus, "assignments")[self._partition]
         return TopicReader(self._bus, "assignments", {self._partition: begin})
 
-    def _drop(self, trajectory: str) -> None:
-        if any(order.trajectory == trajectory for order in self.waiting):
-            self.waiting = deque(o for o in self.waiting if o.trajectory != trajectory)
+
+def _urgency(order: Assignment) -> tuple[bool, int, bool, int]:
+    """Resumes first, because their version drains; then the oldest wave, and in it one probe of
+    each group of unknown length (Seer), then the longest first. What is unknown may be the longest.
+    """
+    is_probe = not order.predicted and order.index == 0
+    length = order.predicted or order.sampling.tokens_max
+    return order.kind == "start", order.wave, not is_probe, -length

@@ -1,4 +1,6 @@
-"""The heartbeat of a rollout: when a status is due, and the speed and idle time that it reports."""
+"""The heartbeat of a rollout: when a status is due, and the speed, idle time and previous KV that
+it reports.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +20,8 @@ class Pulse:
     tokens: int = 0
     idle_s: float = 0.0
     looked_s: float = 0.0
+    kv_reports: tuple[tuple[float, int], ...] = ()
+    """(time, KV used) of the newest reports, oldest first."""
 
     def look(self, health: Health, busy: bool, now_s: float) -> bool:
         """Whether a status is due; time between two looks at which nothing ran counts as idle."""
@@ -31,3 +35,14 @@ class Pulse:
         speed = (tokens - self.tokens) / max(1e-3, now_s - self.said_s) if self.said_s else 0.0
         self.said_s, self.health, self.tokens = now_s, health, tokens
         return speed
+
+    def kv_before(self, kv_used: int, now_s: float) -> int:
+        """Note the KV reported now; returns that of the report before, the first one's own.
+
+        A change of health brings reports that follow each other at once: one that is not half a
+        heartbeat old is none to compare with.
+        """
+        earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
+        if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
+            self.kv_reports = (*self.kv_reports[-1:], (now_s, kv_used))
+        return earlier[-1] if earlier else self.kv_reports[0][1]

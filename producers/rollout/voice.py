@@ -29,6 +29,7 @@ class Condition:
     queued: int
     quota_left: int
     verified: bool
+    pulling: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +46,9 @@ class Voice:
     said: RolloutStatus | None = None
     finishes: Counter[str] = field(default_factory=Counter[str])
     apply_s: Tally = field(default_factory=lambda: Tally(SECONDS))
+    _leaving: list[Growing] = field(default_factory=list[Growing])
+    batch_max: int | None = None
+    """B_max of the engine; None: its slots."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
@@ -52,13 +56,15 @@ class Voice:
             records = [(str(t.group), t) for t in done]
             self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
-    def partials(self, growing: Sequence[Growing], everything: bool = False) -> None:
+    def partials(self, growing: Sequence[Growing]) -> None:
         """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""
         now = self.clock()
-        due = [g for g in growing if g.has_news() and (everything or self._is_due(g, now))]
+        due = [g for g in growing if g.has_news() and self._is_due(g, now)]
         if not due:
             return
-        records = [g.take_partial(self.name, self.term, now) for g in due]
+        self._send(due, [g.take_partial(self.name, self.term, now) for g in due])
+
+    def _send(self, due: Sequence[Growing], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
 
         def then(addresses: list[Address]) -> None:
@@ -67,10 +73,21 @@ class Voice:
 
         self.sender.send("partials", entries, then)
 
+    def give_up(self, growing: Sequence[Growing]) -> None:
+        """Publish what they gained as their last partials, each once its previous one has landed;
+        called again for those.
+        """
+        self._leaving += growing
+        due = [one for one in self._leaving if not one.flushing]
+        self._leaving = [one for one in self._leaving if one.flushing]
+        if due:
+            now = self.clock()
+            self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
+
     def farewell(self, growing: Sequence[Growing]) -> None:
-        """Everything that is not published yet, as partials."""
+        """Everything in progress is given up."""
         self.sender.flush()
-        self.partials(growing, everything=True)
+        self.give_up(growing)
 
     def applied(self, verdict: Verdict) -> None:
         """Tell who serves what: the manifest's hash stands for the hash of every tensor that was
@@ -111,6 +128,10 @@ class Voice:
             idle_s=self.pulse.idle_s,
             time_s=now,
             busy_s=stats.busy_s,
+            kv_previous=self.pulse.kv_before(stats.kv_used, now),
+            decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
+            pulling=condition.pulling,
+            queued=condition.queued,
         )
         self.sender.send("status", [(f"{self.name}/{self.term}", record)])
         self.said = record

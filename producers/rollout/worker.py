@@ -70,8 +70,13 @@ class Rollout:
     # ---- phases --------------------------------------------------------------------------------
 
     def _take_orders(self) -> None:
-        """Drop what dispatch released; the rest waits in `orders`."""
+        """Drop what dispatch released, or give it up for another rollout; the rest waits in
+        `orders`.
+        """
         for released in self.orders.read():
+            if released.onward:
+                self._give_up(released)
+                continue
             self.judging.forget(released.trajectory)
             if self.growing.pop(released.trajectory, None) is not None:
                 self.engine.abort(released.trajectory)
@@ -131,21 +136,49 @@ class Rollout:
         self.judging.forget(order.trajectory)  # an earlier attempt that dispatch gave up on
         if self.growing.pop(order.trajectory, None) is not None:
             self.engine.abort(order.trajectory)
-        growing = Growing.begin(order, None, self.clock())
         exact = self.settings.on_update == "keep_version" and order.kind == "resume"
-        fits = not exact or order.version == self.engine.version
-        if not fits:  # it swapped since dispatch looked: never resumed under another version
-            log.warning("%s starts again: %s is gone here", order.trajectory, order.version)
+        growing = Growing.begin(order, None, self.clock())
         try:
-            if order.partial is not None and fits:
+            if order.partial is not None:
                 gained = read_chain(self.voice.bus, order.partial, order.trajectory)
                 growing = Growing.begin(order, gained, self.clock())
+            if exact and order.version != self.engine.version:
+                # It swapped since dispatch looked: never resumed under another version.
+                log.info("%s goes back: %s is gone here", order.trajectory, order.version)
+                self.voice.give_up([growing])
+                return
             self.engine.submit(growing.request(hold=self.judging.dialogue))
         except (EngineRefused, DecodeError, PositionLost) as error:
             log.warning("%s cannot be generated: %s", order.trajectory, error)
             self.done.append(self.judging.died(growing, f"engine: {error}"))
         else:
             self.growing[order.trajectory] = growing
+
+    def _give_up(self, released: Assignment) -> None:
+        """Hand one trajectory over; one whose turn is judged goes on, or ends, here: its completion
+        is on its way. So does an order that is newer than what is asked for.
+        """
+        trajectory, attempt = released.trajectory, released.attempt
+        waiting = self.orders.take(trajectory, attempt)
+        if waiting is not None:
+            self._start(waiting)
+        growing = self.growing.get(trajectory)
+        if growing is None or growing.order.attempt != attempt:
+            return
+        growing.leaving = True
+        if not self.judging.has(trajectory):
+            self._leave(growing)
+
+    def _leave(self, growing: Growing) -> None:
+        """Free its slot and publish what it has, unless it ended this moment."""
+        emission = self.engine.abort(growing.order.trajectory)
+        if emission is not None and emission.finish is not None:
+            self._grow(emission)
+            return
+        if emission is not None:
+            growing.extend(emission)
+        del self.growing[growing.order.trajectory]
+        self.voice.give_up([growing])
 
     def _generate(self) -> list[Emission]:
         """What `POLL_S` seconds of decoding gave."""
@@ -183,6 +216,9 @@ class Rollout:
             self.done.append(decided)
 
     def _continue(self, decided: Continued) -> None:
+        if (growing := self.growing[decided.trajectory]).leaving:
+            self._leave(growing)
+            return
         try:
             self.engine.append(decided.trajectory, decided.tokens)
         except (
@@ -199,6 +235,7 @@ class Rollout:
         done, self.done = self.done, []
         self.voice.trajectories(done)
         self.voice.partials(self._unfinished())
+        self.voice.give_up(())
         health = self.health()
         if self.voice.pulse.look(health, bool(self.growing), self.clock()):
             self._say(health)
@@ -238,5 +275,6 @@ class Rollout:
         quota = quota_left(self.settings.on_update, self.load())
         queued = len(self.orders.waiting)
         verified = self.follower.verified
-        condition = Condition(self.engine.version, health, queued, quota, verified)
+        pulling = not verified or wants_update(self.settings.on_update, self.load())
+        condition = Condition(self.engine.version, health, queued, quota, verified, pulling)
         self.voice.status(condition, self.engine.stats())

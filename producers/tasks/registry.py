@@ -20,6 +20,7 @@ from streams.errors import ConfigurationError
 
 TASKS = {
     "dataset": "producers.tasks.dataset:Dataset",
+    "numbered": "producers.tasks.numbered:Numbered",
     "reasoning_gym": "producers.tasks.gym:Gym",
     "remainder": "producers.tasks.remainder:Remainder",
     "scripted": "producers.tasks.scripted:Scripted",

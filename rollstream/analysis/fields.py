@@ -2,11 +2,13 @@
 
 A condition names a field by dots (`scores.style_full`, `spans.0.start`); an array's value is its
 number of items. A record without the field, or with null there, meets only `!=` and `=null`.
+`time` is when a record was appended, compared with a date or a time of ISO 8601.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, cast, get_args
@@ -50,8 +52,11 @@ TOPICS: dict[str, tuple[type[Record], ...]] = {
     "applied": (Applied,),
     "ledger": (Configured, Take, StepDone, GroupClosed, Opened),
 }
-ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void")
+ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
 """What can be asked of any record beside its fields; `term` is its writer's."""
+DERIVED = {"lag_finish": "number"}
+"""What can be asked of a trajectory besides: the newest version known when it finished minus that
+of its oldest span."""
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -90,6 +95,20 @@ def values_of(record: Record, whole: bool = False) -> dict[str, Any]:
     return {name.partition(":")[0]: value for name, value in found.items()}
 
 
+def asked_of(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
+    """What conditions may ask beside a record's fields and where it lies: `time`, `lag_finish`."""
+    found: dict[str, Any] = {"time": timestamp_ms / 1000}
+    if isinstance(record, Trajectory):
+        oldest = oldest_version(record)
+        found["lag_finish"] = None if oldest is None else record.trainer_version.number - oldest
+    return found
+
+
+def oldest_version(record: Trajectory) -> int | None:
+    """The number of the version of its oldest span; None of one that generated nothing."""
+    return min((span.version.number for span in record.spans), default=None)
+
+
 def known_topics() -> tuple[str, ...]:
     """Names of all topics of a run."""
     return tuple(topic.name for topic in catalogue())
@@ -104,9 +123,9 @@ def check_topic(topic: str) -> None:
         )
 
 
-def condition(text: str, topic: str) -> Condition:
-    """The condition that `text` says about records of this topic; `ConfigurationError` for an
-    unknown field or no such comparison.
+def condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> Condition:
+    """The condition that `text` says about records of this topic, or about `more` fields that the
+    caller knows of them; `ConfigurationError` for an unknown field or no such comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -114,7 +133,7 @@ def condition(text: str, topic: str) -> Condition:
             f"--where {text!r}: write FIELD=VALUE, with one of = != < <= > >= ~ (contains)"
         )
     name, operator, wanted = match.groups()
-    kinds = _fields_of(topic)
+    kinds = _fields_of(topic) | dict(more or {})
     kind = _kind_at(kinds, name)
     if kind is None:
         near = _nearest(name, kinds)
@@ -123,6 +142,8 @@ def condition(text: str, topic: str) -> Condition:
         )
     if kind == "number" and operator != "~" and wanted != "null" and not _is_number(wanted):
         raise ConfigurationError(f"--where {text!r}: {name} is a number, and {wanted!r} is none")
+    if kind == "time":
+        wanted = _seconds(text, operator, wanted)
     return Condition(tuple(name.split(".")), operator, wanted)
 
 
@@ -131,6 +152,8 @@ def _fields_of(topic: str) -> dict[str, str]:
     found = {
         name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
     }
+    found["time"] = "time"
+    found |= DERIVED if topic == "trajectories" else {}
     for cls in (Dead,) if topic.endswith(".dead") else TOPICS[topic]:
         _walk(cls, "", found)
     return found
@@ -174,6 +197,20 @@ def _at(values: object, path: Sequence[str]) -> Any:
         else:
             return None
     return len(cast("Sequence[object]", values)) if isinstance(values, list | tuple) else values
+
+
+def _seconds(text: str, operator: str, wanted: str) -> str:
+    """A date or time as seconds since 1970, UTC where it names no zone."""
+    try:
+        found = datetime.fromisoformat(wanted)
+    except ValueError:
+        found = None
+    if found is None or operator == "~":
+        raise ConfigurationError(
+            f"--where {text!r}: compare time by < <= > >= with a date or a time of ISO 8601, as "
+            "time>=2026-03-01T09:30 (UTC, unless it names its zone)"
+        )
+    return repr((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
 
 
 def _is_number(text: str) -> bool:

@@ -103,6 +103,7 @@ def _of_ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
             return (
                 f"trainer with configuration {record.configuration_hash[:8]}, code "
                 f"{record.code_revision[:8]}, from step {record.resumed_from}"
+                + (f", forked from {record.forked_from}" if record.forked_from else "")
             )
         case Take():
             return (

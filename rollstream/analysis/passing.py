@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.analysis.fields import Condition, values_of
+from rollstream.analysis.fields import Condition, asked_of, values_of
 from rollstream.analysis.shown import plain
 from streams.bus import Bus, Message
 from streams.errors import PositionLost, SequenceGap
@@ -134,10 +134,12 @@ def matching(passing: Iterator[Passing], conditions: Sequence[Condition]) -> Ite
     """Those that meet all conditions."""
     if not conditions:
         return passing
-    return (one for one in passing if _meets(one.values(), conditions))
+    return (one for one in passing if meets(one, conditions, {}))
 
 
-def _meets(values: dict[str, Any], conditions: Sequence[Condition]) -> bool:
+def meets(one: Passing, conditions: Sequence[Condition], more: Mapping[str, Any]) -> bool:
+    """Whether it meets all of them; `more` is what the caller knows of it besides."""
+    values = one.values() | asked_of(one.record, one.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 
+import msgspec
 from rich.console import Console
 
 from rollstream.commands.pipes import ending_quietly
@@ -18,6 +19,7 @@ from rollstream.history.checkpoints import (
     whole_line,
 )
 from rollstream.history.finding import find_store
+from rollstream.parentage import parentage_of
 from storage.checkpoints import stored_checkpoints
 from storage.objects import ObjectStore
 from streams.errors import ObjectMissing
@@ -47,6 +49,9 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     line = whole_line(store, find_checkpoint(store, arguments.checkpoint))
+    parentage = parentage_of(store)
+    if parentage is not None:
+        line["forked_from"] = msgspec.to_builtins(parentage)
     if arguments.json:
         print(json.dumps(line))
         return 0
@@ -56,4 +61,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     console.print("", *files, sep="\n", highlight=False)
     counts = ", ".join(f"{count:,} {name}" for name, count in line["counts"].items()) or "none"
     console.print(f"\ncounts: {counts}\nconfiguration {line['configuration_hash']}", soft_wrap=True)
+    if parentage is not None:
+        origin = f"the run is a fork of {parentage}, {parentage.checkpoint} ({parentage.folder})"
+        console.print(origin, soft_wrap=True, highlight=False)
     return 0

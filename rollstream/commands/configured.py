@@ -14,7 +14,7 @@ def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]
     configuration, folder = loaded(arguments)
     if (folder.path / REPLAYED).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role goes on with")
-    if Path(arguments.configuration).absolute() != folder.configuration or arguments.overrides:
+    if _file(arguments).absolute() != folder.configuration or arguments.overrides:
         settle(folder, configuration, getattr(arguments, "accept_config", False))
     return configuration, folder
 
@@ -26,5 +26,11 @@ def loaded(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
         overrides.append(f"seed={arguments.seed}")
     if arguments.run is not None:
         overrides.append(f"folder={arguments.run}")
-    configuration = load(Path(arguments.configuration), overrides)
+    configuration = load(_file(arguments), overrides)
     return configuration, folder_of(configuration)
+
+
+def _file(arguments: argparse.Namespace) -> Path:
+    """What was named, or of a run's folder its `config.json`."""
+    path = Path(arguments.configuration)
+    return path / "config.json" if path.is_dir() else path

@@ -1,131 +1,59 @@
-"""`rollstream replay RUN --from-step N --out DIR`: steps trained again on identical data
-(docs/replay.md).
+"""`rollstream replay`: a run's steps trained again (`--from-step`), its records published again
+(`--to`), or a model trained on trajectories alone (`--offline`); docs/replay.md.
 
-Exit codes: 0 every hash that can be compared is the ledger's, 1 some differ or something is gone.
+Exit codes: 0 done and equal, 1 some step differs or something is gone, 2 the wish means nothing.
 """
 
 import argparse
-import json
-import sys
-from contextlib import closing
-from pathlib import Path
-from typing import Any
 
-from consumers.replay.recorded import read_recorded
-from consumers.replay.whole_log import WholeLog
-from rollstream.analysis.live import has_topic, open_log
-from rollstream.analysis.place import Place, find_place
-from rollstream.config import fingerprint
-from rollstream.folder import RunFolder
-from rollstream.replaying import Asked, asked_of, check_folder, make_folder, note
-from rollstream.report.opening import open_history, run_folder
-from rollstream.report.overlay import Run, write_overlay
-from rollstream.report.reading import read_history
-from rollstream.report.summary import summarise
-from rollstream.report.write import write_report
-from storage.connect import open_store
-from storage.objects import ObjectStore
 from streams.errors import ConfigurationError
-from streams.records import StepDone
 
-BESIDE = "beside.html"
+FORMS = {
+    "from_step": ("to_step", "out", "overrides", "where"),
+    "to": ("topic", "where", "name"),
+    "offline": ("out", "overrides", "where", "name"),
+}
+"""What says which form is meant, and what belongs to it."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train, compare, report."""
-    run = run_folder(arguments.run)
-    place = find_place(str(run.path))
-    check_folder(Path(arguments.out), run)
-    if not place.has_store:
-        raise ConfigurationError(f"{place.name} has no store: nothing is kept to replay from")
-    store = open_store(place.store)
-    with closing(_whole(place, store)) as source:
-        recorded = read_recorded(source)
-        asked = asked_of(
-            run, arguments.overrides, arguments.where, arguments.from_step, arguments.to_step,
-            recorded,
-        )  # fmt: skip
-        from rollstream.replay_run import differing, find_start, replayed  # torch: seconds
+    """One of the three."""
+    form = _form(arguments)
+    if form == "to":
+        from rollstream.commands.replay_to import main as publish_again
 
-        start, learner = find_start(store, asked)
-        recorded.check_whole(range(start.step + 1, asked.last + 1))
-        folder, configuration = make_folder(asked, Path(arguments.out))
-        begun = {"checkpoint": start.checkpoint and str(start.checkpoint), "start": start.step}
-        note(folder, asked, **begun)
-        _tell_beginning(asked, start.step, str(start.checkpoint or "the starting model"))
-        hashes = {configured.configuration_hash for configured in recorded.configured}
-        if hashes - {fingerprint(asked.before)}:
-            _say("the run changed its configuration; all steps are trained under its last one")
-        steps = replayed(source, recorded, asked, start, learner, (folder, configuration))
-        own = asked.first if asked.is_experiment else asked.last
-        wrong = differing(steps, recorded, own, _progress(asked.last))
-        result = {
-            **begun, "trained_again": asked.first - start.step, "steps": asked.last - asked.first,
-            "experiment": asked.is_experiment, "compared": own - start.step, "differing": wrong,
-        }  # fmt: skip
-        note(folder, asked, **result)
-        pages = _reports(asked, folder, source, store)
-    if arguments.json:
-        print(json.dumps({"out": str(folder.path), **result}))
-    else:
-        _tell_end(asked, result, pages)
-    return 1 if wrong else 0
+        return publish_again(arguments)
+    if form == "offline":
+        from rollstream.commands.replay_offline import main as train_offline
+
+        return train_offline(arguments)
+    from rollstream.commands.replay_steps import main as train_again
+
+    return train_again(arguments)
 
 
-def _whole(place: Place, store: ObjectStore) -> WholeLog:
-    bus = None if place.bus is None else open_log(place)
-    if bus is not None and not has_topic(bus, "ledger"):
-        bus.close()
-        bus = None
-    return WholeLog(bus, store, place.run or "run")
+def _form(arguments: argparse.Namespace) -> str:
+    """Which is meant; `ConfigurationError` if none, several, or with what belongs to another."""
+    given = [form for form in FORMS if getattr(arguments, form) is not None]
+    if len(given) != 1:
+        raise ConfigurationError(
+            "say what to do, one of: --from-step N --out DIR (train steps again), --to BUS "
+            "(publish records again), --offline CONFIG --out DIR (train on trajectories alone)"
+        )
+    (form,) = given
+    for other in {name for names in FORMS.values() for name in names} - {*FORMS[form]}:
+        if getattr(arguments, other):
+            raise ConfigurationError(
+                f"--{_option(other)} means nothing with --{_option(form)}; leave it out"
+            )
+    if form != "to" and not arguments.out:
+        raise ConfigurationError("--out DIR says where to write: a new or empty folder")
+    if form != "offline" and len(arguments.runs) > 1:
+        raise ConfigurationError(
+            f"give one run, got {len(arguments.runs)}; only --offline takes several"
+        )
+    return form
 
 
-def _progress(last: int) -> Any:
-    shown = sys.stderr.isatty()
-
-    def tell(done: StepDone) -> None:
-        if shown:
-            end = "\n" if done.step == last else ""
-            print(f"\r\x1b[Kstep {done.step} of {last}", end=end, file=sys.stderr, flush=True)
-
-    return tell
-
-
-def _reports(asked: Asked, folder: RunFolder, source: WholeLog, store: ObjectStore) -> list[Path]:
-    """The replay's own, and of both: the run's is read here as all of it is, without a trace."""
-    history = open_history(folder)
-    summary = summarise(history)
-    write_report(history, summary, folder.report)
-    before = read_history(source, store, asked.folder)
-    runs = [
-        Run(asked.folder.path.name, before, summarise(before)),
-        Run(folder.path.name, history, summary),
-    ]
-    write_overlay(runs, folder.path / BESIDE)
-    return [folder.report, folder.path / BESIDE]
-
-
-def _tell_beginning(asked: Asked, start: int, named: str) -> None:
-    again, on = asked.first - start, asked.last - asked.first
-    _say(
-        f"from {named}: {again} steps are trained again up to step {asked.first}, "
-        f"then {on} up to step {asked.last}"
-    )
-    if asked.is_experiment:
-        _say(f"an experiment from step {asked.first + 1} on: {asked.words()}")
-
-
-def _tell_end(asked: Asked, result: dict[str, Any], pages: list[Path]) -> None:
-    wrong, compared = result["differing"], result["compared"]
-    if wrong:
-        print(f"{len(wrong)} of {compared} steps differ from the ledger: {wrong}")
-    elif compared:
-        print(f"identical: all {compared} steps have the state hash that the ledger has")
-    if asked.is_experiment:
-        print(f"experiment, steps {asked.first + 1} to {asked.last}: {asked.words()}")
-    for page in pages:
-        print(f"report: {page}")
-
-
-def _say(text: str) -> None:
-    print(f"rollstream: {text}", file=sys.stderr)
+def _option(name: str) -> str:
+    return {"overrides": "set"}.get(name, name.replace("_", "-"))

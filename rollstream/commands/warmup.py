@@ -20,6 +20,11 @@ def main(arguments: argparse.Namespace) -> int:
     from rollstream.run_task import prompt_tokens_max
 
     task = load_task(configuration.task, prompt_tokens_max(configuration))
+    if configuration.trainer.learner == "paced":
+        from rollstream.starting import make_paced_folder
+
+        make_paced_folder(task, model)
+        return 0
     from rollstream.warmup import Course, warm_up  # torch, seconds: after a mistake was told
 
     settings = configuration.warmup

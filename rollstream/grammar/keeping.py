@@ -13,7 +13,34 @@ def add_keeping(commands: Commands) -> None:
     """`weights` and `checkpoints` and their actions."""
     _add_weights(commands)
     _add_checkpoints(commands)
+    _add_fork(commands)
     _add_replay(commands)
+
+
+def _add_fork(commands: Commands) -> None:
+    command = add(
+        commands,
+        "fork",
+        "fork",
+        "begin a new run where another one was at a kept checkpoint; `run DIR` goes on",
+        "runs/quickstart-0 --at 30 --out runs/forked",
+        "runs/quickstart-0 --at latest --out runs/longer --set trainer.steps=120 --json",
+    )
+    command.add_argument("run", metavar="RUN", help="the run's folder; it is not changed")
+    command.add_argument(
+        "--at", metavar="STEP", required=True,
+        help="the newest checkpoint kept up to this step; or latest",
+    )  # fmt: skip
+    command.add_argument("--out", metavar="DIR", required=True, help="a new or empty folder")
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="a setting of the fork that is not the parent's, e.g. run=NAME or trainer.lr=1e-4",
+    )
+    add_json(command)
 
 
 def _add_replay(commands: Commands) -> None:
@@ -21,17 +48,41 @@ def _add_replay(commands: Commands) -> None:
         commands,
         "replay",
         "replay",
-        "train a run's steps again on identical data, into a folder of its own",
+        "train a run's steps again, publish its records again, or train on trajectories alone",
         "runs/quickstart-0 --from-step 58 --out runs/again",
         "runs/quickstart-0 --from-step 30 --to-step 50 --set trainer.lr=1e-4 --out runs/slower",
         "runs/quickstart-0 --from-step 30 --where 'tokens<100' --out runs/short --json",
+        "runs/quickstart-0 --to sqlite:runs/copy",
+        "runs/quickstart-0 --to sqlite:runs/good --where 'reward>=1' --where 'step>30'",
+        "runs/quickstart-0 --offline runs/quickstart-0/config.json --set trainer.steps=3"
+        " --out runs/offline",
     )
-    command.add_argument("run", metavar="RUN", help="the run's folder; it is not changed")
     command.add_argument(
-        "--from-step", metavar="N", type=int, required=True, help="go on after this step"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run's folder, which is not changed; with --to also an archive (folder or store "
+        "URL); with --offline several of them, and .jsonl files",
     )
+    _add_forms(command)
+    command.add_argument(
+        "--out", metavar="DIR", help="a new folder, or that of the same replay, which goes on"
+    )
+    command.add_argument("--name", metavar="NAME", help="the run, where an archive holds several")
+    add_json(command)
+
+
+def _add_forms(command: argparse.ArgumentParser) -> None:
+    """What says which of the three is meant, and what each can be told."""
+    command.add_argument("--from-step", metavar="N", type=int, help="train again, on from here")
     command.add_argument("--to-step", metavar="M", type=int, help="default: the last recorded")
-    command.add_argument("--out", metavar="DIR", required=True, help="a new or empty folder")
+    command.add_argument("--to", metavar="BUS", help="publish again: sqlite:FOLDER or kafka://…")
+    command.add_argument(
+        "--topic", metavar="TOPIC", action="append", help="of --to; default: all that is archived"
+    )
+    command.add_argument(
+        "--offline", metavar="CONFIG", help="train on trajectories alone, under these settings"
+    )
     command.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -45,9 +96,8 @@ def _add_replay(commands: Commands) -> None:
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="an experiment: only trajectories whose field (task, reward, rollout, …) is so",
+        help="only trajectories whose field (task, reward, tokens, step, lag, time, …) is so",
     )
-    add_json(command)
 
 
 def _add_checkpoints(commands: Commands) -> None:

@@ -26,7 +26,7 @@ def add(
 
 def add_configuration(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "configuration", metavar="CONFIG", help="TOML file, or a run's config.json"
+        "configuration", metavar="CONFIG", help="TOML file, a run's config.json, or its folder"
     )
     command.add_argument(
         "--set",

@@ -1,4 +1,6 @@
-"""Commands that run something: a whole run, one role, an evaluation, the warm-up."""
+"""Commands that run something: a whole run, one role, an evaluation, the warm-up, a profile,
+a simulated cluster.
+"""
 
 import argparse
 
@@ -24,12 +26,14 @@ ROLES = {
 
 
 def add_running(commands: Commands) -> None:
-    """`run`, each role, `eval`, `warmup`."""
+    """`run`, each role, `eval`, `warmup`, `profile`, `simulate`."""
     _add_run(commands)
     for name, purpose in ROLES.items():
         _add_role(commands, name, purpose)
     _add_evaluation(commands)
     _add_warmup(commands)
+    _add_profile(commands)
+    _add_simulation(commands)
 
 
 def _add_run(commands: Commands) -> None:
@@ -87,3 +91,42 @@ def _add_warmup(commands: Commands) -> None:
         EXAMPLE_RUN,
     )
     add_configuration(command)
+
+
+def _add_profile(commands: Commands) -> None:
+    command = add(
+        commands,
+        "profile",
+        "profile",
+        "measure the engine's step times here and fit them; rollouts report B_max from it",
+        EXAMPLE_RUN,
+        "examples/quickstart.toml --out profiles/quickstart.json --json",
+    )
+    add_configuration(command)
+    command.add_argument(
+        "--out", metavar="FILE", help="default: rollouts.profile, else in the run's folder"
+    )
+    add_json(command)
+
+
+def _add_simulation(commands: Commands) -> None:
+    command = add(
+        commands,
+        "simulate",
+        "simulate",
+        "run policies on a cluster in virtual time, with the service's own planners",
+        "examples/cluster-1024.toml",
+        "examples/cluster-1024.toml --set scale=8 --json",
+        "examples/cluster-1024.toml --set 'policies=[\"laminar\"]' --html cluster.html",
+    )
+    command.add_argument("configuration", metavar="CONFIG", help="TOML file (docs/simulator.md)")
+    command.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="set one setting, e.g. scale=8 or constants.train_mfu=0.4; wins over the file",
+    )
+    command.add_argument("--html", metavar="FILE", help="draw the timelines into this page")
+    add_json(command)

@@ -26,6 +26,8 @@ class Plan:
     archive_roll_s: float
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
+    is_paced: bool = False
+    """Lengths and times are drawn and computed, not a model's."""
 
     def groups_max(self) -> int:
         """Most groups that may be open at once: what `max_lag` admits ahead (invariant 5)."""
@@ -54,4 +56,5 @@ def plan_of(c: Configuration) -> Plan:
         archive_roll_s=c.archive.roll_s,
         annotations=c.trainer.annotations,
         reward_terms=c.trainer.reward_terms,
+        is_paced=c.rollouts.engine == "paced",
     )

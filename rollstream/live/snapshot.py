@@ -120,7 +120,7 @@ def snapshot(
     tasks = state.samples.tasks(plan.samples_per_group)
     began_s = state.began_s if started_s is None else started_s
     return Snapshot(
-        title=f"{plan.run} · seed {plan.seed}",
+        title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
         seconds=max(0.0, at_s - began_s) if began_s is not None else 0.0,
         phase=phase,

@@ -80,6 +80,7 @@ DISPATCH = (
                 "that start again from their prompt: work was thrown away",
             ),
             ("dispatch_orders_total", "orders", "appended, by what they ask", "kind"),
+            ("dispatch_moves_total", "trajectories", "asked back, to go on elsewhere (repack)"),
             ("dispatch_rollouts_lost_total", "rollouts", "that missed their heartbeats"),
         ],
     ),

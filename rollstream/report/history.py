@@ -56,6 +56,7 @@ class History:
     """`configuration` is flat by dotted keys; `events` are those of the supervisor."""
 
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    forked_from: str = ""
     warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()

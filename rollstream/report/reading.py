@@ -7,6 +7,7 @@ from typing import Any
 from rollstream.config import flat, load
 from rollstream.folder import RunFolder
 from rollstream.live.plan import plan_of
+from rollstream.parentage import parentage_of
 from rollstream.report.history import History
 from rollstream.warnings.of_run import concerns_at_end
 from storage.archive.whole import whole_topic
@@ -30,6 +31,8 @@ def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
     for topic in TOPICS:
         for record in whole_topic(bus, store, str(settings.get("run", "")), topic):
             history.apply(record)
+    if parentage := parentage_of(store):
+        history.forked_from = str(parentage)
     if folder.configuration.exists():
         plan = plan_of(load(folder.configuration))
         history.concerns = concerns_at_end(bus, folder.metrics, plan)

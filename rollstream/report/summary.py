@@ -10,6 +10,7 @@ from rollstream.live.words import clock
 from rollstream.report.history import History
 
 GOAL = 0.75  # sampled held-out accuracy whose time is told
+PACED = "paced: drawn lengths and computed times, no model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Summary:
     idle_share: Mapping[str, float]
     outcomes: Mapping[str, int]
     restarts: int
+    forked_from: str = ""
+    """Run and step that it began from, where it is a fork."""
+    is_paced: bool = False
+    """Lengths and times were drawn and computed, not a model's."""
 
     def line(self) -> dict[str, Any]:
         """For programs."""
@@ -67,6 +72,8 @@ class Summary:
         """Name and value in words; figures that are not known are left out."""
         warm = f", warm-up {self.warmup_s:.0f} s" if self.warmup_s else ""
         rows = [("steps", f"{self.steps} of {self.steps_wanted} in {clock(self.seconds)}{warm}")]
+        rows += [("forked from", self.forked_from)] if self.forked_from else []
+        rows += [("engine", PACED)] if self.is_paced else []
         changes = (
             ("held-out, sampled", self.accuracy_sampled, ".3f"),
             ("held-out, greedy", self.accuracy_greedy, ".3f"),
@@ -123,6 +130,8 @@ def summarise(history: History) -> Summary:
         idle_share=_idle_shares(history, seconds),
         outcomes=history.outcomes(),
         restarts=len(history.deaths()),
+        forked_from=history.forked_from,
+        is_paced=history.configuration.get("rollouts.engine") == "paced",
     )
 
 

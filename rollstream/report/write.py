@@ -10,7 +10,7 @@ from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
 from rollstream.report.history import ENDINGS, History
-from rollstream.report.summary import GOAL, Summary, grouped
+from rollstream.report.summary import GOAL, PACED, Summary, grouped
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 
 TASKS_MAX = 8  # colours of the page
@@ -32,6 +32,10 @@ def report(history: History, summary: Summary) -> str:
     """The page as text; sections of which nothing is known are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
+    if summary.forked_from:
+        line = f"forked from {summary.forked_from} · {line}"
+    if summary.is_paced:
+        line = f"{PACED} · {line}"
     body = [
         page.heading(name, line + clock(summary.seconds)),
         page.tiles(_tiles(summary)),

@@ -1,13 +1,16 @@
 """The rows of one archived file as the messages that they were in the log, byte for byte."""
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
 
 from collections.abc import Iterator
 
-from storage.archive.columns import originals_of
+import pyarrow as pa
+
 from storage.archive.names import ArchiveFile
-from storage.archive.reading import damaged, table_from
+from storage.archive.reading import batches_from, damaged
+from storage.archive.values import Originals
 from storage.objects import ObjectStore
 from streams.bus import Message
 
@@ -16,13 +19,33 @@ def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[M
     """In the order of their offsets; `CorruptObject` at a row that differs from its hash, or for a
     file that is none of the archive's.
     """
-    table = table_from(store, file)
-    try:
-        offsets: list[int] = table.column("offset").to_pylist()
-        stamps: list[int] = table.column("timestamp").cast("int64").to_pylist()
-        keys: list[str] = table.column("key").to_pylist()
-    except KeyError as error:
-        raise damaged(file, f"it lacks {error}") from error
-    values = originals_of(table, topic)
+    originals = Originals(topic)
+    for batch in batches_of(store, file):
+        yield from messages_in(batch, originals, file.partition)
+
+
+def batches_of(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
+    """A file's rows in the order of their offsets; `CorruptObject` for a file that is none of the
+    archive's.
+    """
+    for batch in batches_from(store, file):
+        lacking = [name for name in _NEEDED if name not in batch.schema.names]
+        if lacking:
+            raise damaged(file, f"it lacks {', '.join(lacking)}")
+        yield batch
+
+
+def messages_in(batch: pa.RecordBatch, originals: Originals, partition: int) -> Iterator[Message]:
+    """The messages of these rows; `CorruptObject` at a row that differs from its hash."""
+    offsets = batch.column("offset").to_numpy().tolist()
+    stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()
+    keys = batch.column("key").to_numpy(zero_copy_only=False).tolist()
+    values = originals.values(batch)
     for offset, stamp, key, value in zip(offsets, stamps, keys, values, strict=True):
-        yield Message(topic, file.partition, offset, stamp, key.encode(), value)
+        yield Message(originals.topic, partition, offset, stamp, key.encode(), value)
+
+
+_NEEDED = (
+    "offset", "timestamp", "key", "schema", "hash", "term", "sequence", "void", "reason",
+    "original",
+)  # fmt: skip

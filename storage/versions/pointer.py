@@ -106,6 +106,13 @@ def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
     return wanted
 
 
+def check_term(store: ObjectStore, term: int) -> None:
+    """`Fenced` if a trainer of a higher term has the pointer: what stays is its decision."""
+    present = read_pointer(store)
+    if present is not None and present[0].term > term:
+        raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
+
+
 def _check_owner(pointer: Pointer, run: str, term: int) -> None:
     if pointer.run != run:
         raise ConfigurationError(

@@ -175,8 +175,8 @@ class TopicLog:
         what the read found.
         """
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
-        begin = row.fetchone()[0]
-        end = _end(connection, partition) if first is None else first + 1
+        begin: int = row.fetchone()[0]
+        end = first + 1 if first is not None and begin <= offset else _end(connection, partition)
         check_position(self.settings.name, partition, offset, begin, end)
 
 

@@ -20,11 +20,16 @@ END = 2
 
 
 class FakeEngine:
-    """`Engine`, emitting once per moment of the clock."""
+    """`Engine`, emitting once per moment of the clock; with `is_slow` one token of each trajectory,
+    and longer ones.
+    """
 
-    def __init__(self, version: Version, slots: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, version: Version, slots: int, clock: Callable[[], float], is_slow: bool = False
+    ) -> None:
         self.version = version
         self._slots, self._clock = slots, clock
+        self._chunk, self._one_in = (1, 4 * ENDS_ONE_IN) if is_slow else (CHUNK, ENDS_ONE_IN)
         self._running: dict[str, tuple[Request, int, int]] = {}
         self._emitted_s = -1.0
         self._tokens = 0
@@ -60,15 +65,16 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         running = min(len(self._running), self._slots)
         waiting = len(self._running) - running
-        return EngineStats(self._slots, running, waiting, 0, 4096, 0, self._tokens, 0.0)
+        kv = sum(length for _, length, _ in list(self._running.values())[: self._slots])
+        return EngineStats(self._slots, running, waiting, kv, 4096, 0, self._tokens, 0.0)
 
     def _step(self, trajectory: str) -> Emission:
         request, length, generated = self._running[trajectory]
         tokens: list[int] = []
         finish = None
-        while finish is None and len(tokens) < CHUNK:
+        while finish is None and len(tokens) < self._chunk:
             drawn = crc32(f"{request.seed}/{trajectory}/{length + len(tokens)}".encode())
-            tokens.append(END if drawn % ENDS_ONE_IN == 0 else 3 + drawn // 8 % (TOKENS - 3))
+            tokens.append(END if drawn % self._one_in == 0 else 3 + drawn // 8 % (TOKENS - 3))
             if tokens[-1] == END:
                 finish = "stop"
             elif generated + len(tokens) == request.sampling.tokens_max:

@@ -6,6 +6,8 @@ real one does, and starts successors of frozen processes, which then come back a
 """
 
 import copy
+import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,6 +47,7 @@ from tests.chaos.crashes import Gate, Plan
 from tests.chaos.crashing_bus import CrashingBus
 from tests.chaos.crashing_store import CrashingStore
 from tests.chaos.fake_engine import FakeEngine, FakeRewards
+from tests.chaos.restless import Restless
 from tests.chaos.stepped_publisher import SteppedPublisher
 
 RUN = "stepped"
@@ -78,6 +81,8 @@ class Shape:
     samples: int = 2
     checkpoint_every: int = 3
     keep_version: bool = False
+    restless: bool = False
+    """Dispatch moves whatever it can, and answers take long enough to be moved."""
 
 
 @dataclass(eq=False)
@@ -93,6 +98,7 @@ class SteppedRun:
     zombies: list[Process] = field(default_factory=list[Process])
     starts: dict[str, int] = field(default_factory=dict[str, int])
     complete: bool = False
+    asked: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
         self.bus, self.store = self.reopen()
@@ -188,12 +194,24 @@ class SteppedRun:
         PromptSource(bus, order, term, 4 * self.shape.groups).run(self._stops["prompts"])  # type: ignore[arg-type]
 
     def _dispatch(self, process: Process, bus: Bus, store: ObjectStore) -> None:
-        settings = DispatchSettings(max_lag=MAX_LAG, heartbeat_timeout_s=2.0, keep_s=0.4)
+        settings = DispatchSettings(
+            max_lag=MAX_LAG,
+            heartbeat_timeout_s=2.0,
+            keep_s=0.4,
+            repack=True,
+            repack_every_s=0.5,
+        )
         pace = Pace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
         term, keep = self._term(process, store), self.shape.keep_version
-        Dispatch(
+        dispatch = Dispatch(
             bus, store, settings, pace, keep, term, truncate=True, monotonic=self.baton.clock
-        ).run(self._stops["dispatch"])  # type: ignore[arg-type]
+        )
+        if self.shape.restless:
+            drawn = random.Random(self.baton.random.random())
+            dispatch.repacking = Restless(
+                0.1, MAX_LAG, self.shape.groups, random=drawn, asked=self.asked
+            )
+        dispatch.run(self._stops["dispatch"])  # type: ignore[arg-type]
 
     def _archive(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         self._term(process, store)
@@ -236,8 +254,9 @@ class SteppedRun:
     def _rollout(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         name, stop = process.name, self._stops[process.name]
         on_update = "keep_version" if self.shape.keep_version else "in_flight"
+        tokens = 1 if self.shape.restless else 4
         settings = RolloutSettings(
-            slots=4, context_max=64, status_s=0.3, partial_tokens=4, on_update=on_update
+            slots=4, context_max=64, status_s=0.3, partial_tokens=tokens, on_update=on_update
         )
         term = next_term(store, "rollouts", name)
         orders, follower = Orders(bus, name, term), AtOnceFollower(bus, store)
@@ -249,7 +268,8 @@ class SteppedRun:
         if fetched is None:
             return
         clock = self.baton.clock
-        engine = FakeEngine(fetched.announced.version, settings.slots, clock)
+        version, slots = fetched.announced.version, settings.slots
+        engine = FakeEngine(version, slots, clock, is_slow=self.shape.restless)
         voice = Voice(bus, AtOnce(bus), name, term, settings, Pulse(settings.status_s), clock)
         voice.applied(compared_whole(fetched, engine.read_back, 0.0))
         rewards = FakeRewards()

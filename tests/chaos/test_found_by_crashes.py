@@ -1,6 +1,9 @@
 """What seeded crashes brought to light, each by itself."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 
 from consumers.audit.audit import Audit
@@ -9,11 +12,16 @@ from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_s
 from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.intake import Intake
 from consumers.trainer.ledger import Ledger
-from storage.checkpoints import write_checkpoint
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.versions import VersionWriter
+from storage.checkpoints import stored_checkpoints, write_checkpoint
 from storage.manifest import version_folder
 from storage.memory_store import MemoryStore
+from storage.metrics import MetricsFile
+from storage.settings import WeightsSettings
 from storage.versions.pointer import believe, take_pointer
 from storage.versions.publish import publish as publish_version
+from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
 from streams.reader import from_begin, from_end
 from streams.records import (
@@ -128,3 +136,20 @@ def missing_files(bus: MemoryBus, store: MemoryStore) -> list[str]:
     tallies = Audit(bus, store, "run", Policy(1, False)).check()
     offenders = [offender for tally in tallies for offender in tally.offenders]
     return [offender.key for offender in offenders if offender.what == "it is missing"]
+
+
+def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_path: Path) -> None:
+    """Its successor reads the older checkpoint, and the records behind it (invariant 11)."""
+    bus, store = memory_bus(), MemoryStore()
+    for step in (2, 4):
+        write_checkpoint(store, step, 1, {}, {"step": step})
+    versions = VersionWriter(
+        store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
+    )
+    with MetricsFile(tmp_path / "lines") as lines:
+        publisher = Publisher(store, versions, Ledger(bus, 1), lines, 1, None)
+        take_pointer(store, "run", 2)
+        with pytest.raises(Fenced, match="term 2 decides"):
+            publisher._clear()
+        publisher.close()
+    assert [one.id.step for one in stored_checkpoints(store)] == [2, 4]

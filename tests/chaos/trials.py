@@ -66,8 +66,10 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
         return trial
 
 
-def seeded(seed: int) -> Trial:
-    """A short run in memory, its order, kills and freezes drawn from the seed."""
+def seeded(seed: int, restless: bool = False) -> Trial:
+    """A short run in memory, its order, kills and freezes drawn from the seed; `restless` moves
+    trajectories between rollouts all the time.
+    """
     with _folder() as folder:
         baton = Baton(seed)
         medium = (MemoryBus(baton.clock), MemoryStore())
@@ -78,12 +80,14 @@ def seeded(seed: int) -> Trial:
             samples=drawn.randint(2, 3),
             checkpoint_every=drawn.randint(1, 3),
             keep_version=drawn.random() < 0.3,
+            restless=restless,
         )
         run = SteppedRun(lambda: medium, folder, baton, shape)
         rates = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
         plan = run.plan = Drawn(baton, run.alive, rates, most=8)
-        trial = _tried(run, f"python -m tests.chaos.trials --seed {seed}", plan)
-        trial.happened += plan.happened
+        again = f"python -m tests.chaos.trials --seed {seed}{' --restless' * restless}"
+        trial = _tried(run, again, plan)
+        trial.happened += plan.happened + run.asked
         return trial
 
 
@@ -106,11 +110,14 @@ def _folder() -> Iterator[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run one trial again and say what was found.")
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--restless", action="store_true")
     parser.add_argument("--boundary", type=int, default=-1)
     parser.add_argument("--side", choices=("before", "after"), default="before")
     asked = parser.parse_args()
     trial = (
-        seeded(asked.seed) if asked.seed is not None else at_boundary(asked.boundary, asked.side)
+        seeded(asked.seed, asked.restless)
+        if asked.seed is not None
+        else at_boundary(asked.boundary, asked.side)
     )
     print(trial)
     print(f"{trial.writes} writes, {trial.found.trained} groups trained")

@@ -59,3 +59,25 @@ def test_a_group_admitted_at_the_limit_obeys_max_lag_when_it_is_trained(version:
     last = wave_of(ETA, admitted - 1, closed)
     assert last == version + ETA.max_lag
     assert version_needed(ETA, last) <= version
+
+
+@given(
+    max_lag=st.sampled_from([None, 0, 1, 4]),
+    ends=st.lists(st.sampled_from(["trained", "trained", "closed"]), max_size=120),
+)
+def test_groups_that_end_untrained_never_stall_a_run(max_lag: int | None, ends: list[str]):
+    """However many are filtered, expired or dead: once nothing is open, more may be admitted, and
+    in the end the last step has its groups.
+    """
+    pace = Pace(groups_per_step=4, max_lag=max_lag, ready_groups_max=8, waves_max=6)
+    admitted = trained = closed = 0
+    for end in [*ends, *["trained"] * 24]:
+        if trained == 24:
+            break
+        if admitted == trained + closed:
+            more = admissible(pace, trained // 4, admitted, closed, trained)
+            assert more > 0
+            admitted += more
+        trained, closed = trained + (end == "trained"), closed + (end == "closed")
+    assert trained == 24
+    assert admitted - closed <= 24

@@ -8,7 +8,16 @@ from consumers.dispatch.admit import Pace
 from consumers.dispatch.orders import assignment, continuations, eligible, free_rooms
 from consumers.dispatch.recover import orphans
 from consumers.dispatch.state import DispatchState
-from streams.records import Address, Admitted, Prompt, RolloutStatus, Sampling, Version
+from streams.records import (
+    Address,
+    Admitted,
+    Partial,
+    Prompt,
+    RolloutStatus,
+    Sampling,
+    Span,
+    Version,
+)
 
 PACE = Pace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
 V3 = Version(3, 1)
@@ -21,6 +30,14 @@ def status(name: str, term: int = 1, version: Version = V3, **changed: object) -
         "quota_left": 16, "tokens_per_s": 0.0, "tokens_total": 0, "idle_s": 0.0, "time_s": 0.0,
     }  # fmt: skip
     return RolloutStatus(**(values | changed))  # type: ignore[arg-type]
+
+
+def partial(trajectory: str, attempt: int, tokens: int = 2, last: bool = False) -> Partial:
+    spans = (Span(0, tokens, V3),) if tokens else ()
+    return Partial(
+        trajectory, 0, attempt, "a", 1, None, 2, np.zeros(tokens, np.uint32),
+        np.ones(tokens, np.uint8), np.zeros(tokens, np.float32), spans, last=last,
+    )  # fmt: skip
 
 
 def state_with_group(*rollouts: RolloutStatus) -> DispatchState:
@@ -55,7 +72,7 @@ def test_ordered_work_of_a_living_rollout_is_nobodys_orphan():
 def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt():
     state = state_with_group(status("a"))
     order_all(state, "a")
-    state.apply_partial(0, "0.0", 1, Address(2, 7), V3)
+    state.apply_partial(partial("0.0", 1), Address(2, 7))
     assert state.forget_rollouts(silent_before_s=1.0) == ["a"]
     how = continuations(state, orphans(state)[0], keep_version=False)
     assert (how["0.0"].kind, how["0.0"].attempt, how["0.0"].partial) == ("resume", 2, Address(2, 7))
@@ -81,18 +98,18 @@ def test_keep_version_resumes_only_where_the_version_is_held():
         status("a"), status("b", version=V3), status("c", version=Version(4, 1))
     )
     order_all(state, "a", keep_version=True)
-    state.apply_partial(0, "0.0", 1, Address(0, 1), V3)
+    state.apply_partial(partial("0.0", 1), Address(0, 1))
     del state.rollouts["a"]
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
     assert (how.kind, how.version) == ("resume", V3)
-    assert eligible(state, how) == {"b"}
+    assert eligible(state, how.version) == {"b"}
 
 
 def test_keep_version_starts_again_when_nobody_holds_the_version_and_says_so():
     """Invariant 4: counted, never resumed under another version."""
     state = state_with_group(status("a"), status("c", version=Version(4, 1)))
     order_all(state, "a", keep_version=True)
-    state.apply_partial(0, "0.0", 1, Address(0, 1), V3)
+    state.apply_partial(partial("0.0", 1), Address(0, 1))
     del state.rollouts["a"]
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
     assert (how.kind, how.partial, how.again) == ("start", None, True)
@@ -147,6 +164,6 @@ def test_under_keep_version_an_unverified_holder_is_no_holder():
     """Invariant 4: its version counts as held by nobody, so the trajectory starts again."""
     state = state_with_group(status("a", verified=False), status("b", version=Version(4, 1)))
     order_all(state, "b", keep_version=True)
-    state.apply_partial(0, "0.0", 1, Address(2, 7), V3)
+    state.apply_partial(partial("0.0", 1), Address(2, 7))
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
     assert (how.kind, how.again) == ("start", True)

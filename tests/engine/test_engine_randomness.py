@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 from engine_samples import (
-    Gained,
     ask,
-    gather,
     open_torch,
     prompt,
-    resumed,
     run_all,
     tiny_model,
 )
 
-from producers.engines.torch_engine.draws import trajectory_key, uniforms
+from producers.engines.draws import trajectory_key, uniforms
 from streams.records import Sampling
 
 SAMPLING = Sampling(temperature=0.9, tokens_max=70)
@@ -38,26 +35,6 @@ def test_the_same_tokens_alone_and_in_any_batch(family: str) -> None:
         together = run_all(engine, [*others[:before], request, *others[before:]])["mine"]
         assert together.tokens == alone.tokens
         np.testing.assert_allclose(together.logprobs, alone.logprobs, atol=1e-4)
-
-
-def test_moved_in_the_middle_it_goes_on_with_the_same_tokens() -> None:
-    """Invariant 10: abort on one engine, resume on another, among other neighbours."""
-    model = tiny_model("qwen2")
-    request = ask("mine", prompt(6), SAMPLING)
-    whole = run_all(open_torch(model), [request])["mine"]
-    first, part = open_torch(model, slots=3, emit_every=8), {"mine": Gained()}
-    for each in [*crowd(2), request]:
-        first.submit(each)
-    while len(part["mine"].tokens) < 30:
-        gather(part, first.poll(0.0))
-    rest = first.abort("mine")
-    gather(part, [rest] if rest else [])
-    other = open_torch(model, slots=6)
-    for each in crowd(5):
-        other.submit(each)
-    moved = run_all(other, [resumed(request, part["mine"])])["mine"]
-    assert part["mine"].tokens + moved.tokens == whole.tokens
-    assert moved.finish == "length"
 
 
 def test_another_seed_or_name_draws_other_tokens() -> None:

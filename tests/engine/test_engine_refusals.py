@@ -1,8 +1,7 @@
 """What cannot be served is refused by name, never later."""
 
-import numpy as np
 import pytest
-from engine_samples import SIZES, V1, ask, open_torch, prompt, tiny_model
+from engine_samples import SIZES, V1, ask, prompt, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -59,35 +58,6 @@ def test_a_sliding_window_that_holds_the_context_is_served() -> None:
     engine = TorchEngine(config, tensors, V1, 2, 96)
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=5)))
     assert len(engine.poll(10.0)[0].tokens) == 5
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sampling", "named"),
-    [
-        (np.zeros(0, np.uint32), Sampling(), "empty prompt"),
-        (np.array([3, 99], np.uint32), Sampling(), "token 99"),
-        (prompt(96), Sampling(), "context of 96"),
-        (prompt(3), Sampling(temperature=-1), "temperature"),
-        (prompt(3), Sampling(top_p=0), "top_p"),
-        (prompt(3), Sampling(top_k=-2), "top_k"),
-        (prompt(3), Sampling(tokens_max=0), "tokens_max"),
-        (prompt(3), Sampling(stop=(19,)), "stop"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace(
-    tokens: np.ndarray, sampling: Sampling, named: str
-) -> None:
-    engine = open_torch(tiny_model("llama"))
-    with pytest.raises(EngineRefused, match=named):
-        engine.submit(ask("t", tokens, sampling))
-    assert engine.running() == []
-
-
-def test_a_trajectory_is_taken_once_at_a_time() -> None:
-    engine = open_torch(tiny_model("llama"))
-    engine.submit(ask("t", prompt(3), Sampling()))
-    with pytest.raises(EngineRefused, match="already here"):
-        engine.submit(ask("t", prompt(3), Sampling()))
 
 
 @pytest.mark.parametrize("name", ["vllm", "paced", "tensorrt"])

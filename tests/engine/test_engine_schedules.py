@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producers.engines.base import Update
-from producers.engines.torch_engine.draws import trajectory_key, uniforms
+from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.torch_engine.sampling import draw, plan_sampling
 from streams.records import Sampling, Tokens, Version
 

@@ -74,19 +74,6 @@ def test_in_flight_recompute_equals_a_full_prefill_under_the_new_weights(family:
     assert mine.spans == [(V1, 12), (V2, 28)]
 
 
-def test_keep_version_needs_an_empty_engine() -> None:
-    """Invariant 4: the refusal changes nothing, the trajectory ends under its version."""
-    engine = open_torch(tiny_model("llama"))
-    gained = half_way(engine)
-    with pytest.raises(EngineRefused, match="keep_version"):
-        engine.update(Update(V2, tiny_model("llama", 1).state_dict()), "keep_version")
-    gather(gained, engine.poll(10.0))
-    assert gained["t"].spans == [(V1, 40)]
-    engine.update(Update(V2, tiny_model("llama", 1).state_dict()), "keep_version")
-    after = run_all(engine, [ask("u", prompt(6), Sampling(temperature=0, tokens_max=3))])
-    assert after["u"].spans == [(V2, 3)]
-
-
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan"])
 def test_a_failed_update_serves_nothing_until_one_succeeds(family: str, fault: str) -> None:

@@ -35,7 +35,19 @@ class Run:
     id, url = "1", "nowhere"
 def init(**_): return Run()
 """
-ONE_SHOT = ("run", "warmup", "report", "top", "diff", "train", "weights", "checkpoints", "replay")
+ONE_SHOT = (
+    "run",
+    "warmup",
+    "profile",
+    "report",
+    "top",
+    "diff",
+    "train",
+    "weights",
+    "checkpoints",
+    "fork",
+    "replay",
+)
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
 WAIT_S = 180.0
 pytestmark = pytest.mark.slow  # minutes of processes

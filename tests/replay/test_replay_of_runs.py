@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.replay.recorded import read_recorded
 from rollstream.main import main
 from storage.connect import open_store
 from streams.connect import open_bus
@@ -147,23 +148,74 @@ def test_a_wish_that_means_nothing_is_refused(run, tmp_path, capsys, words, said
     assert not (tmp_path / "out").exists()
 
 
-def test_a_replay_killed_half_way_harms_nothing(run: Path, tmp_path: Path, capsys):
-    before, out = contents(run), tmp_path / "killed"
-    command = [sys.executable, "-m", "rollstream", *replay(run, out, "--from-step", "0")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lines, give_up = out / "metrics" / "trainer.jsonl", time.monotonic() + 60
-    while not (lines.exists() and lines.read_text()):
-        assert process.poll() is None
+def killed(command: list[str], out: Path, steps: int) -> None:
+    """A real process, killed once it has written this many lines of metrics."""
+    command = [sys.executable, "-m", "rollstream", *command]
+    said = out.with_suffix(".log")
+    with said.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    lines, give_up = out / "metrics" / "trainer.jsonl", time.monotonic() + 90
+    while not (lines.exists() and lines.read_text().count("\n") >= steps):
+        assert process.poll() is None, said.read_text()
         assert time.monotonic() < give_up
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def own_hashes(out: Path) -> dict[int, list[str]]:
+    """By step, the state hashes in a replay's own ledger."""
+    bus = open_bus(f"sqlite:{out / 'bus'}")
+    recorded = read_recorded(bus)
+    bus.close()
+    takes = {step: [(t.update, t.micro_batch) for t in ts] for step, ts in recorded.takes.items()}
+    assert all(len(set(named)) == len(named) for named in takes.values()), "a take is there twice"
+    return {step: [one.state_hash for one in done] for step, done in recorded.done.items()}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("more", [(), ("--set", "trainer.lr=0.01")])
+def test_a_killed_replay_goes_on_to_the_same_hashes(steps, more, run, tmp_path, capsys):
+    before, out = contents(run), tmp_path / "killed"
+    words = ("--from-step", "2", *more)
+    killed(replay(run, out, *words), out, steps)
     assert contents(run) == before
-    assert main(replay(run, out, "--from-step", "0")) == 2
-    assert "a replay starts anew" in capsys.readouterr().err
-    shutil.rmtree(out)
-    assert main(replay(run, out, "--from-step", "0")) == 0
-    assert told(capsys)["differing"] == []
+    assert main(replay(run, out, *words)) == 0
+    resumed = capsys.readouterr()
+    assert "it goes on from there" in resumed.err
+    assert main(replay(run, tmp_path / "whole", *words)) == 0
+    assert json.loads(resumed.out) | {"out": ""} == told(capsys) | {"out": ""}
+    assert own_hashes(out) == own_hashes(tmp_path / "whole")
+    lines = [(p / "metrics" / "trainer.jsonl").read_text() for p in (out, tmp_path / "whole")]
+    shown = [[json.loads(line)["step"] for line in text.splitlines()] for text in lines]
+    assert shown[0] == shown[1]
+
+
+def test_another_wish_in_the_same_folder_is_refused_with_the_difference(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(replay(run, out, "--from-step", "5")) == 0
+    done = capsys.readouterr().out
+    assert main(replay(run, out, "--from-step", "5", "--where", "tokens<9")) == 2
+    assert 'where: [] there, ["tokens<9"] asked for' in capsys.readouterr().err
+    assert main(replay(run, out, "--from-step", "4")) == 2
+    assert "from_step: 5 there, 4 asked for" in capsys.readouterr().err
+    assert main(replay(run, out, "--from-step", "5")) == 0, "what is done is told again"
+    assert capsys.readouterr().out == done
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    assert main(replay(run, tmp_path / "full", "--from-step", "5")) == 2
+    assert "holds no replay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "skipped"),
+    [("lag<0", 1.0), ("step<5", 1.0), ("time<2020-01-01", 1.0), ("lag>=0", 0.0), ("step>=5", 0.0)],
+)
+def test_lag_step_and_time_choose_trajectories(where, skipped, run, tmp_path, capsys):
+    assert main(replay(run, tmp_path / "out", "--from-step", "5", "--where", where)) == 0
+    (line, last) = (tmp_path / "out" / "metrics" / "trainer.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 5, "before its step an experiment is the run itself"
+    assert json.loads(last)["updates_skipped"] == skipped
 
 
 def test_a_replay_is_no_run(run: Path, tmp_path: Path, capsys):

@@ -58,15 +58,17 @@ def test_spans_tile_the_generated_tokens_and_neighbours_differ(parts: list[tuple
     assert all(a.version != b.version for a, b in pairwise(spans))
 
 
-@given(parts=chunks, cuts=st.sets(st.integers(0, 11)))
-def test_a_chain_of_partials_gives_back_what_was_generated(
-    parts: list[tuple[int, int]], cuts: set[int]
+@given(parts=chunks, cuts=st.sets(st.integers(0, 11)), told=st.sets(st.integers(0, 11)))
+def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environment_said(
+    parts: list[tuple[int, int]], cuts: set[int], told: set[int]
 ):
     bus = open_bus("memory:")
     bus.create(catalogue(2))
     growing = Growing.begin(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         growing.extend(emission(count, version))
+        if index in told:
+            growing.extend_environment(np.array([9, 8], np.uint32), str(index))
         if index in cuts or index == len(parts) - 1:
             growing.landed(publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0)))
     assert growing.partial is not None

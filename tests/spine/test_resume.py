@@ -9,7 +9,13 @@ from pathlib import Path
 
 from tiny_run import TinyRun, tiny_run
 
+from producers.settings import TaskSettings
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
+
+UNEVEN = TaskSettings(name="tests.replay.uneven_task:Uneven")
+"""Every step has a gradient: with the rewards of a model that knows nothing, all zero, a step that
+was trained on other data would have the same hash.
+"""
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -48,7 +54,7 @@ def test_a_restarted_trainer_repeats_the_ledgers_steps_to_the_same_bits(tmp_path
     """Only the checkpoint of step 0 is there: everything since comes from the ledger
     (invariant 2).
     """
-    with tiny_run(tmp_path, trainer={"steps": 6}) as run:
+    with tiny_run(tmp_path, trainer={"steps": 6}, task=UNEVEN) as run:
         run.start_all()
         train_until(run, term=1, steps=3)
         before = hashes(run)
@@ -59,6 +65,7 @@ def test_a_restarted_trainer_repeats_the_ledgers_steps_to_the_same_bits(tmp_path
         assert set(hashes(run)) == {1, 2, 3, 4, 5, 6}
         assert all(len(found) == 1 for found in hashes(run).values()), "a repeated step differs"
         assert {step: hashes(run)[step] for step in before} == before
+        assert len(set().union(*hashes(run).values())) == 6, "a step changed nothing"
         assert repeated >= 3
         assert max(used(run).values()) == 1
 
@@ -67,7 +74,7 @@ def test_a_restarted_trainer_equals_one_that_was_never_stopped(tmp_path: Path) -
     """The same recorded takes, from step 0 in one go and from a checkpoint in the middle: the same
     bits.
     """
-    with tiny_run(tmp_path, trainer={"steps": 5}, checkpoint_every=2) as run:
+    with tiny_run(tmp_path, trainer={"steps": 5}, checkpoint_every=2, task=UNEVEN) as run:
         run.start_all()
         train_until(run, term=1, steps=3)
         assert run.build_trainer(term=2).step >= 2
@@ -83,16 +90,24 @@ def test_a_restarted_trainer_equals_one_that_was_never_stopped(tmp_path: Path) -
 
 
 def test_steps_that_are_believed_are_not_published_again(tmp_path: Path) -> None:
-    """Invariant 6: a repeated step finds its version there."""
-    with tiny_run(tmp_path, trainer={"steps": 4}) as run:
+    """Invariant 6: a repeated step finds its version there, and leaves each of its objects as it
+    is.
+    """
+    with tiny_run(tmp_path, trainer={"steps": 4}, task=UNEVEN) as run:
         run.start_all()
         train_until(run, term=1, steps=2)
-        folders = {entry.key.split("/")[1] for entry in run.store.list("weights/v")}
+        before = objects(run)
         assert run.train(term=2)
-        after = {entry.key.split("/")[1] for entry in run.store.list("weights/v")}
-        numbers = Counter(name.split("-")[0] for name in after)
-        assert max(numbers.values()) == 1
-        assert {name for name in folders if name in after} == folders & after
+        after = objects(run)
+        numbers = {name.split("/")[1] for name in after}
+        assert len({name.split("-")[0] for name in numbers}) == len(numbers) == 5
+        assert {name: at for name, at in after.items() if name in before} == before
+
+
+def objects(run: TinyRun) -> dict[str, tuple[int, int]]:
+    """Each object of a version by the file that holds it and when that was written."""
+    files = {e.key: run.folder / "store" / e.key for e in run.store.list("weights/v")}
+    return {key: (path.stat().st_ino, path.stat().st_mtime_ns) for key, path in files.items()}
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from producers.engines.torch_engine.draws import uniforms
+from producers.engines.draws import uniforms
 from streams.records import Floats, Tokens
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from producers.engines.base import Request
-from producers.engines.torch_engine.draws import trajectory_key
+from producers.engines.draws import trajectory_key
 from streams.records import Tokens
 
 

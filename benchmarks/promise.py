@@ -1,0 +1,14 @@
+"""What the promise that the log is the run costs (docs/recovery.md), of what nobody kills: reading
+an archive for audit and replay, bytes of partials, and CPU time.
+"""
+
+from collections.abc import Iterator
+
+from benchmarks import promise_cost, promise_partials, promise_reads
+from benchmarks.case import Case
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """`audit_read`, `replay_read`, `partials_amplification`, `promise_cost`."""
+    for module in (promise_reads, promise_partials, promise_cost):
+        yield from module.cases(quick)

@@ -1,0 +1,110 @@
+"""How fast audit and replay read an archive, against pyarrow alone on the same columns of the same
+files.
+
+`audit_read` is a whole `rollstream audit` of an archive alone, from listing it to the last tally.
+Its columns are all of them: what the ledger's hashes name is every byte of a record. `replay_read`
+is what a replay takes from the archive: the ledger, then all members of each take's groups, in the
+order of the takes, as the bytes that they were in the log; its note says how much decoding and
+checking them as the trainer does leaves of the ratio. Pyarrow alone reads all columns of the files
+of the same topics by path, into tables, and neither hashes nor looks at them. One thread on either
+side, seconds of CPU, because reading waits for nothing here; sides take turns.
+"""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.case import Case, paired
+from benchmarks.promise_archive import MAX_LAG, RUN, record_run
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from consumers.replay.recorded import read_recorded
+from consumers.replay.whole_log import WholeLog
+from consumers.trainer.intake import fetch_group
+from storage.archive.reading import archived_files, local_path
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from streams.records import Member
+
+STEPS = {512: 400, 8192: 26}
+"""By tokens per trajectory: about 125 MB of trajectories each."""
+QUICK = 4
+GOAL = 0.5
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """Audit and replay, at 512 and at 8 192 tokens."""
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    for tokens, steps in STEPS.items():
+        with tempfile.TemporaryDirectory(prefix="rollstream-promise-") as folder:
+            store = open_store(f"file:{folder}")
+            size = record_run(store, tokens, steps // QUICK if quick else steps)
+            yield from _at_length(store, tokens, size / 1e6, 3 if quick else 11)
+
+
+def _at_length(store: ObjectStore, tokens: int, megabytes: float, pairs: int) -> Iterator[Case]:
+    suffix = "" if tokens == 512 else f"_{tokens >> 10}k"
+    steps = [_pyarrow_alone, _audit, _replay, _replay_decoded]
+    seconds = [_in_turn(steps, store, turn) for turn in range(pairs + 1)][1:]
+    alone, audit, replay, decoded = (
+        [megabytes / pair[side] for pair in seconds] for side in range(4)
+    )
+    note = f"{megabytes:,.0f} MB of trajectories of {tokens} tokens, CPU time"
+    whose = "pyarrow alone, same files"
+    yield paired(f"audit_read{suffix}", audit, "MB/s", whose, alone, GOAL, note)
+    also = paired("", decoded, "", "", alone)
+    case = paired(f"replay_read{suffix}", replay, "MB/s", whose, alone, GOAL, note)
+    yield dataclasses.replace(case, note=f"{case.note}; decoded {also.ratio:.2f}")
+
+
+def _pyarrow_alone(store: ObjectStore) -> None:
+    for file in archived_files(store, RUN):
+        path = local_path(store, file.key)
+        assert path is not None
+        pq.read_table(path, use_threads=False, partitioning=None)
+
+
+def _audit(store: ObjectStore) -> None:
+    tallies = Audit(None, store, RUN, Policy(MAX_LAG)).check()
+    assert not sum(tally.violations for tally in tallies), tallies
+
+
+def _replay(store: ObjectStore) -> None:
+    log = WholeLog(None, store, RUN)
+    for members in _taken(log):
+        for member in members:
+            at = member.at
+            (found,) = log.read("trajectories", {at.partition: at.offset}, records_max=1)
+            assert found.offset == at.offset
+
+
+def _replay_decoded(store: ObjectStore) -> None:
+    log = WholeLog(None, store, RUN)
+    for members in _taken(log):
+        fetch_group(log, members)
+
+
+def _taken(log: WholeLog) -> Iterator[tuple[Member, ...]]:
+    """Members of each group, in the order in which the ledger takes them."""
+    recorded = read_recorded(log)
+    for step in sorted(recorded.takes):
+        for take in recorded.takes[step]:
+            yield from (group.members for group in take.groups)
+
+
+def _in_turn(
+    steps: list[Callable[[ObjectStore], None]], store: ObjectStore, turn: int
+) -> tuple[float, ...]:
+    """CPU seconds of each step; who goes first changes from turn to turn."""
+    seconds = [0.0] * len(steps)
+    for index in range(len(steps)):
+        chosen = (index + turn) % len(steps)
+        started = time.process_time()
+        steps[chosen](store)
+        seconds[chosen] = time.process_time() - started
+    return tuple(seconds)

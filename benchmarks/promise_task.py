@@ -1,0 +1,19 @@
+"""A task for runs of known lengths: nothing ends an answer but `tokens_max`, and its reward is the
+parity of its bytes, so that groups differ and are trained.
+"""
+
+from zlib import crc32
+
+from producers.tasks.base import Score, Turns
+from producers.tasks.remainder import Remainder
+
+
+class Parity(Remainder):
+    """Questions of the remainder task, judged by nothing that a model could learn."""
+
+    name = "parity"
+    stop = ()
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """0 or 1."""
+        return Score(float(crc32(bytes(turns[-1])) % 2), {})

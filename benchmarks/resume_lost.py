@@ -1,0 +1,51 @@
+"""What a killed rollout takes with it: tokens that it had generated and that lie in no partial and
+no completion.
+
+It says in its status how many it has generated; what lies in the log is subtracted. So tokens since
+its last status (`rollouts.status_s`) are not counted.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from streams.records import Partial, RolloutStatus, Trajectory
+from tests.run_process import read
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Tokens that are gone, and the trajectories that the rollout had running."""
+
+    tokens: int
+    running: int
+
+    def __str__(self) -> str:
+        each = self.tokens / self.running if self.running else 0.0
+        return (
+            f"generation lost after a rollout kill: {self.tokens} tokens of {self.running} running "
+            f"trajectories, {each:.0f} each"
+        )
+
+
+def tokens_lost(folder: Path, rollout: psutil.Process) -> Lost:
+    """Kills the rollout, the first that has its name in this run."""
+    name = next(word for word in rollout.cmdline() if word.startswith("rollout-"))
+    rollout.kill()
+    told = [s for s in read(folder, "status", RolloutStatus) if (s.rollout, s.term) == (name, 1)]
+    last = max(told, key=lambda status: status.time_s)
+    done = _tokens(read(folder, "trajectories", Trajectory), name)
+    begun = _tokens(read(folder, "partials", Partial), name)
+    kept = sum(done.values()) + sum(n for one, n in begun.items() if one not in done)
+    return Lost(max(0, last.tokens_total - kept), last.running)
+
+
+def _tokens(records: list[Trajectory] | list[Partial], name: str) -> dict[str, int]:
+    """Generated tokens by trajectory, of the rollout's first term; partials add up."""
+    found: dict[str, int] = {}
+    for record in records:
+        if (record.rollout, record.rollout_term) == (name, 1):
+            generated = len(record.logprobs)
+            found[record.trajectory] = found.get(record.trajectory, 0) + generated
+    return found

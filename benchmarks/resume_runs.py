@@ -1,0 +1,128 @@
+"""Runs of the quickstart's model whose processes are killed with -9 at chosen moments, and what log
+and files say then: which steps were done again, and when the next new one was.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from benchmarks.pipeline import QUICKSTART
+from storage.metrics import read_metrics
+from streams.records import StepDone
+from tests.run_process import read
+
+WAIT_S = 600.0
+LOOK_S = 0.01
+_T = TypeVar("_T")
+
+
+@contextmanager
+def quickstart(folder: Path, settings: Sequence[str]) -> Generator[subprocess.Popen[bytes]]:
+    """The run as a process, ended by its id."""
+    line = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), "--run", str(folder)]
+    for setting in settings:
+        line += ["--set", setting]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.log").open("ab") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        kill_all(process)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Supervisor and roles, none left when this returns."""
+    if process.poll() is None:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait(30)
+        psutil.wait_procs(children, timeout=30)
+
+
+def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:
+    """The living process of a role, waited for."""
+
+    def found() -> psutil.Process | None:
+        for child in psutil.Process(process.pid).children():
+            try:
+                if name in child.cmdline():
+                    return child
+            except psutil.NoSuchProcess:
+                continue
+        return None
+
+    return until(found, process)
+
+
+def until(look: Callable[[], _T | None], process: subprocess.Popen[bytes]) -> _T:
+    """What `look` finds, as soon as it is something."""
+    give_up = time.monotonic() + WAIT_S
+    while (found := look()) is None:
+        if process.poll() not in (None, 0):
+            raise RuntimeError(f"the run ended with {process.returncode}; see the log beside it")
+        assert time.monotonic() < give_up, f"nothing came in {WAIT_S:g} s"
+        time.sleep(LOOK_S)
+    return found
+
+
+def step_noted(folder: Path, step: int) -> Callable[[], int | None]:
+    """Whether this step is done, by the trainer's own lines: asks neither log nor store."""
+    path = folder / "metrics" / "trainer.jsonl"
+
+    def look() -> int | None:
+        last = max((int(line["step"]) for line in read_metrics(path)), default=0)
+        return last if last >= step else None
+
+    return look
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the trainer: from which step it went on, and how many it did again."""
+
+    resumed_from: int
+    repeated: int
+
+
+def attempts(folder: Path) -> list[Attempt]:
+    """As the trainer's log says it."""
+    found: list[Attempt] = []
+    for line in (folder / "logs" / "trainer.log").read_text().splitlines():
+        if "goes on after step" in line:
+            words = line.split("goes on after step", 1)[1].replace(";", " ").split()
+            found.append(Attempt(int(words[0]), int(words[words.index("has") + 1])))
+    return found
+
+
+def hashes(folder: Path) -> dict[int, list[str]]:
+    """State hashes of each step in the ledger, archived or not: a step that was done again and had
+    the same one is there once.
+    """
+    found: dict[int, list[str]] = {}
+    for done in read(folder, "ledger", StepDone):
+        found.setdefault(done.step, []).append(done.state_hash)
+    return found
+
+
+def started_up(warm: Path) -> float:
+    """Seconds of a process that does what a trainer does before it looks at the run: imports, and
+    loading the model.
+    """
+    code = (
+        "import rollstream.__main__, rollstream.commands.role, rollstream.train_role, "
+        "rollstream.roles; from storage.model import load_model; "
+        f"load_model({str(warm)!r})"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    return time.monotonic() - began

@@ -1,0 +1,76 @@
+"""The simulated runs behind `benchmarks/simulator.py`: set-ups under constants, best splits, and
+joint draws of the assumed constants.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+import numpy as np
+
+from simulator.cluster import values
+from simulator.constants import CONSTANTS
+from simulator.experiment import Bench, bench_of, checked
+from simulator.policies import policy_of
+from simulator.result import Result
+from simulator.settings import ClusterSettings, SimulationSettings
+
+WHOLE = ("slots", "waves_outstanding", "prompt_tokens", "length_median")
+SetUp = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A policy's fastest run, and the share of GPUs that made it so."""
+
+    share: float
+    result: Result
+
+    @property
+    def speed(self) -> float:
+        return self.result.tokens_per_s
+
+
+def bench(where: SetUp, scale: int, constants: Mapping[str, float] | None = None) -> Bench:
+    """One model on so many GPUs, a slice of it."""
+    cluster = ClusterSettings(model=where[0], gpus=where[1])
+    settings = SimulationSettings(clusters=(cluster,), scale=scale)
+    return bench_of(settings, cluster, checked(values(**(constants or {}))))
+
+
+def best_of(on: Bench, policies: Sequence[str]) -> dict[str, Best]:
+    """Each policy under its own best split."""
+    return {name: Best(*on.best(policy_of(name))) for name in policies}
+
+
+def speeds(on: Bench, shares: Mapping[str, float]) -> dict[str, float]:
+    """Policies under splits that are given."""
+    return {name: on.run(policy_of(name), share).tokens_per_s for name, share in shares.items()}
+
+
+def ratio(by: Sequence[Mapping[str, float]], over: str, under: str) -> float:
+    """Mean over set-ups, as the published averages are."""
+    return mean(one[over] / one[under] for one in by)
+
+
+def drawn(count: int) -> list[dict[str, float]]:
+    """Joint uniform draws of every assumed constant from its range; always the same ones."""
+    random = np.random.default_rng(0)
+    assumed = {name: c for name, c in CONSTANTS.items() if c.low < c.high}
+    return [
+        {
+            name: round(value) if name in WHOLE else value
+            for name, c in assumed.items()
+            for value in [float(random.uniform(c.low, c.high))]
+        }
+        for _ in range(count)
+    ]
+
+
+def shares_of(found: Mapping[str, Best]) -> dict[str, float]:
+    return {name: best.share for name, best in found.items()}
+
+
+def spread(numbers: Sequence[float], form: str = ".2f") -> str:
+    """Least to most."""
+    return f"{min(numbers):{form}} to {max(numbers):{form}} over {len(numbers)} draws of constants"

@@ -1,0 +1,93 @@
+"""Counts the CPU time that a process spends in named functions; Python imports this file by itself
+where its folder is on PYTHONPATH, so the product need not know of it.
+
+`CPU_COUNTED_IN` is the folder to write to, one JSON file a process. A call inside another
+counted one counts once, as the outer one's. The clock of a process starts with the first counted
+call: imports and warm-up are outside it.
+"""
+
+import atexit
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+SECTIONS = {
+    "consumers.trainer.ledger": {"Ledger.append": "ledger"},
+    "consumers.trainer.learner": {"Learner.state_hash": "ledger", "Learner.state": "checkpoint"},
+    "consumers.trainer.publisher": {
+        "write_checkpoint": "checkpoint", "Publisher._clear": "checkpoint",
+    },
+    "consumers.trainer.service": {"Trainer._state": "checkpoint"},
+    "producers.rollout.voice": {"Voice.partials": "partials", "Voice.give_up": "partials"},
+    "producers.rollout.outbox": {"publish_all": "partials"},
+}  # fmt: skip
+"""Module → function → what it is counted as."""
+
+_found: Counter[str] = Counter()
+_calls: Counter[str] = Counter()
+_within = threading.local()
+_started: list[float] = []
+_lock = threading.Lock()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a module of SECTIONS as everybody would, and counts in it once it is loaded."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname not in SECTIONS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            for name, section in SECTIONS[fullname].items():
+                _count(module, name, section)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _count(module, name: str, section: str) -> None:
+    *owners, last = name.split(".")
+    owner = getattr(module, owners[0]) if owners else module
+    plain = getattr(owner, last)
+
+    def counted(*arguments, **named):
+        if getattr(_within, "any", False) or (name == "publish_all" and arguments[1] != "partials"):
+            return plain(*arguments, **named)
+        _begin()
+        _within.any, started = True, time.thread_time()
+        try:
+            return plain(*arguments, **named)
+        finally:
+            _within.any, spent = False, time.thread_time() - started
+            with _lock:
+                _found[section] += spent
+                _calls[section] += 1
+
+    setattr(owner, last, counted)
+
+
+def _begin() -> None:
+    if not _started:
+        _started.append(time.process_time())
+
+
+def _write() -> None:
+    if _started:
+        spent = time.process_time() - _started[0]
+        line = {"process_s": spent, "sections_s": _found, "calls": _calls, "line": sys.argv}
+        path = Path(os.environ["CPU_COUNTED_IN"]) / f"{os.getpid()}.json"
+        path.write_text(json.dumps(line))
+
+
+if "CPU_COUNTED_IN" in os.environ:
+    sys.meta_path.insert(0, _Finder())
+    atexit.register(_write)

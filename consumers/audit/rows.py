@@ -1,0 +1,131 @@
+"""Archived trajectories as the audit's folds see many of them at once: columns of rows whose bytes
+are those that their hashes name.
+
+A fold looks for what is plainly right in all rows together and counts it; what is not it looks at
+again as a record (`seen`), so what is wrong is decided and worded in one place, for the log and the
+archive alike.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from consumers.audit.seen import Seen
+from streams.bus import Message
+from streams.codec import decode
+from streams.records import GENERATED, Address, Trajectory
+
+if TYPE_CHECKING:  # where nothing is archived nobody waits for pyarrow
+    import pyarrow as pa
+
+    from storage.archive.values import Originals
+
+Numbers = NDArray[np.int64]
+
+
+class RowChecker(Protocol):
+    """A fold that takes archived trajectories by the batch."""
+
+    def apply_rows(self, rows: Rows) -> None:
+        """The next rows of a partition, in order; the same as `apply` of each of them."""
+        ...
+
+
+class Rows:
+    """Live `Trajectory` records of one partition, at consecutive offsets."""
+
+    def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
+        self._batch, self.partition = batch, partition
+        self.first: int = batch.column("offset")[0].as_py()
+        self.names: list[str] = self.plain("trajectory")
+        self.groups: list[int] = self.plain("group")
+        self.hashes: list[str] = self.plain("hash")
+        self.finishes: list[str] = self.plain("finish")
+
+    def __len__(self) -> int:
+        return self._batch.num_rows
+
+    def plain(self, name: str) -> list[Any]:
+        """A column's values."""
+        return self._batch.column(name).to_numpy(zero_copy_only=False).tolist()
+
+    def lengths(self, name: str) -> Numbers:
+        """Items in each row of a list column."""
+        return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
+
+    @cached_property
+    def generated(self) -> Numbers:
+        """Tokens of each row whose source says that they were generated."""
+        column = self._batch.column("sources")
+        here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
+        counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))
+        return np.fromiter(counts, np.int64, len(edges) - 1)
+
+    @cached_property
+    def spans(self) -> Spans:
+        return Spans(self._batch.column("spans"))
+
+    def seen(self, row: int) -> Seen:
+        """One row as a record."""
+        from storage.archive.values import Originals
+
+        (data,) = Originals("trajectories").values(self._batch.slice(row, 1))
+        assert data is not None, "a tombstone among records"
+        found, at = decode(data), Address(self.partition, self.first + row)
+        return Seen("trajectories", at, found.record, found.envelope, "", False, data)
+
+
+def pieces(
+    batch: pa.RecordBatch, originals: Originals, partition: int, low: int, high: int | None
+) -> Iterator[Message | Rows]:
+    """The rows from offset `low` on and below `high`, in order: trajectories whose bytes are what
+    their hashes name as `Rows`, all others as messages. `CorruptObject` at a row that differs.
+    """
+    from storage.archive.messages import messages_in
+
+    offsets = batch.column("offset").to_numpy()
+    wanted = np.flatnonzero((offsets >= low) & (offsets < (1 << 62 if high is None else high)))
+    if not len(wanted):
+        return
+    batch = batch.take(wanted) if len(wanted) < batch.num_rows else batch
+    offsets = offsets[wanted]
+    plain = np.zeros(len(wanted), np.bool_)
+    if originals.topic == "trajectories":
+        voids = batch.column("void").to_numpy(zero_copy_only=False)
+        plain = originals.proven(batch, Trajectory) & ~voids
+    is_edge = (np.diff(plain) != 0) | (np.diff(offsets) != 1)
+    edges = [0, *(np.flatnonzero(is_edge) + 1).tolist(), len(plain)]
+    for start, end in pairwise(edges):
+        piece = batch.slice(start, end - start)
+        if plain[start]:
+            yield Rows(piece, partition)
+        else:
+            yield from messages_in(piece, originals, partition)
+
+
+class Spans:
+    """All spans of some rows end to end; `row` says whose each is."""
+
+    def __init__(self, column: pa.Array) -> None:
+        spans, edges = column.flatten(), column.offsets.to_numpy()
+        self.count: Numbers = np.diff(edges).astype(np.int64)
+        self.row: Numbers = np.repeat(np.arange(len(column)), self.count)
+        version = spans.field("version")
+        self.start: Numbers = spans.field("start").to_numpy()
+        self.end: Numbers = spans.field("end").to_numpy()
+        self.number: Numbers = version.field("number").to_numpy()
+        self.term: Numbers = version.field("term").to_numpy()
+
+    def sums(self, values: Numbers | NDArray[np.bool_]) -> Numbers:
+        """For each row the sum of a value per span."""
+        return np.bincount(self.row, values, len(self.count)).astype(np.int64)

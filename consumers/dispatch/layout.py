@@ -1,0 +1,85 @@
+"""Which rollouts take which lengths of a wave. Pure (invariant 9).
+
+HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected length and cut into
+ranking groups; consecutive waves assign them in opposite directions, so who had the short end of
+one wave has the long end of the next, and nobody waits in between. The longer groups get more
+rollouts (`ramp.py`). Preemptible rollouts keep the short end in every wave: what dies with them is
+small.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from consumers.dispatch.ramp import end_times, share_out
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A rollout and its measured speed, in any unit."""
+
+    rollout: str
+    speed: float = 1.0
+    preemptible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rollouts of each ranking group, shortest first; `means` are the wave's expected lengths,
+    sorted.
+    """
+
+    means: tuple[float, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+    def near(self, mean: float) -> Iterator[tuple[str, ...]]:
+        """Rollouts of the ranking group of this length, then those of its neighbours."""
+        count = len(self.groups)
+        rank = bisect_left(self.means, mean) / len(self.means)
+        own = min(count - 1, int(rank * count))
+        yield self.groups[own]
+        for away in range(1, count):
+            if own + away < count:
+                yield self.groups[own + away]
+            if own >= away:
+                yield self.groups[own - away]
+
+
+def lay_out(
+    means: Sequence[float], workers: Sequence[Worker], ascending: bool, samples: int, slots: int
+) -> Layout | None:
+    """Ranking groups, one for every two rollouts, over the prompts of a wave; None where ranks
+    would say nothing: too few rollouts, or lengths all alike.
+    """
+    ranked = tuple(sorted(means))
+    count = min((len(workers) + 1) // 2, len(ranked))
+    if count < 2 or ranked[0] == ranked[-1]:
+        return None
+    longest = [ranked[(g + 1) * len(ranked) // count - 1] for g in range(count)]
+    answers = max(1, len(ranked) * samples // count)
+    shares = share_out(end_times(longest, answers, len(workers), lambda b: 1.0 + b / slots))
+    return Layout(ranked, _assigned(shares, _in_order(workers, ascending)))
+
+
+def _in_order(workers: Sequence[Worker], ascending: bool) -> list[Worker]:
+    steady = sorted((w for w in workers if not w.preemptible), key=lambda w: w.rollout)
+    passing = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
+    return passing + (steady if ascending else steady[::-1])
+
+
+def _assigned(shares: Sequence[int], workers: Sequence[Worker]) -> tuple[tuple[str, ...], ...]:
+    """A group's share counts rollouts of mean speed: fewer fast ones do, more slow ones are needed,
+    and one is left for each group to come.
+    """
+    mean = sum(w.speed for w in workers) / len(workers)
+    groups: list[tuple[str, ...]] = []
+    at, wanted, given = 0, 0.0, 0.0
+    for index, share in enumerate(shares):
+        begin, wanted = at, wanted + share * mean
+        most = len(workers) - (len(shares) - index - 1)
+        while at < most and (at == begin or given + workers[at].speed / 2 <= wanted):
+            given += workers[at].speed
+            at += 1
+        groups.append(tuple(w.rollout for w in workers[begin:at]))
+    rest = tuple(w.rollout for w in workers[at:])
+    return (*groups[:-1], groups[-1] + rest)

@@ -1,0 +1,77 @@
+"""Open trajectories that nobody generates, as the parts of groups that go on alike, and whose turn
+it is. Pure (invariant 9).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.orders import continuations
+from consumers.dispatch.recover import Continuation, orphans
+from consumers.dispatch.state import DispatchState, OpenGroup
+from streams.records import Prompt, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Trajectories of one group that go on alike; `mean` is the expected length of one, 0 when
+    unknown.
+    """
+
+    group: OpenGroup
+    prompt: Prompt
+    trajectories: tuple[str, ...]
+    how: Mapping[str, Continuation]
+    mean: float
+
+    @property
+    def kind(self) -> str:
+        return self.how[self.trajectories[0]].kind
+
+    @property
+    def version(self) -> Version | None:
+        return self.how[self.trajectories[0]].version
+
+    def is_probe(self) -> bool:
+        """The first sample of a group of unknown length."""
+        return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
+
+    def without(self, settled: set[str]) -> "Lost":
+        return replace(self, trajectories=tuple(t for t in self.trajectories if t not in settled))
+
+
+def find_lost(state: DispatchState, lengths: Lengths, keep_version: bool) -> Iterator[Lost]:
+    """Oldest wave first; a group whose prompt was not read yet waits for it."""
+    for trajectories in orphans(state):
+        group = state.groups[int(trajectories[0].rsplit(".", 1)[0])]
+        if group.prompt is None:
+            continue
+        how = continuations(state, trajectories, keep_version)
+        expected = lengths.expected(group.prompt, group.finished)
+        mean = 0.0 if expected is None else expected.mean
+        for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
+            alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
+            yield Lost(group, group.prompt, tuple(alike), how, mean)
+
+
+def in_turn(starts: Sequence[Lost], room: int) -> list[Lost]:
+    """Oldest wave first, in it the longest first: so the tail begins early. Where not all fit, one
+    probe of each group of unknown length comes before that, as in Seer; what is unknown may be the
+    longest.
+    """
+    parts = list(starts)
+    if room < sum(len(one.trajectories) for one in starts):
+        parts = [part for one in starts for part in _probe_first(one)]
+
+    def turn(one: Lost) -> tuple[int, bool, float, int]:
+        length = one.mean or one.prompt.sampling.tokens_max
+        return one.group.admitted.wave, not one.is_probe(), -length, one.prompt.group
+
+    return sorted(parts, key=turn)
+
+
+def _probe_first(one: Lost) -> list[Lost]:
+    probe = replace(one, trajectories=one.trajectories[:1])
+    if not probe.is_probe() or len(one.trajectories) == 1:
+        return [one]
+    return [probe, replace(one, trajectories=one.trajectories[1:])]

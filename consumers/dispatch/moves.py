@@ -1,0 +1,173 @@
+"""When to repack, what the planners see then, and the releases that begin a move.
+
+A move is three records: dispatch's release names who is to go on (`onward`), the source's last
+partial gives the trajectory up, and the next attempt is ordered from it (`ordering.py`). Each of
+them is in the log, so whoever dies in between is recovered like any other: a source by its
+heartbeat, a destination by placing anew, dispatch by reading what was asked back and what was given
+up. A completion that is faster ends the trajectory, and what was asked back is forgotten (invariant
+2).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.orders import release
+from consumers.dispatch.outliers import Gathering, Running, plan_outliers
+from consumers.dispatch.repack import Load, Move, plan_repack
+from consumers.dispatch.state import DispatchState, OpenGroup, Order, Seen
+from streams.records import Assignment, Version
+
+PATIENCE_S = 10.0  # for an answer to what was asked back: one that is judged meanwhile gives none
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Releases to append; `deferred` are to start again on the newest version."""
+
+    releases: tuple[Assignment, ...] = ()
+    deferred: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(slots=True)
+class Repacking:
+    """When: every `every_s`, and as soon as a version is out that rollouts do not hold yet."""
+
+    every_s: float
+    max_lag: int | None
+    groups_per_wave: int
+    _due_s: float = 0.0
+    _version: Version | None = None
+    _asked_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan | None:
+        """None while it is not time."""
+        if now_s < self._due_s and state.version == self._version:
+            return None
+        self._due_s, self._version = now_s + self.every_s, state.version
+        if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
+            return Plan()  # nobody would pull anything
+        loads = self._loads(state, now_s)
+        moves = plan_repack(loads)
+        giving = {move.source: move.destination for move in moves}
+        apart = [load for load in loads if load.rollout not in {*giving, *giving.values()}]
+        gathered = self._gather(state, lengths, apart)
+        onward = dict(gathered.moves)
+        for trajectory, order in state.orders.items():
+            if order.rollout in giving and is_begun(state, trajectory, order):
+                onward[trajectory] = giving[order.rollout]
+        self._asked_s |= dict.fromkeys(onward, now_s)
+        return Plan(tuple(_releases(state, onward)), gathered.deferred, moves)
+
+    def _loads(self, state: DispatchState, now_s: float) -> list[Load]:
+        """Rollouts in the midst of a move are left out until it is done or `PATIENCE_S` is over."""
+        for trajectory, order in state.orders.items():
+            if order.onward:
+                self._asked_s.setdefault(trajectory, now_s)  # by an earlier holder
+        self._asked_s = {t: at_s for t, at_s in self._asked_s.items() if t in state.orders}
+        moving: set[str] = set()
+        silent: dict[str, int] = {}
+        for trajectory, order in state.orders.items():
+            if not state.is_held(order):
+                continue
+            if order.onward and now_s - self._asked_s[trajectory] < PATIENCE_S:
+                moving |= {order.rollout, order.onward}
+            if not order.onward and not is_begun(state, trajectory, order):
+                silent[order.rollout] = silent.get(order.rollout, 0) + 1
+                if _is_resumed(state, trajectory, order):
+                    moving.add(order.rollout)
+        return [
+            load_of(seen, silent.get(name, 0), name not in moving, state.version)
+            for name, seen in sorted(state.rollouts.items())
+        ]
+
+    def _gather(self, state: DispatchState, lengths: Lengths, loads: Iterable[Load]) -> Gathering:
+        shares: dict[int, float] = {}
+        for group in state.groups.values():
+            samples = self.groups_per_wave * len(group.admitted.trajectories)
+            wave = group.admitted.wave
+            shares[wave] = shares.get(wave, 0.0) + len(group.open) / samples
+        growing = (state.admitted - state.closed) // self.groups_per_wave  # not whole yet
+        running = [
+            found
+            for trajectory, order in state.orders.items()
+            if is_begun(state, trajectory, order)
+            and _group_of(state, trajectory).admitted.wave < growing
+            and (found := self._running(state, lengths, trajectory, order, shares)) is not None
+        ]
+        return plan_outliers(running, list(loads))
+
+    def _running(
+        self,
+        state: DispatchState,
+        lengths: Lengths,
+        trajectory: str,
+        order: Order,
+        shares: Mapping[int, float],
+    ) -> Running | None:
+        chain, group = state.chains[trajectory], _group_of(state, trajectory)
+        if group.prompt is None or chain.version is None:
+            return None
+        left = None
+        if self.max_lag is not None:
+            left = chain.version.number + self.max_lag - state.version.number
+        return Running(
+            trajectory=trajectory,
+            rollout=order.rollout,
+            version=chain.version,
+            generated=chain.generated,
+            kv=len(group.prompt.tokens) + chain.generated,
+            expected=lengths.of_prompt(group.prompt),
+            unfinished=shares[group.admitted.wave],
+            lag_left=left,
+        )
+
+
+def is_begun(state: DispatchState, trajectory: str, order: Order) -> bool:
+    """Its rollout generates it under this order, as a partial shows, and was not asked for it."""
+    chain = state.chains.get(trajectory)
+    is_here = not order.onward and not order.given_up and state.is_held(order)
+    return is_here and chain is not None and chain.attempt == order.attempt
+
+
+def _is_resumed(state: DispatchState, trajectory: str, order: Order) -> bool:
+    """It was ordered from a partial of the version that its rollout holds, and showed none yet."""
+    chain = state.chains.get(trajectory)
+    held = state.rollouts[order.rollout].status.version
+    return chain is not None and chain.attempt < order.attempt and chain.version == held
+
+
+def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
+    """`kv_previous` is the most that it held under this version: a tail of few long answers grows
+    between two looks and is a tail all the same. `silent` orders showed no partial; more of them
+    than wait for their turn are running, and dispatch could not move all: it is not ready. Only an
+    emptied rollout that then pulls gains.
+    """
+    status = seen.status
+    slots = status.slots
+    is_able = status.health in ("generating", "draining") and not status.pulling
+    pulls = status.version.number < newest.number
+    return Load(
+        rollout=status.rollout,
+        version=status.version,
+        running=status.running,
+        waiting=status.waiting - status.queued,
+        kv_used=status.kv_used,
+        kv_previous=seen.kv_peak,
+        kv_capacity=status.kv_capacity,
+        batch_max=min(status.decode_batch_max or slots, slots),
+        ready=seen.fresh and status.verified and is_able and is_still and silent <= status.queued,
+        gains=pulls and (status.health == "draining" or not status.queued),
+    )
+
+
+def _releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
+    for trajectory, destination in onward.items():
+        prompt = _group_of(state, trajectory).prompt
+        if prompt is not None:
+            yield release(prompt, trajectory, state.orders[trajectory], destination)
+
+
+def _group_of(state: DispatchState, trajectory: str) -> OpenGroup:
+    return state.groups[int(trajectory.rsplit(".", 1)[0])]

@@ -1,0 +1,143 @@
+"""Which orders to give now: for every open trajectory that nobody generates, as far as there is
+room. It changes nothing that it is given (invariant 9); the service appends what it returns.
+
+1. What was given up for a move goes where the move was planned to go.  2. Other resumes.  3. New
+samples, in their turn.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from consumers.dispatch.admit import Pace
+from consumers.dispatch.layout import Layout
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.lost import Lost, find_lost, in_turn
+from consumers.dispatch.orders import Free, assignment, eligible, free_rooms
+from consumers.dispatch.place import Room, Work, place
+from consumers.dispatch.recover import Continuation
+from consumers.dispatch.state import DispatchState
+from consumers.dispatch.waves import Waves, workers_of
+from streams.records import Assignment, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order, and whether it throws work away."""
+
+    record: Assignment
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The rules of a run."""
+
+    pace: Pace
+    keep_version: bool
+    queue_per_slot: float
+    waves: Waves
+
+    def plan(
+        self, state: DispatchState, lengths: Lengths, ahead: Sequence[Prompt]
+    ) -> list[Ordered]:
+        """All that can be ordered now; `ahead` are the prompts to be admitted next."""
+        lost = list(find_lost(state, lengths, self.keep_version))
+        if not lost:
+            return []
+        free = free_rooms(state, self.queue_per_slot)
+        orders = list(self._moved(state, lost))
+        settled = {order.record.trajectory for order in orders}
+        rest = [part for one in lost if (part := one.without(settled)).trajectories]
+        resumes = [one for one in rest if one.kind == "resume"]
+        for version in sorted({one.version for one in resumes}, key=str):
+            may = eligible(state, version)
+            rooms = {name: room for name, room in free.resumes.items() if name in may}
+            alike = [one for one in resumes if one.version == version]
+            orders += self._placed(state, alike, rooms, free, {})
+        starts = [one for one in rest if one.kind == "start"]
+        layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
+        starts = in_turn(starts, sum(max(0, room) for room in free.new.values()))
+        return orders + self._placed(state, starts, dict(free.new), free, layouts)
+
+    def put_off(
+        self, state: DispatchState, trajectories: Iterable[str], lengths: Lengths
+    ) -> list[Ordered]:
+        """Orders that start these again on the newest version (`outliers.py`), as far as rollouts
+        that hold it have room.
+        """
+        free = free_rooms(state, self.queue_per_slot)
+        may = eligible(state, state.version)
+        lost = [
+            Lost(group, group.prompt, (t,), {t: _again(state, t)}, _mean(lengths, group.prompt))
+            for t in trajectories
+            if (group := state.groups[int(t.rsplit(".", 1)[0])]).prompt is not None
+        ]
+        rooms = {name: room for name, room in free.new.items() if name in may}
+        return self._placed(state, lost, rooms, free, {})
+
+    def _moved(self, state: DispatchState, lost: Iterable[Lost]) -> Iterator[Ordered]:
+        """Room was kept for them since they were asked back."""
+        for one in lost:
+            may = eligible(state, one.version) if one.kind == "resume" else set[str]()
+            for trajectory in one.trajectories:
+                order = state.orders.get(trajectory)
+                if order is not None and order.given_up and order.onward in may:
+                    yield self._ordered(state, one, trajectory, order.onward)
+
+    def _placed(
+        self,
+        state: DispatchState,
+        lost: Sequence[Lost],
+        rooms: Mapping[str, int],
+        free: Free,
+        layouts: Mapping[int, Layout],
+    ) -> list[Ordered]:
+        if not lost:
+            return []
+        tokens = _expected_tokens(state)
+        open_rooms = [
+            Room(w.rollout, rooms[w.rollout], tokens[w.rollout], w.speed, w.preemptible)
+            for w in workers_of(state)
+            if w.rollout in rooms
+        ]
+        means = sorted(one.mean for one in lost if one.mean)
+        half = means[len(means) // 2] if means else 0.0
+        works: list[Work] = []
+        for one in lost:
+            layout = layouts.get(one.group.admitted.wave) if one.mean else None
+            works.append(Work(one.trajectories, one.mean, 0 < one.mean < half, layout))
+        of = {trajectory: one for one in lost for trajectory in one.trajectories}
+        orders: list[Ordered] = []
+        for trajectory, rollout in place(works, open_rooms).items():
+            free.take(rollout)
+            orders.append(self._ordered(state, of[trajectory], trajectory, rollout))
+        return orders
+
+    def _ordered(self, state: DispatchState, one: Lost, trajectory: str, rollout: str) -> Ordered:
+        how, predicted = one.how[trajectory], round(one.mean)
+        record = assignment(state, self.pace, one.group, trajectory, how, rollout, predicted)
+        return Ordered(record, how.again)
+
+
+def _again(state: DispatchState, trajectory: str) -> Continuation:
+    order = state.orders[trajectory]
+    attempt, moves = order.attempt + 1, order.moves + 1
+    return Continuation("start", attempt, None, state.version, moves, again=True)
+
+
+def _mean(lengths: Lengths, prompt: Prompt) -> float:
+    expected = lengths.expected(prompt)
+    return 0.0 if expected is None else expected.mean
+
+
+def _expected_tokens(state: DispatchState) -> dict[str, float]:
+    """What each rollout is expected to generate still of what it has; what nobody could predict
+    counts nothing.
+    """
+    tokens = dict.fromkeys(state.rollouts, 0.0)
+    for trajectory, order in state.orders.items():
+        if not order.given_up and state.is_held(order):
+            chain = state.chains.get(trajectory)
+            done = 0 if chain is None else chain.generated
+            tokens[order.rollout] += max(0, order.predicted - done)
+    return tokens

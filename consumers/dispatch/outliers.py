@@ -1,0 +1,111 @@
+"""Outliers: the few answers of a wave that run on beyond what history says, and hold up the rollout
+that must finish them under its version. Pure (invariant 9).
+
+RhymeRL's tail migration (arXiv 2508.18588): one of the last 10 % unfinished of its wave, longer
+than a threshold from history. They are gathered on as few rollouts of their version as take them,
+so that the others stand empty; one that could be trained no more when it ends is put off: it starts
+again on the newest version, with the lag budget that its group has there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from consumers.dispatch.lengths import Length
+from consumers.dispatch.repack import Load
+from streams.records import Version
+
+UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
+SPREADS = 2.0  # standard deviations above the mean; the paper names no threshold
+GROWTH = 1.5  # times the mean at least, where the spread is small
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A request in progress. `unfinished` is the share of its wave that is; `lag_left` how many
+    more versions may come before its tokens are too old to train, None without a bound.
+    """
+
+    trajectory: str
+    rollout: str
+    version: Version
+    generated: int
+    kv: int
+    expected: Length | None
+    unfinished: float
+    lag_left: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Trajectory → where it goes on, and those put off."""
+
+    moves: dict[str, str]
+    deferred: tuple[str, ...]
+
+
+def is_outlier(running: Running) -> bool:
+    """Nothing is one without history."""
+    expected = running.expected
+    if expected is None or running.unfinished > UNFINISHED_MAX:
+        return False
+    beyond = max(expected.mean + SPREADS * expected.spread, GROWTH * expected.mean)
+    return running.generated > beyond
+
+
+def is_hopeless(running: Running) -> bool:
+    """Whatever becomes of it, invariant 5 drops it."""
+    return running.lag_left is not None and running.lag_left < 0
+
+
+def plan_outliers(running: Sequence[Running], loads: Sequence[Load]) -> Gathering:
+    """Gather outliers where most of their version are already; never above KV capacity or B_max,
+    and who gives takes none. `loads` are the rollouts that may take part.
+    """
+    bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
+    found = [r for r in running if r.rollout in bins and is_outlier(r)]
+    deferred = tuple(sorted(r.trajectory for r in found if is_hopeless(r)))
+    by: dict[str, list[Running]] = {}
+    for one in found:
+        if not is_hopeless(one) and one.version == bins[one.rollout].version:
+            by.setdefault(one.rollout, []).append(one)
+    slack = {
+        name: [load.kv_capacity - load.kv_used, load.batch_max - load.running]
+        for name, load in bins.items()
+    }
+    moves: dict[str, str] = {}
+    takers: list[str] = []
+    for name in sorted(by, key=lambda n: (-len(by[n]), n)):
+        mine = {one.trajectory: _taker(one, takers, bins, slack) for one in _longest(by[name])}
+        if not bins[name].gains or not all(mine.values()):
+            takers.append(name)  # it would not be empty by this: it stays and takes others'
+            _undo(by[name], mine, slack)
+            continue
+        moves.update({t: taker for t, taker in mine.items() if taker is not None})
+    return Gathering(moves, deferred)
+
+
+def _longest(outliers: Sequence[Running]) -> list[Running]:
+    return sorted(outliers, key=lambda r: (-r.kv, r.trajectory))
+
+
+def _taker(
+    one: Running, takers: Sequence[str], bins: dict[str, Load], slack: dict[str, list[int]]
+) -> str | None:
+    """The first of its version with room, which is then used."""
+    for name in takers:
+        if bins[name].version != one.version:
+            continue
+        if slack[name][0] >= one.kv and slack[name][1] >= 1:
+            slack[name][0] -= one.kv
+            slack[name][1] -= 1
+            return name
+    return None
+
+
+def _undo(
+    outliers: Sequence[Running], taken: dict[str, str | None], slack: dict[str, list[int]]
+) -> None:
+    for one in outliers:
+        if (name := taken[one.trajectory]) is not None:
+            slack[name][0] += one.kv
+            slack[name][1] += 1

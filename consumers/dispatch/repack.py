@@ -1,0 +1,113 @@
+"""Repack: which rollouts hand their last requests to which others, so that they stand empty, pull
+the newest weights and take new prompts. Pure (invariant 9).
+
+Laminar (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit decreasing: the largest
+candidates stay and become destinations, each smaller one goes whole into the fullest that still
+takes it. So whoever moves is met once, a destination never becomes a source, and the least is
+moved. No destination is filled above its KV capacity or its decode batch bound. A version's
+candidates cost n log n: ten thousand rollouts are planned between two decode steps.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from streams.records import Version
+
+LOOKS_MAX = (
+    64  # destinations looked at for one source, fullest first, when the other bound is tight
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One rollout now. `kv_previous` is the KV that it held before: higher means that its requests
+    end and no others come. `gains` says that it would take work once empty that it takes not now;
+    `ready` is False while it pulls, is not verified, or is in the midst of another move.
+    """
+
+    rollout: str
+    version: Version
+    running: int
+    waiting: int
+    kv_used: int
+    kv_previous: int
+    kv_capacity: int
+    batch_max: int
+    ready: bool = True
+    gains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Everything that `source` runs goes on at `destination`."""
+
+    source: str
+    destination: str
+    requests: int
+    kv: int
+
+
+def is_candidate(load: Load) -> bool:
+    """The end of the KV life cycle: below capacity and falling, nothing waits, and a decode batch
+    that more requests would make hardly slower.
+    """
+    return (
+        load.ready
+        and load.waiting == 0
+        and 0 < load.running < load.batch_max
+        and load.kv_used < min(load.kv_capacity, load.kv_previous)
+    )
+
+
+def plan_repack(loads: Iterable[Load], keep_version: bool = True) -> tuple[Move, ...]:
+    """Who moves where; empty when no rollout would gain. With `keep_version` only between rollouts
+    of one version (invariant 4). Ties go by name, so equal inputs give equal plans.
+    """
+    alike: dict[Version | None, list[Load]] = {}
+    for load in loads:
+        if is_candidate(load):
+            alike.setdefault(load.version if keep_version else None, []).append(load)
+    return tuple(move for group in alike.values() for move in _pack(group))
+
+
+def _pack(candidates: Sequence[Load]) -> Iterator[Move]:
+    """Best-fit decreasing in the dimension that is scarcer here, the other one checked."""
+    if len(candidates) < 2 or not any(load.gains for load in candidates):
+        return
+    kv = sum(c.kv_used for c in candidates) / sum(c.kv_capacity for c in candidates)
+    requests = sum(c.running for c in candidates) / sum(c.batch_max for c in candidates)
+    by_kv = kv >= requests
+    bins: list[
+        tuple[int, str, int]
+    ] = []  # slack in the scarcer dimension, name, slack in the other
+    for load in sorted(candidates, key=lambda c: _order(c, by_kv)):
+        first, second = _pair(load.kv_used, load.running, by_kv)
+        at = _fullest(bins, first, second) if load.gains else None
+        if at is None:
+            slack = load.kv_capacity - load.kv_used, load.batch_max - load.running
+            mine = _pair(*slack, by_kv)
+            insort(bins, (mine[0], load.rollout, mine[1]))
+            continue
+        slack_first, name, slack_second = bins.pop(at)
+        insort(bins, (slack_first - first, name, slack_second - second))
+        yield Move(load.rollout, name, load.running, load.kv_used)
+
+
+def _order(load: Load, by_kv: bool) -> tuple[bool, int, int, str]:
+    """Those that gain nothing come first: they can only be destinations."""
+    first, second = _pair(load.kv_used, load.running, by_kv)
+    return load.gains, -first, -second, load.rollout
+
+
+def _pair(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
+    return (kv, requests) if by_kv else (requests, kv)
+
+
+def _fullest(bins: Sequence[tuple[int, str, int]], first: int, second: int) -> int | None:
+    """Index of the fullest bin that takes both."""
+    begin = bisect_left(bins, (first, "", 0))
+    for at in range(begin, min(begin + LOOKS_MAX, len(bins))):
+        if bins[at][2] >= second:
+            return at
+    return None

@@ -1,0 +1,84 @@
+"""How the newest waves are laid out over rollouts: decided when a wave's first sample is ordered,
+so that it is one ranking, and anew when a rollout comes or goes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from consumers.dispatch.layout import Layout, Worker, lay_out
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.state import DispatchState
+from streams.records import Prompt
+
+LAYOUTS_MAX = 16  # the oldest is forgotten: at most max_lag + 1 waves are open
+
+_Key = tuple[int, tuple[str, ...]]
+
+
+@dataclass(slots=True)
+class Waves:
+    """Layouts by wave. Without `enabled` there are none: ranks say something only where a rollout
+    finishes what it has before it goes on (`keep_version`); under the other policies long and short
+    answers side by side fill a batch best.
+    """
+
+    enabled: bool
+    groups_per_wave: int
+    _layouts: dict[_Key, Layout | None] = field(default_factory=dict[_Key, Layout | None])
+
+    def of(
+        self,
+        waves: Iterable[int],
+        state: DispatchState,
+        lengths: Lengths,
+        ahead: Sequence[Prompt],
+    ) -> Mapping[int, Layout]:
+        """Of those waves that can be ranked."""
+        if not self.enabled:
+            return {}
+        workers = workers_of(state)
+        names = tuple(worker.rollout for worker in workers)
+        for wave in set(waves):
+            if (wave, names) not in self._layouts:
+                prompts = _prompts_of(state, wave, ahead, self.groups_per_wave)
+                slots = min((seen.status.slots for seen in state.rollouts.values()), default=1)
+                layout = _laid_out(prompts, lengths, workers, wave, max(1, slots))
+                self._layouts[wave, names] = layout
+        while len(self._layouts) > LAYOUTS_MAX:
+            del self._layouts[next(iter(self._layouts))]
+        found = {wave: self._layouts.get((wave, names)) for wave in waves}
+        return {wave: layout for wave, layout in found.items() if layout is not None}
+
+
+def workers_of(state: DispatchState) -> list[Worker]:
+    """Living rollouts by name; one that generated nothing yet is as fast as the median."""
+    speeds = sorted(seen.speed for seen in state.rollouts.values() if seen.speed)
+    usual = speeds[len(speeds) // 2] if speeds else 1.0
+    return [
+        Worker(name, seen.speed or usual, seen.status.preemptible)
+        for name, seen in sorted(state.rollouts.items())
+    ]
+
+
+def _prompts_of(
+    state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
+) -> list[Prompt]:
+    """The wave's prompts as far as they are known: its open groups, and those that come next."""
+    groups = [g for g in state.groups.values() if g.admitted.wave == wave]
+    prompts = [g.prompt for g in groups if g.prompt is not None]
+    return [*prompts, *ahead[: max(0, most - len(prompts))]]
+
+
+def _laid_out(
+    prompts: Sequence[Prompt],
+    lengths: Lengths,
+    workers: Sequence[Worker],
+    wave: int,
+    slots: int,
+) -> Layout | None:
+    """None while less than half of the wave has a history."""
+    known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
+    if not prompts or 2 * len(known) < len(prompts):
+        return None
+    means = [length.mean for length in known]
+    return lay_out(means, workers, wave % 2 == 0, prompts[0].samples, slots)

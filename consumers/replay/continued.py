@@ -1,0 +1,135 @@
+"""Writes a topic that may hold a beginning of it already, left by a writer that was killed.
+
+Whoever writes gives all records again, from the first on: what is there is compared byte for byte,
+what is not is appended. So nothing is there twice, and nothing of another origin is written behind.
+A topic that holds records and was never begun by us is refused before anything is written.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from streams.bus import Bus, Entry, Message
+from streams.errors import BusError, ConfigurationError
+from streams.records import Position
+
+BEGUN = "replay"
+"""Consumer group whose commit at 0 says that what a topic holds was begun by a replay."""
+RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
+
+
+def refuse_others(bus: Bus, topics: Sequence[str], where: str) -> None:
+    """`ConfigurationError` if one of these topics holds records that no replay began."""
+    for topic in topics:
+        records = sum(bus.end(topic).values())
+        if records and not bus.committed(BEGUN, topic):
+            raise ConfigurationError(
+                f"{where} holds {records} records in {topic} already, which no replay wrote; give "
+                "a bus where this topic is empty (another folder, another prefix)"
+            )
+
+
+def begin(bus: Bus, topic: str) -> None:
+    """Say that the topic is ours, before its first record."""
+    partitions = range(bus.partitions(topic))
+    bus.commit(BEGUN, topic, dict.fromkeys(partitions, Position()))
+
+
+class Contents:
+    """A running hash over the records of a topic: of each partition their keys and values in order,
+    however they were read and whatever their offsets.
+    """
+
+    def __init__(self) -> None:
+        self._by: dict[int, xxhash.xxh3_128] = {}
+        self.records = 0
+
+    def add(self, partition: int, key: bytes, value: bytes | None) -> None:
+        """One more record of the partition; lengths frame it, -1 is a tombstone's."""
+        size = -1 if value is None else len(value)
+        hasher = self._by.setdefault(partition, xxhash.xxh3_128())
+        hasher.update(f"{len(key)} {size} ".encode())
+        hasher.update(key)
+        hasher.update(value or b"")
+        self.records += 1
+
+    def digest(self) -> str:
+        """xxh3-128 over numbers and digests of the partitions that hold any, in order, in hex."""
+        whole = xxhash.xxh3_128()
+        for partition, one in sorted(self._by.items()):
+            whole.update(f"{partition} ".encode() + one.digest())
+        return whole.hexdigest()
+
+
+@dataclass(slots=True)
+class Continued:
+    """The writer; `already` counts what was there. `close` comes last."""
+
+    bus: Bus
+    topic: str
+    where: str
+    already: int = 0
+    _ends: dict[int, int] = field(default_factory=dict[int, int])
+    _at: dict[int, int] = field(default_factory=dict[int, int])
+    _there: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
+    _batch: list[Entry] = field(default_factory=list[Entry])
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._ends = self.bus.end(self.topic)
+        self._at = dict.fromkeys(self._ends, 0)
+
+    def put(self, entry: Entry) -> None:
+        """The next record of its partition, which it names; `ConfigurationError` if another one
+        lies there.
+        """
+        assert entry.partition is not None
+        partition = entry.partition
+        if self._at[partition] < self._ends[partition]:
+            there = self._next(partition)
+            if (there.offset, there.key, there.value) != (
+                self._at[partition], entry.key, entry.value,
+            ):  # fmt: skip
+                raise self._differs(partition)
+            self.already += 1
+        else:
+            self._append(entry)
+        self._at[partition] += 1
+
+    def close(self) -> None:
+        """Everything is durable, and the topic holds nothing else."""
+        self._flush()
+        for partition, end in self._ends.items():
+            if self._at[partition] < end:
+                raise self._differs(partition)
+
+    def _append(self, entry: Entry) -> None:
+        size = len(entry.key) + len(entry.value or b"")
+        if self._batch and (len(self._batch) >= RECORDS_MAX or self._bytes + size > BYTES_MAX):
+            self._flush()
+        self._batch.append(entry)
+        self._bytes += size
+
+    def _flush(self) -> None:
+        if self._batch:
+            self.bus.append(self.topic, self._batch)
+        self._batch, self._bytes = [], 0
+
+    def _next(self, partition: int) -> Message:
+        there = self._there.setdefault(partition, deque())
+        if not there:
+            there += self.bus.read(
+                self.topic, {partition: self._at[partition]}, bytes_max=BYTES_MAX
+            )
+        if not there:
+            raise BusError(f"{self.where}: {self.topic} {partition} ends before its own end")
+        return there.popleft()
+
+    def _differs(self, partition: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.where}: {self.topic} {partition} holds something else from offset "
+            f"{self._at[partition]} on than what is to be written there; it was begun from another "
+            "source, with another filter, or by another program: begin again in an empty place"
+        )

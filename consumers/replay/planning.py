@@ -1,0 +1,152 @@
+"""Steps over trajectories that nobody dispatched: groups in the order of their numbers, as many as
+a step trains, each once.
+
+A group that cannot be trained (too few living samples, equal rewards where those are filtered) is
+closed in the ledger, as live training does. Too few groups for one more step are left over.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from consumers.replay.batches import Course
+from consumers.replay.recorded import PlannedStep, RecordedSteps
+from consumers.trainer.intake import fetch_annotations, fetch_group
+from consumers.trainer.packing import pack
+from consumers.trainer.prepare import Prepared, prepare
+from consumers.trainer.progress import groups_of_update
+from streams.bus import Bus
+from streams.reader import Received, TopicReader, from_begin
+from streams.records import (
+    Annotation,
+    AnnotationUsed,
+    GroupClosed,
+    GroupMembers,
+    Member,
+    Take,
+    Trajectory,
+)
+
+
+@dataclass(slots=True)
+class Index:
+    """Where each group's trajectories and annotations lie, groups from 0 on without a gap."""
+
+    members: dict[int, list[Member]] = field(default_factory=dict[int, list[Member]])
+    notes: dict[int, dict[tuple[str, str], AnnotationUsed]] = field(
+        default_factory=dict[int, dict[tuple[str, str], AnnotationUsed]]
+    )
+
+
+def index_of(log: Bus, names: Sequence[str]) -> Index:
+    """Of a log that `gather` wrote; of annotations the first of these names that is a number, or
+    says that there will be none.
+    """
+    index = Index()
+    for received in _all(log, "trajectories"):
+        record = received.record
+        if isinstance(record, Trajectory):
+            member = Member(record.trajectory, received.address, received.hash)
+            index.members.setdefault(record.group, []).append(member)
+    for received in _all(log, "annotations"):
+        note = received.record
+        if isinstance(note, Annotation) and note.name in names and _counts(note):
+            used = AnnotationUsed(note.trajectory, note.name, received.address, received.hash)
+            index.notes.setdefault(note.group, {}).setdefault((note.trajectory, note.name), used)
+    return index
+
+
+def groups_behind(recorded: RecordedSteps, step: int) -> int:
+    """How many groups the steps up to this one have used."""
+    taken = (
+        group.group
+        for number, takes in recorded.takes.items()
+        if number <= step
+        for take in takes
+        for group in take.groups
+    )
+    closed = (
+        one.group for number, ones in recorded.closed.items() if number <= step for one in ones
+    )
+    return max((*taken, *closed), default=-1) + 1
+
+
+@dataclass(slots=True)
+class Plan:
+    """From `group` on; `left_over` counts the groups that no planned step has."""
+
+    log: Bus
+    index: Index
+    course: Course
+    group: int
+    left_over: int = 0
+
+    def steps(self, after: int, last: int) -> Iterator[PlannedStep]:
+        """The steps behind `after`, up to `last` or as far as the groups go."""
+        planned = self._step(after + 1) if after < last else None
+        while planned is not None:
+            following = self._step(planned.step + 1) if planned.step < last else None
+            yield replace(planned, is_last=following is None)
+            planned = following
+        self.left_over = len(self.index.members) - self.group
+
+    def _step(self, step: int) -> PlannedStep | None:
+        """None if too few groups are left; then none of them is used."""
+        ready: list[Prepared] = []
+        closed: list[GroupClosed] = []
+        group, wanted = self.group, self.course.settings.groups_per_step
+        while len(ready) < wanted:
+            if group not in self.index.members:
+                return None
+            prepared = self._prepared(group, step - 1)
+            if prepared.ending:
+                closed.append(GroupClosed(group, prepared.ending, prepared.detail, step))
+            else:
+                ready.append(prepared)
+            group += 1
+        self.group = group
+        return PlannedStep(step, self._takes(step, ready), closed, False)
+
+    def _prepared(self, group: int, version: int) -> Prepared:
+        records = [one.record for one in fetch_group(self.log, self.index.members[group])]
+        noted = fetch_annotations(self.log, self._notes(group))
+        return prepare(group, records, noted, self.course.rule, version)
+
+    def _notes(self, group: int) -> tuple[AnnotationUsed, ...]:
+        return tuple(self.index.notes.get(group, {}).values())
+
+    def _takes(self, step: int, ready: Sequence[Prepared]) -> list[Take]:
+        settings = self.course.settings
+        takes: list[Take] = []
+        first = 0
+        for update in range(settings.updates_per_step):
+            count = groups_of_update(update, len(ready), settings.updates_per_step)
+            takes += self._of_update(step, update, ready[first : first + count])
+            first += count
+        return takes
+
+    def _of_update(self, step: int, update: int, ready: Sequence[Prepared]) -> Iterator[Take]:
+        named = {one.group: one for one in ready}
+        at = {m.trajectory: m for group in named for m in self.index.members[group]}
+        samples = [sample for one in ready for sample in one.samples]
+        for number, batch in enumerate(pack(samples, self.course.settings.micro_batch_tokens)):
+            firsts = [named.pop(s.group).group for s in batch if s.group in named]
+            yield Take(
+                step=step,
+                update=update,
+                micro_batch=number,
+                members=tuple(at[sample.trajectory] for sample in batch),
+                groups=tuple(GroupMembers(g, tuple(self.index.members[g])) for g in firsts),
+                annotations=tuple(note for g in firsts for note in self._notes(g)),
+            )
+
+
+def _all(log: Bus, topic: str) -> Iterator[Received]:
+    reader = TopicReader(log, topic, from_begin(log, topic))
+    while received := reader.poll():
+        yield from received
+
+
+def _counts(note: Annotation) -> bool:
+    return bool(note.reason) or (len(note.values) > 0 and bool(np.isfinite(note.values).all()))

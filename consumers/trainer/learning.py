@@ -1,0 +1,72 @@
+"""What a trainer asks of whatever learns: the learner proper (`learner.py`), or one that only keeps
+time (`paced_learner.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.copies import Copies
+from consumers.trainer.learner import Learner
+from consumers.trainer.paced_learner import PacedLearner, PacedModel
+from consumers.trainer.sample import Sample
+
+
+class Learning(Protocol):
+    """One thread calls it."""
+
+    micro_batches: int
+    """Micro-batches of the step being trained, or just trained."""
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the weights, skipped ones included."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of forward and backward passes since the start."""
+        ...
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """One micro-batch of the update."""
+        ...
+
+    def finish_update(self) -> dict[str, float]:
+        """Wait for the update's micro-batches, change the weights; returns metrics."""
+        ...
+
+    def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
+        """A copy to publish; it is of `copies`, else the caller's own."""
+        ...
+
+    def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
+        """A copy of all that the next update depends on, for a checkpoint."""
+        ...
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""
+        ...
+
+    def state_hash(self) -> str:
+        """xxh3-128 over the state."""
+        ...
+
+    def close(self) -> None:
+        """It is of no use afterwards."""
+        ...
+
+
+def open_learner(model: PreTrainedModel | PacedModel, settings: TrainerSettings) -> Learning:
+    """What learns this model; a real one is taken over."""
+    if isinstance(model, PacedModel):
+        return PacedLearner(model, settings)
+    return Learner(model, settings)

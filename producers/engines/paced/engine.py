@@ -1,0 +1,274 @@
+"""The engine contract without a model: drawn lengths, tokens from their positions, and time that
+passes as a roofline of batch and KV says.
+
+Weights are served, patched and compared as those of a real engine, though nothing is computed with
+them. Between two events (a turn ends, tokens are due, the cache is full) every step is known
+beforehand, so the engine sleeps until the next one: its processor time does not depend on how long
+steps are. Steps go on while the caller is busy, as they do beside an accelerator.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from producers.engines.base import (
+    Compared,
+    Emission,
+    EngineStats,
+    Request,
+    Update,
+    UpdateMode,
+)
+from producers.engines.paced.batch import Batch
+from producers.engines.paced.lengths import Lengths
+from producers.engines.paced.pace import Pace
+from producers.engines.paced.roofline import Roofline, batch_max
+from producers.engines.paced.sequence import Sequence
+from producers.engines.torch_engine.places import Place
+from producers.engines.torch_engine.sampling import check_sampling
+from producers.engines.torch_engine.weights import Prepared, ServedWeights
+from storage.tensors import untie
+from streams.errors import EngineRefused
+from streams.records import Tokens, Version
+
+BEHIND_S = 1.0
+"""Most seconds of whoever polls that steps are made up for afterwards: a process that was stopped
+did not decode meanwhile.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the engine is: how many rows of which length, how much KV, how long it takes."""
+
+    slots: int
+    context_max: int
+    kv_capacity: int
+    vocabulary: int
+    roofline: Roofline
+    lengths: Lengths
+    emit_every: int = 256
+
+
+class PacedEngine:
+    """`tensors` are the weights of `version`, any names and shapes; they are copied."""
+
+    def __init__(
+        self, shape: Shape, tensors: Mapping[str, torch.Tensor], version: Version, pace: Pace
+    ) -> None:
+        assert min(shape.slots, shape.emit_every) >= 1, "one slot, and one token per emission"
+        assert shape.context_max >= 2, "a prompt token and a generated one"
+        if shape.kv_capacity < shape.context_max:
+            raise EngineRefused(
+                f"a KV capacity of {shape.kv_capacity} tokens cannot hold one sequence of "
+                f"{shape.context_max} (paced.kv_tokens, rollouts.context_max)"
+            )
+        self.version = version
+        self._shape, self._pace = shape, pace
+        self._served = _served(tensors)
+        self._batch = Batch(shape.slots, shape.kv_capacity)
+        self._known: dict[str, Sequence] = {}
+        self._outbox: list[Emission] = []
+        self._serving = True
+        self._held: Version | None = version
+        """Whose weights are served whole; None while they are written, and after a failure."""
+        self._at_s = pace.now()
+        """When the newest step ended."""
+        self._steps = self._tokens = 0
+        self._busy_s = 0.0
+
+    @property
+    def batch_max(self) -> int:
+        """B_max of its roofline."""
+        return batch_max(self._shape.roofline, self._shape.slots)
+
+    @property
+    def preempted(self) -> int:
+        """Times that the KV capacity cost a sequence its cache."""
+        return self._batch.preempted
+
+    def submit(self, request: Request) -> None:
+        name = request.trajectory
+        if name in self._known:
+            raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
+        if not len(request.tokens):
+            raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
+        self._check_tokens(name, request.tokens)
+        check_sampling(request.sampling, self._shape.vocabulary)
+        if len(set(request.sampling.stop)) >= self._shape.vocabulary:
+            raise EngineRefused(f"trajectory {name!r}: sampling.stop leaves no token that goes on")
+        context_max = self._shape.context_max
+        if len(request.tokens) > context_max - (not len(request.logprobs)):
+            raise EngineRefused(
+                f"trajectory {name!r}: {len(request.tokens)} tokens leave no room to generate in "
+                f"a context of {context_max}"
+            )
+        sequence = Sequence(request, context_max, self._shape.vocabulary, self._shape.lengths)
+        self._known[name] = sequence
+        self._batch.waiting.append(sequence)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        """At least one step, as an engine that steps inside `poll` has it."""
+        until = self._pace.now() + deadline_s * self._pace.scale
+        late = BEHIND_S * self._pace.scale
+        self._at_s = max(self._at_s, self._pace.now() - late)
+        while self._serving and not (self._outbox and self._at_s >= self._pace.now()):
+            self._enter()
+            if not self._batch.rows:
+                break
+            if not self._step(until, can_wait=not self._outbox):
+                break
+        if not self._serving:
+            return []
+        said, self._outbox = self._outbox, []
+        return said
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        sequence = self._known.get(trajectory)
+        if sequence is None or trajectory not in self._batch.held or sequence.finish != "stop":
+            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
+        if not len(tokens):
+            raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
+        self._check_tokens(trajectory, tokens)
+        sequence.take(tokens)
+        self._batch.go_on(sequence)
+
+    def abort(self, trajectory: str) -> Emission | None:
+        sequence = self._known.pop(trajectory, None)
+        if sequence is None:
+            return None
+        self._say(sequence)
+        self._batch.forget(sequence)
+        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
+        # the outbox.
+        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
+        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
+        return unsaid[-1] if unsaid else None
+
+    @torch.inference_mode()
+    def prepare(self, update: Update) -> Update:
+        if update.base is None or update.base != self._held:
+            update = replace(update, base=None, patches=None)
+        return replace(update, prepared=self._served.prepare(update))
+
+    @torch.inference_mode()
+    def update(self, update: Update, mode: UpdateMode) -> None:
+        if mode == "keep_version" and self._known and update.version != self.version:
+            raise EngineRefused(
+                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
+            )
+        for sequence in self._batch.everyone():
+            self._say(sequence)
+        self._serving = False
+        prepared = update.prepared
+        if not isinstance(prepared, Prepared):
+            prepared = self.prepare(update).prepared
+            assert isinstance(prepared, Prepared), "what prepare made"
+        held, self._held = self._held, None
+        if prepared.writes is not None and prepared.base == held:
+            for write in prepared.writes:
+                write.write()
+        else:
+            self._served.load(update.tensors, checked=prepared.writes is None)
+        self._held = self.version = update.version
+        self._at_s = self._pace.now()  # nothing was decoded meanwhile
+        if mode == "in_flight_recompute":
+            self._prefill(self._batch.used)
+        self._serving = True
+
+    @torch.inference_mode()
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        return self._served.compare(names, tensors)
+
+    def running(self) -> list[str]:
+        return list(self._known)
+
+    def stats(self) -> EngineStats:
+        """`busy_s`: seconds of whoever polls that prefill and decode took."""
+        batch = self._batch
+        return EngineStats(
+            slots=self._shape.slots,
+            running=len(batch.rows) + len(batch.held),
+            waiting=len(batch.waiting),
+            kv_used=batch.used,
+            kv_capacity=self._shape.kv_capacity,
+            steps=self._steps,
+            tokens=self._tokens,
+            busy_s=self._busy_s / self._pace.scale,
+        )
+
+    def _check_tokens(self, name: str, tokens: Tokens) -> None:
+        if int(tokens.max()) >= self._shape.vocabulary:
+            raise EngineRefused(
+                f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
+                f"({self._shape.vocabulary})"
+            )
+
+    def _enter(self) -> None:
+        if not self._batch.rows:  # it was idle until now
+            self._at_s = max(self._at_s, self._pace.now())
+        tokens, full = self._batch.enter()
+        self._prefill(tokens)
+        for sequence in full:  # it ends without another token
+            sequence.finish = "length"
+            del self._known[sequence.trajectory]
+            self._outbox.append(sequence.say(self.version))
+        self._batch.make_room()
+
+    def _prefill(self, tokens: int) -> None:
+        seconds = self._shape.roofline.prefill_s(tokens)
+        self._at_s += seconds
+        self._busy_s += seconds
+
+    def _step(self, until: float, can_wait: bool) -> bool:
+        """The steps up to the next event, as far as they end by now or, if it `can_wait`, by
+        `until` and in any case the first; False when the time is over.
+        """
+        batch, now = self._batch, self._pace.now()
+        steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
+        ends = self._at_s + self._shape.roofline.ends_s(rows, batch.used, steps)
+        if ends[0] > now and not can_wait:
+            return False
+        if ends[-1] > now and can_wait:
+            last = max(float(ends[0]), min(float(ends[-1]), until))
+            self._pace.wait_until(last)
+            now = max(last, self._pace.now())
+        done = int(np.searchsorted(ends, now, "right"))
+        self._busy_s += float(ends[done - 1]) - self._at_s
+        self._at_s = float(ends[done - 1])
+        self._steps += done
+        self._tokens += done * rows
+        batch.gain(done)
+        self._hear()
+        return self._pace.now() < until or bool(self._outbox)
+
+    def _hear(self) -> None:
+        """Emit what is due, and let go of those whose turn is over."""
+        for sequence in list(self._batch.rows):
+            if sequence.finish is None and sequence.unsaid < self._shape.emit_every:
+                continue
+            self._say(sequence)
+            if sequence.finish is not None:
+                hold = sequence.hold and sequence.finish == "stop"
+                self._batch.end(sequence, hold)
+                if not hold:
+                    del self._known[sequence.trajectory]
+
+    def _say(self, sequence: Sequence) -> None:
+        if sequence.unsaid:
+            self._outbox.append(sequence.say(self.version))
+
+
+def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
+    """A copy of every tensor, served as it is."""
+    kept, tied = untie(tensors)
+    places = {name: (Place(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()}
+    others: dict[str, tuple[str, ...]] = {}
+    for name, owner in tied.items():
+        others[owner] = (*others.get(owner, ()), name)
+    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    return ServedWeights(places, shapes, others)

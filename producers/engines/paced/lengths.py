@@ -1,0 +1,146 @@
+"""How many tokens an answer has: drawn from a long-tailed distribution, or from recorded lengths.
+
+A length is a function of (seed, prompt, trajectory, begin of the turn) alone, so it is the same
+wherever the trajectory runs and however often it moved (invariant 10). Answers to one prompt are
+alike, also in later passes over the prompts: a Gaussian copula of one part per prompt and one per
+trajectory, so that every distribution keeps its shape whatever the correlation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from producers.engines.draws import trajectory_key, uniforms
+from streams.errors import ConfigurationError
+from streams.records import Tokens
+
+NORMAL = NormalDist()
+P99 = NORMAL.inv_cdf(0.99)
+LENGTHS_AT = 1 << 40
+"""Positions of the random sequence from here on are of lengths; those below are of tokens."""
+HALVINGS = 60  # of an interval of logarithms: below one token at any length
+
+
+class Distribution(Protocol):
+    def quantile(self, share: float) -> float:
+        """The length that this share of all answers does not exceed; `share` in (0, 1)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Half of the answers are shorter than `median`, one in a hundred is longer than `p99`."""
+
+    median: float
+    p99: float
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm."""
+        return log(self.p99 / self.median) / P99
+
+    def quantile(self, share: float) -> float:
+        return self.median * exp(self.spread * NORMAL.inv_cdf(share))
+
+    def share(self, length: float) -> float:
+        """Of the answers that are at most this long."""
+        if not self.spread:
+            return float(length >= self.median)
+        return NORMAL.cdf(log(length / self.median) / self.spread)
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Log-normal parts by weight, e.g. short answers and long derivations."""
+
+    parts: tuple[tuple[float, LogNormal], ...]
+
+    def quantile(self, share: float) -> float:
+        total = sum(weight for weight, _ in self.parts)
+        ends = [part.quantile(share) for _, part in self.parts]
+        low, high = log(min(ends)), log(max(ends))
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            below = sum(w * part.share(exp(middle)) for w, part in self.parts)
+            low, high = (middle, high) if below < share * total else (low, middle)
+        return exp(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded lengths, ascending."""
+
+    lengths: tuple[float, ...]
+
+    def quantile(self, share: float) -> float:
+        return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """`correlation` of two answers to one prompt: 0 is none, 1 makes all of them equally long."""
+
+    distribution: Distribution
+    correlation: float
+
+    def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
+        """Tokens of the turn that begins at token `begin` of this trajectory, at least 1."""
+        own = np.array([trajectory_key(seed, trajectory)], np.uint64)
+        asked = np.array([_prompt_key(seed, prompt)], np.uint64)
+        mine = _normal(own, LENGTHS_AT + begin)
+        shared = _normal(asked, LENGTHS_AT)
+        drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
+        # far out the distribution function is 1 in double precision, where no quantile is
+        share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
+        return max(1, round(self.distribution.quantile(share)))
+
+
+def read_trace(path: str) -> Trace:
+    """A text file with one length a line, any order; empty lines and `#` comments are passed over.
+    `ConfigurationError` names the line that is none.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"paced.lengths.trace: {path} cannot be read: {error}") from None
+    found = [
+        _length(path, number, line)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    if not found:
+        raise ConfigurationError(f"paced.lengths.trace: {path} has no lengths, one a line")
+    return Trace(tuple(sorted(found)))
+
+
+def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> Distribution:
+    """One part is itself."""
+    return parts[0][1] if len(parts) == 1 else Mixture(tuple(parts))
+
+
+def _length(path: str, number: int, line: str) -> float:
+    try:
+        length = float(line)
+    except ValueError:
+        length = 0.0
+    if not 1 <= length < LENGTHS_AT:
+        raise ConfigurationError(
+            f"paced.lengths.trace: line {number} of {path} is {line[:40]!r}, not a length ≥ 1"
+        )
+    return length
+
+
+def _prompt_key(seed: int, prompt: Tokens) -> int:
+    content = np.ascontiguousarray(prompt, "<u4").tobytes()
+    return xxhash.xxh3_64_intdigest(content, seed=seed % 2**64)
+
+
+def _normal(key: np.ndarray[tuple[int], np.dtype[np.uint64]], position: int) -> float:
+    drawn = float(uniforms(key, np.array([position]))[0])
+    return NORMAL.inv_cdf(min(max(drawn, 1e-16), 1 - 1e-16))

@@ -1,0 +1,85 @@
+"""How long a decode step lasts, from its batch and the KV cache that it reads (roofline: Williams,
+Waterman, Patterson, 2009). Pure functions in seconds, the same for the paced engine in real time,
+the simulator in virtual time, and for what `rollstream profile` fits to a real engine.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FREE = 1.25
+"""A step is nearly free for one more row while it lasts at most this much longer than with one
+alone.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Seconds of the parts of a step: reading all weights once, reading the KV of one token, the
+    arithmetic of one row, what passes beside both, and a prefilled token.
+
+    An accelerator reads while it computes (`overlapping`), so the longer part counts; on a CPU both
+    add up.
+    """
+
+    weights_s: float
+    kv_token_s: float
+    row_s: float
+    overhead_s: float = 0.0
+    prefill_token_s: float = 0.0
+    overlapping: bool = True
+
+    def step_s(self, rows: int, kv_tokens: float) -> float:
+        """Seconds of one decode step of `rows` sequences that have `kv_tokens` cached together."""
+        reading, computing = self.weights_s + kv_tokens * self.kv_token_s, rows * self.row_s
+        longer = max(reading, computing) if self.overlapping else reading + computing
+        return longer + self.overhead_s
+
+    def ends_s(self, rows: int, kv_tokens: float, steps: int) -> NDArray[np.float64]:
+        """When each of the next `steps` steps of the same rows ends, in seconds from now: every row
+        caches one token more per step.
+        """
+        cached = kv_tokens + rows * np.arange(steps, dtype=np.float64)
+        reading, computing = self.weights_s + cached * self.kv_token_s, rows * self.row_s
+        longer = np.maximum(reading, computing) if self.overlapping else reading + computing
+        return np.cumsum(longer + self.overhead_s)
+
+    def prefill_s(self, tokens: int) -> float:
+        """Seconds that caching these tokens takes before the next decode step."""
+        return tokens * self.prefill_token_s
+
+
+def roofline_of(
+    model_bytes: float,
+    bandwidth: float,
+    kv_token_bytes: float,
+    token_flops: float,
+    flops: float,
+    overhead_s: float,
+) -> Roofline:
+    """From a model's and an accelerator's own figures: bytes, bytes per second, floating-point
+    operations per token and per second. Prefill is bound by arithmetic.
+    """
+    return Roofline(
+        weights_s=model_bytes / bandwidth,
+        kv_token_s=kv_token_bytes / bandwidth,
+        row_s=token_flops / flops,
+        overhead_s=overhead_s,
+        prefill_token_s=token_flops / flops,
+    )
+
+
+def batch_max(roofline: Roofline, slots: int) -> int:
+    """B_max: the largest batch up to `slots` at which a decode step is nearly free for another row,
+    at least 1. The cache's reading is left out: it costs the same wherever the row runs.
+    """
+    limit = FREE * roofline.step_s(1, 0)
+    few, many = 1, slots
+    while few < many:
+        middle = (few + many + 1) // 2
+        if roofline.step_s(middle, 0) <= limit:
+            few = middle
+        else:
+            many = middle - 1
+    return few

@@ -1,0 +1,97 @@
+"""One trajectory inside the paced engine: counts only, because its tokens follow from their
+positions.
+
+A token is a function of (seed, trajectory, position) and of the vocabulary alone (invariant 10):
+uniform over all tokens that do not stop, but for a stop at the drawn length. Where no token stops a
+turn, it goes on to `tokens_max`.
+"""
+
+from math import log
+from typing import Literal
+
+import numpy as np
+
+from producers.engines.base import Emission, Request
+from producers.engines.draws import trajectory_key, uniforms
+from producers.engines.paced.lengths import Lengths
+from streams.records import GENERATED, PROMPT, Floats, Tokens, Version
+
+
+class Sequence:
+    """`length` counts all tokens so far, `cached` those with KV, `said` those emitted or given;
+    `end` is the length at which the turn is over.
+    """
+
+    __slots__ = (
+        "cached", "context_max", "end", "finish", "generated", "hold", "key", "length", "lengths",
+        "prompt", "request", "said", "stop_at", "vocabulary",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, context_max: int, vocabulary: int, lengths: Lengths
+    ) -> None:
+        self.request, self.context_max, self.vocabulary = request, context_max, vocabulary
+        self.lengths = lengths
+        self.key = np.array([trajectory_key(request.seed, request.trajectory)], np.uint64)
+        self.prompt: Tokens = request.tokens[request.sources == PROMPT]
+        self.length = self.said = len(request.tokens)
+        self.generated = len(request.logprobs)
+        self.hold = request.hold
+        self.finish: Literal["stop", "length"] | None = None
+        self.cached = 0
+        given = np.flatnonzero(request.sources != GENERATED)
+        self._begin_turn(int(given[-1]) + 1 if len(given) else 0)
+
+    @property
+    def trajectory(self) -> str:
+        return self.request.trajectory
+
+    @property
+    def full(self) -> bool:
+        return self.length >= self.end
+
+    @property
+    def unsaid(self) -> int:
+        """Tokens that were generated and not emitted."""
+        return self.length - self.said
+
+    def gain(self, steps: int) -> None:
+        """One token per step; each step caches the token before."""
+        self.length += steps
+        self.generated += steps
+        self.cached += steps
+        if self.full:
+            self.finish = "stop" if self.length == self.stop_at else "length"
+
+    def take(self, tokens: Tokens) -> None:
+        """Tokens of the environment; at most as many as the context still holds are of use."""
+        self.length += min(len(tokens), self.context_max - self.length)
+        self.said, self.finish = self.length, None
+        self._begin_turn(self.length)
+
+    def say(self, version: Version) -> Emission:
+        """What was not emitted yet."""
+        tokens = self._tokens(self.said, self.length)
+        self.said = self.length
+        logprobs: Floats = np.full(len(tokens), -log(self.vocabulary), np.float32)
+        return Emission(self.trajectory, tokens, logprobs, version, self.finish)
+
+    def _begin_turn(self, begin: int) -> None:
+        """Where it ends: drawn, but for the limits."""
+        request, sampling = self.request, self.request.sampling
+        left = sampling.tokens_max - self.generated
+        self.end, self.stop_at = min(self.context_max, self.length + left), -1
+        if sampling.stop:
+            turn = self.lengths.draw(request.seed, self.prompt, request.trajectory, begin)
+            self.stop_at = max(begin + turn, self.length + 1)
+            self.end = min(self.end, self.stop_at)
+
+    def _tokens(self, begin: int, end: int) -> Tokens:
+        drawn = uniforms(self.key, np.arange(begin, end))
+        stops = sorted(set(self.request.sampling.stop))
+        tokens = (drawn * (self.vocabulary - len(stops))).astype(np.int64)
+        for stop in stops:
+            tokens += tokens >= stop
+        if self.finish == "stop" and end > begin:
+            tokens[-1] = stops[int(drawn[-1] * len(stops))]
+        return tokens.astype(np.uint32)

@@ -1,0 +1,79 @@
+"""Settings of the paced engine and of the trainer that only keeps time. One docstring line per
+field.
+"""
+
+from pydantic import Field
+
+from storage.settings import Settings
+
+
+class LengthPartSettings(Settings):
+    """One log-normal part of a mixture of lengths."""
+
+    weight: float = Field(default=1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Its share of the answers, relative to the other parts."""
+    median: float = Field(default=1_600.0, ge=1, le=1e9)
+    """Half of its answers are shorter, in tokens."""
+    p99: float = Field(default=16_000.0, ge=1, le=1e9)
+    """One in a hundred of its answers is longer."""
+
+
+class LengthSettings(Settings):
+    """How long answers would be if nothing cut them."""
+
+    median: float = Field(default=1_600.0, ge=1, le=1e9)
+    """Half of the answers are shorter, in tokens."""
+    p99: float = Field(default=16_000.0, ge=1, le=1e9)
+    """One in a hundred is longer (log-normal)."""
+    parts: tuple[LengthPartSettings, ...] = Field(default=(), max_length=16)
+    """A mixture instead, each part a `[[paced.lengths.parts]]`."""
+    trace: str | None = None
+    """Recorded lengths instead: a text file with one a line."""
+    correlation: float = Field(default=0.7, ge=0, le=1)
+    """Of two answers to one prompt, in all passes; 1: equally long, 0: nothing in common."""
+
+
+class RooflineSettings(Settings):
+    """An accelerator and the model on it; default: 7.6 billion parameters in bf16 on an H100 that
+    reaches 80 % of its bandwidth and 60 % of its arithmetic.
+    """
+
+    model_bytes: float = Field(default=15.2e9, gt=0)
+    """Read once per decode step."""
+    bandwidth: float = Field(default=2.7e12, gt=0)
+    """Bytes per second."""
+    kv_token_bytes: float = Field(default=57_344, ge=0)
+    """KV cache of one token, read in every step of its sequence."""
+    token_flops: float = Field(default=15.2e9, gt=0)
+    """Floating-point operations per token."""
+    flops: float = Field(default=6e14, gt=0)
+    """Floating-point operations per second."""
+    overhead_s: float = Field(default=2e-3, ge=0)
+    """Seconds of a step beside both."""
+    profile: str | None = None
+    """A file that `rollstream profile` wrote: its constants stand for all of these."""
+
+
+class PacedSettings(Settings):
+    """What stands in for a model and accelerators under `rollouts.engine` and `trainer.learner` =
+    `paced`.
+    """
+
+    time_scale: float = Field(default=1.0, gt=0, le=1e4)
+    """Decode, prefill and training pass this much faster than they say."""
+    lengths: LengthSettings = LengthSettings()
+    """Of the answers."""
+    roofline: RooflineSettings = RooflineSettings()
+    """Step times."""
+    kv_tokens: int | None = Field(default=None, ge=2)
+    """KV capacity of a rollout in tokens; default slots × context_max, which never binds."""
+    emit_every: int = Field(default=256, ge=1)
+    """Tokens of a trajectory between two emissions."""
+    weights_bytes: int = Field(default=500_000_000, ge=2)
+    """Size of a version in bf16."""
+    changed_share: float = Field(default=0.01, gt=0, le=1)
+    """Elements of the weights that a step changes."""
+    train_step_s: float = Field(default=5.0, ge=0)
+    """Seconds of a training step beside its tokens …"""
+    train_token_s: float = Field(default=2e-5, ge=0)
+    """… and of each trained token."""

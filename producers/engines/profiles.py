@@ -1,0 +1,71 @@
+"""What `rollstream profile` found out about an engine and its model, as a small file: constants of
+the roofline, how well they fit, and B_max.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+from transformers import PreTrainedConfig
+
+from producers.engines.paced.roofline import Roofline
+from streams.errors import ConfigurationError
+
+SHAPE = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size",
+)  # fmt: skip
+"""What a model's step time depends on, as far as its configuration says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`error` is the median relative error of the fit, `error_max` the largest, over `points` step
+    times; `batch_max` is B_max for `slots`.
+    """
+
+    engine: str
+    model: str
+    device: str
+    slots: int
+    context_max: int
+    roofline: Roofline
+    batch_max: int
+    error: float
+    error_max: float
+    points: int
+
+
+def model_key(config: PreTrainedConfig) -> str:
+    """What models of equal shape have in common, whatever their weights."""
+    fields = {name: getattr(config, name, None) for name in SHAPE}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def profile_path(folder: Path, engine: str, model: str) -> Path:
+    """Where a run keeps the profile of an engine and a model."""
+    return folder / "profiles" / f"{engine}-{model}.json"
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Replace what is there, at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """The profile in this file; `ConfigurationError` if it holds none."""
+    try:
+        found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(
+            f"{path} is no profile ({error}); `rollstream profile CONFIG` writes one"
+        ) from None
+    if not (found.batch_max >= 1 and found.roofline.step_s(1, 0) > 0):
+        raise ConfigurationError(f"{path} is no profile: a step of no time, or B_max below 1")
+    return found

@@ -1,0 +1,62 @@
+"""Prompts that are only told apart, for runs whose engine is `paced`: what counts is how long the
+answers are.
+
+There are `prompts` of them, asked again in every pass in an order of its own. The reward is drawn
+from what was answered, with a chance of its own for each prompt, so that groups have something to
+compare; nothing can be learnt from it.
+"""
+
+import json
+
+import numpy as np
+import xxhash
+
+from producers.tasks.base import Score, TaskPrompt, Turns, shuffled
+from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
+from streams.errors import ConfigurationError
+
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
+_NUMBERS_MAX = 10**9
+
+
+class Numbered:
+    """The task; a prompt is its number, `?`, and blanks up to `prompt_tokens`."""
+
+    name = "numbered"
+    stop = (EOS,)
+
+    def __init__(self, prompts: int = 192, prompt_tokens: int = 64) -> None:
+        if not 1 <= prompts <= _NUMBERS_MAX:
+            raise ConfigurationError(
+                f"task.options of numbered: prompts = {prompts}; give 1 to {_NUMBERS_MAX}"
+            )
+        if prompt_tokens < 1:
+            raise ConfigurationError(
+                f"task.options of numbered: prompt_tokens = {prompt_tokens}; give 1 or more"
+            )
+        self._prompts, self._prompt_tokens = prompts, prompt_tokens
+        self._tokenizer = CharacterTokenizer(CHARACTERS)
+
+    def tokenizer(self) -> CharacterTokenizer:
+        return self._tokenizer
+
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        epoch, number = shuffled(self._prompts, seed, position)
+        return self._ask(number, epoch)
+
+    def held_out(self, count: int) -> list[TaskPrompt]:
+        return [self._ask(self._prompts + number, 0) for number in range(count)]
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        """1 or 0, drawn."""
+        number = json.loads(reference)["number"]
+        answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
+        drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64
+        chance = (xxhash.xxh3_64_intdigest(str(number).encode()) % 80 + 10) / 100
+        return Score(float(drawn < chance))
+
+    def _ask(self, number: int, epoch: int) -> TaskPrompt:
+        text = f"{number}?".ljust(self._prompt_tokens - 1)
+        return TaskPrompt(
+            (BOS, *self._tokenizer.encode(text)), json.dumps({"number": number}), epoch
+        )

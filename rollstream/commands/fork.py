@@ -1,0 +1,69 @@
+"""`rollstream fork RUN --at STEP --out DIR`: a new run that begins where another one was
+(docs/fork.md). The other one is only read, and may be alive.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from consumers.replay.whole_log import WholeLog
+from consumers.trainer.checkpoint import TrainerState
+from rollstream.analysis.live import open_log
+from rollstream.analysis.place import find_place
+from rollstream.forking import Wanted, check_folders, find_checkpoint, left_of, wanted_of
+from rollstream.parentage import Parentage, PromptsLeft, parentage_of
+from rollstream.report.opening import run_folder
+from storage.checkpoints import CheckpointId
+from storage.connect import open_store
+from streams.errors import ConfigurationError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Make it and say where it begins; `rollstream run DIR` goes on."""
+    parent = run_folder(arguments.run)
+    check_folders(parent, Path(arguments.out))
+    place = find_place(str(parent.path))
+    if not place.has_store:
+        raise ConfigurationError(f"{place.name} has no store: nothing is kept to begin from")
+    store = open_store(place.store)
+    checkpoint = find_checkpoint(store, arguments.at)
+    wanted = wanted_of(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
+    before = parentage_of(store)
+    had = PromptsLeft() if before is None else before.prompts
+    bus = None if place.bus is None else open_log(place)
+    with closing(WholeLog(bus, store, wanted.before.run)) as log:
+        left = left_of(log, TrainerState.decode(checkpoint.state), had)
+    _warn(arguments.at, checkpoint.id)
+    from rollstream.fork_run import begin_fork  # torch: seconds
+
+    parentage = begin_fork(wanted, checkpoint, left)
+    _tell(wanted, parentage, arguments.json)
+    return 0
+
+
+def _warn(asked: str, taken: CheckpointId) -> None:
+    if asked.isdecimal() and int(asked) != taken.step:
+        said = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
+        print(f"rollstream: {said}", file=sys.stderr)
+
+
+def _tell(wanted: Wanted, parentage: Parentage, as_json: bool) -> None:
+    folder, left = wanted.folder.path, parentage.prompts
+    if as_json:
+        line = {
+            "run": wanted.now.run, "folder": str(folder), "forked_from": parentage.run,
+            "checkpoint": parentage.checkpoint, "step": parentage.step,
+            "state_hash": parentage.state_hash, "prompts_again": left.again,
+            "prompts_from": left.on, "changes": parentage.changes,
+        }  # fmt: skip
+        print(json.dumps(line))
+        return
+    again = f"{len(left.again)} prompts whose groups were open, then " if left.again else ""
+    print(f"{wanted.now.run} begins at step {parentage.step} of {parentage.run}")
+    print(f"  from checkpoint {parentage.checkpoint}, state {parentage.state_hash}")
+    print(f"  asks {again}on from prompt {left.on}")
+    for change in wanted.changes():
+        print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
+    print(f"go on with: rollstream run {folder}")

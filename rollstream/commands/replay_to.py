@@ -1,0 +1,95 @@
+"""`rollstream replay RUN --to BUS`: a run's records published again for other consumers."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from consumers.replay.copying import (
+    HISTORY,
+    Copied,
+    Wanted,
+    copy_topic,
+    prepare_target,
+    records_of,
+)
+from rollstream.analysis.fields import check_topic
+from rollstream.commands.replay_words import bar, say
+from rollstream.replay_filter import asks_for_steps, conditions_of, of_messages
+from rollstream.replay_source import Opened, opened
+from streams.bus import Message
+from streams.connect import open_bus
+from streams.errors import ConfigurationError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Copy, compare, say what is there."""
+    topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
+    for topic in topics:
+        check_topic(topic)
+        if topic.endswith(".dead"):
+            raise ConfigurationError(f"{topic} holds what is no record; it is not copied")
+    if arguments.to.startswith("memory:"):
+        raise ConfigurationError("--to memory: would be gone with this process; give sqlite:FOLDER")
+    with opened(arguments.runs[0], arguments.name) as source:
+        here = _present(source, topics, bool(arguments.topic))
+        wanted = Wanted(here, arguments.to, _keep(source, arguments.where, here))
+        with closing(open_bus(arguments.to)) as target:
+            prepare_target(source.log, target, wanted)
+            with bar("records", records_of(source.log, here)) as tell:
+                done = [copy_topic(source.log, target, t, wanted, tell) for t in here]
+    if arguments.json:
+        found = [dataclasses.asdict(one) for one in done]
+        print(json.dumps({"to": arguments.to, "topics": found}))
+    else:
+        _tell(done, arguments.to)
+    return 0
+
+
+def _present(source: Opened, topics: Sequence[str], named: bool) -> list[str]:
+    """The topics that the source holds records of; one that was named must be among them."""
+    here: list[str] = []
+    for topic in dict.fromkeys(topics):
+        if any(source.log.end(topic).values()):
+            here.append(topic)
+        elif named:
+            raise ConfigurationError(
+                f"{source.place.name} holds no records in {topic}"
+                + ("" if source.place.bus else f"; it is an archive, which keeps {_history()}")
+            )
+        else:
+            say(f"{topic} holds no records")
+    if not here:
+        raise ConfigurationError(f"{source.place.name} holds no records to publish again")
+    return here
+
+
+def _keep(
+    source: Opened, where: Sequence[str], topics: Sequence[str]
+) -> Callable[[Message], bool] | None:
+    if not where:
+        return None
+    conditions = {topic: conditions_of(where, topic) for topic in topics}
+    asked = any(asks_for_steps(conditions[topic]) for topic in topics if topic == "trajectories")
+    return of_messages(conditions, source.recorded().step_of() if asked else {})
+
+
+def _tell(done: Sequence[Copied], to: str) -> None:
+    for one in done:
+        more = [
+            f"{number} {what}"
+            for number, what in (
+                (one.left_out, "left out"),
+                (one.already, "were there before"),
+                (one.forgotten, "the source itself has forgotten"),
+            )
+            if number
+        ]
+        beside = f" ({', '.join(more)})" if more else ""
+        print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
+    print(f"{to} holds them as the source does: same bytes, partitions and order")
+
+
+def _history() -> str:
+    return ", ".join(HISTORY)

@@ -1,0 +1,150 @@
+"""Makes a fork: a run whose trainer, dispatch and prompt source find what they would have left
+behind, had they stopped after the checkpoint's step.
+
+1. Its folder and the starting model's files.  2. The trainer's first term: the version of that
+step as an anchor, the checkpoint, `Configured` in the ledger.  3. What dispatch would have kept:
+that many groups trained, none open, so that no burst follows.  4. The prompts that are left, up to
+the first new one; the prompt source goes on behind it.  5. Where it comes from.  6. `config.json`,
+last: a folder without it is no run. Who is killed on the way has made none.
+"""
+
+import secrets
+import shutil
+from collections.abc import Generator
+from contextlib import ExitStack, closing, contextmanager
+
+from transformers.utils.logging import disable_progress_bar
+
+from consumers.dispatch.kept import KEY as DISPATCH_KEY
+from consumers.dispatch.kept import KeptState
+from consumers.trainer.checkpoint import TrainerState
+from consumers.trainer.intake import Intake
+from consumers.trainer.learning import open_learner
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.versions import VersionWriter
+from producers.prompt_source import PromptOrder
+from rollstream.accepting import keep_configuration
+from rollstream.config import Configuration, fingerprint
+from rollstream.folder import model_folder, run_log, settle, store_url
+from rollstream.forking import Wanted
+from rollstream.parentage import Parentage, PromptsLeft, keep_parentage
+from rollstream.revision import code_revision
+from rollstream.roles import set_threads
+from rollstream.run_task import order_of
+from rollstream.starting import starting_model
+from rollstream.train_role import small_files
+from storage.checkpoints import Checkpoint, write_checkpoint
+from storage.connect import open_store
+from storage.documents import encode
+from storage.leases import Candidate, acquire
+from storage.objects import ObjectStore
+from storage.versions.pointer import read_pointer
+from streams.bus import Bus
+from streams.errors import ConfigurationError
+from streams.reader import from_begin
+from streams.records import Configured, Position
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+
+def begin_fork(wanted: Wanted, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
+    """The fork is whole when this returns; `ConfigurationError` where its log or store holds
+    something already.
+    """
+    c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
+    folder.path.mkdir(parents=True, exist_ok=True)
+    store = open_store(store_url(c, folder.path), c.sync)
+    with closing(run_log(c, folder.path)) as bus:
+        bus.create(catalogue())
+        _check_empty(bus, store, c)
+        _copy_model(wanted)  # 1
+        with ExitStack() as roles:
+            trainer = roles.enter_context(_term(store, "trainer"))
+            prompts = roles.enter_context(_term(store, "prompts"))
+            state_hash = _train_nothing(bus, store, wanted, checkpoint, trainer)  # 2
+            _keep_dispatch(store, c, step, left)  # 3
+            _ask(bus, order_of(c, folder.path), left, prompts)  # 4
+        changes = {change.key: (change.before, change.now) for change in wanted.changes()}
+        parentage = Parentage(
+            wanted.before.run, str(wanted.parent.path), str(checkpoint.id), step, state_hash,
+            left, changes,
+        )  # fmt: skip
+        keep_parentage(store, parentage)  # 5
+    settle(folder, c)  # 6
+    return parentage
+
+
+def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
+    if read_pointer(store) is not None:
+        raise ConfigurationError(f"store: {c.store} holds a run already; give the fork a new one")
+    for topic in ("ledger", "prompts", "admissions"):
+        if any(bus.end(topic).values()):
+            raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
+
+
+def _copy_model(wanted: Wanted) -> None:
+    """Configuration and tokenizer are read there when roles start; a model that has a path of its
+    own stays where it is.
+    """
+    if wanted.now.model.path is None:
+        shutil.copytree(wanted.parent.model, wanted.folder.model)
+
+
+@contextmanager
+def _term(store: ObjectStore, role: str) -> Generator[int]:
+    lease = acquire(store, Candidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
+    yield lease.term
+    lease.release()
+
+
+def _train_nothing(
+    bus: Bus, store: ObjectStore, wanted: Wanted, checkpoint: Checkpoint, term: int
+) -> str:
+    """What a trainer leaves that has just done this step; returns the hash of its state."""
+    c, step = wanted.now, checkpoint.id.step
+    disable_progress_bar()  # of transformers: it would stand between our lines
+    set_threads(c.trainer.threads)
+    start = model_folder(c, wanted.folder.path)
+    learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
+    learner.load_state(checkpoint.tensors)
+    writer = FencedWriter(bus, "weights", "trainer", term)
+    files = small_files(start)
+    versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
+    versions.open()
+    versions.publish(step, learner.snapshot(c.weights.dtype))
+    keep_configuration(store, c)
+    state = TrainerState(
+        step=step,
+        updates=learner.updates,
+        ledger=Position(),
+        positions={
+            topic: {str(p): at for p, at in from_begin(bus, topic).items()}
+            for topic in Intake.TOPICS
+        },
+        groups=(),
+        counts={},
+        configuration_hash=fingerprint(c),
+    )
+    write_checkpoint(store, step, term, learner.state(), state.encode())
+    ledger = Ledger(bus, term)
+    ledger.open(Position())
+    origin = f"{wanted.before.run} {checkpoint.id}"
+    ledger.append([Configured(fingerprint(c), code_revision(), step, forked_from=origin)])
+    state_hash = learner.state_hash()
+    learner.close()
+    return state_hash
+
+
+def _keep_dispatch(store: ObjectStore, c: Configuration, step: int, left: PromptsLeft) -> None:
+    """Under term 0: the first dispatch of the fork takes it over."""
+    trained = step * c.trainer.groups_per_step
+    begin = {"ledger": {"0": Position()}}
+    kept = KeptState(0, begin, admitted=trained, trained=trained, next_group=left.first())
+    store.create(DISPATCH_KEY, encode(kept))
+
+
+def _ask(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
+    writer = FencedWriter(bus, "prompts", "prompts", term)
+    writer.open()
+    prompts = [order.at(group) for group in (*left.again, left.on)]
+    writer.append([(str(prompt.group), prompt) for prompt in prompts])

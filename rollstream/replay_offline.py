@@ -1,0 +1,98 @@
+"""Training on trajectories alone: gathered from archives and JSON lines into a log of the folder's
+own, then trained there like the recorded steps of a run, by the same learner.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.utils.logging import disable_progress_bar
+
+from consumers.replay.batches import Course
+from consumers.replay.behaviour import Behaviour
+from consumers.replay.gathering import Named, Rules, gather
+from consumers.replay.planning import Plan, groups_behind, index_of
+from consumers.replay.training import Replay
+from consumers.trainer.learner import Learner
+from consumers.trainer.prepare import rule_of
+from rollstream.config import Configuration
+from rollstream.folder import RunFolder, run_log
+from rollstream.replay_output import Behind, newest_of, output, own_ledger
+from rollstream.roles import set_threads
+from storage.model import load_model
+from streams.records import StepDone, Trajectory
+from streams.topics import catalogue
+
+
+@dataclass(slots=True)
+class Offline:
+    """One such training; `left_over` is known once its steps are through."""
+
+    folder: RunFolder
+    configuration: Configuration
+    left_over: int = 0
+
+    @property
+    def course(self) -> Course:
+        """Lag means nothing here: no version of this training made any of it."""
+        return Course(self.configuration.trainer, rule_of(self.configuration.trainer, None, False))
+
+    def gather(self, sources: Sequence[Named]) -> Counter[str]:
+        """Everything that is wanted into the folder's own log."""
+        disable_progress_bar()
+        set_threads(self.configuration.trainer.threads)
+        model: list[Behaviour] = []
+
+        def fill(record: Trajectory) -> Trajectory:
+            if not model:
+                model.append(Behaviour(load_model(str(self._model))))
+            return model[0].fill(record)
+
+        with closing(run_log(self.configuration, self.folder.path)) as log:
+            log.create(catalogue())
+            rules = Rules(self.vocabulary, fill)
+            return gather(sources, log, rules, str(self.folder.path))
+
+    def train(self) -> Iterator[StepDone]:
+        """Steps from the newest checkpoint of the folder on, as far as the trajectories go."""
+        c = self.configuration
+        disable_progress_bar()
+        set_threads(c.trainer.threads)
+        learner = Learner(load_model(str(self._model)), c.trainer)
+        behind = newest_of(self.folder, c) or Behind(0, {}, None)
+        if behind.ledger is not None:
+            learner.load_state(behind.tensors)
+        used = groups_behind(own_ledger(self.folder, c), behind.step)
+        with closing(run_log(c, self.folder.path)) as log, closing(learner):
+            index = index_of(log, self.course.rule.names)
+            plan = Plan(log, index, self.course, used)
+            with output(self.folder, c, behind, learner) as written:
+                replay = Replay(log, written, time.monotonic)
+                steps = plan.steps(behind.step, c.trainer.steps)
+                yield from replay.train(learner, self.course, steps)
+            self.left_over = plan.left_over
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        found: Any = AutoConfig.from_pretrained(str(self._model))
+        return int(found.get_text_config().vocab_size)
+
+    def outcome(self) -> dict[str, Any]:
+        """Steps that are done, groups that were closed in them, and groups that no step has."""
+        ledger = own_ledger(self.folder, self.configuration)
+        closed = {one.group for ones in ledger.closed.values() for one in ones}
+        return {"steps": ledger.last(), "closed": len(closed), "left_over": self.left_over}
+
+    @property
+    def _model(self) -> Path:
+        path = self.configuration.model.path
+        assert path is not None
+        return Path(path)

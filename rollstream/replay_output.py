@@ -1,0 +1,101 @@
+"""Where a replay goes on and what it writes: versions, checkpoints, ledger and metrics of its own
+folder, under a term of its own.
+
+1. The store's and the topics' fences.  2. What an earlier process left in the ledger behind the
+newest checkpoint.  3. The version and the checkpoint to begin with.  A process killed anywhere is
+gone on from the newest checkpoint, and what the ledger has already is not written again.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from consumers.replay.recorded import RecordedSteps, read_recorded
+from consumers.replay.training import Output, ledger_position
+from consumers.trainer.learning import Learning
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.pins import HeldVersions
+from consumers.trainer.publisher import Publisher
+from consumers.trainer.step_lines import missing_lines
+from consumers.trainer.versions import VersionWriter
+from rollstream.config import Configuration, fingerprint
+from rollstream.folder import RunFolder, model_folder, run_log, store_url
+from rollstream.revision import code_revision
+from rollstream.train_role import small_files
+from storage.checkpoints import newest_checkpoint, write_checkpoint
+from storage.connect import open_store
+from storage.metrics import MetricsFile, read_metrics
+from storage.objects import ObjectStore
+from storage.roles import next_term
+from streams.records import Configured, Position
+from streams.topics import catalogue
+from streams.writer import FencedWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A step that is done, with its state; `ledger` is where the folder's ledger goes on, None: the
+    folder has no checkpoint yet.
+    """
+
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    ledger: Position | None
+
+
+def newest_of(folder: RunFolder, c: Configuration) -> Behind | None:
+    """The newest checkpoint of a replay that was stopped; None if it had none yet."""
+    found = newest_checkpoint(_store(folder, c)).checkpoint
+    if found is None:
+        return None
+    return Behind(found.id.step, found.tensors, ledger_position(found.state))
+
+
+def own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
+    """What the folder's ledger says; empty where it has none yet."""
+    bus = run_log(c, folder.path)
+    try:
+        bus.create(catalogue())
+        return read_recorded(bus)
+    finally:
+        bus.close()
+
+
+@contextmanager
+def output(
+    folder: RunFolder, c: Configuration, behind: Behind, learner: Learning
+) -> Generator[Output]:
+    """Everything is in the folder when this ends; `learner` is at the step that is `behind`."""
+    bus = run_log(c, folder.path)
+    try:
+        bus.create(catalogue())
+        store = _store(folder, c)
+        term = next_term(store, "replay", "replay")
+        writer = FencedWriter(bus, "weights", "trainer", term)
+        files = small_files(model_folder(c, folder.path))
+        versions = VersionWriter(store, writer, c.run, term, c.weights, files, HeldVersions(bus))
+        versions.open()  # 1
+        ledger = Ledger(bus, term)
+        left = ledger.open(behind.ledger or Position())  # 2
+        configured = Configured(fingerprint(c), code_revision(), behind.step)
+        ledger.append([configured])
+        versions.publish(behind.step, learner.snapshot(c.weights.dtype))  # 3
+        with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
+            for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
+                metrics.append(line)
+            publisher = Publisher(store, versions, ledger, metrics, c.checkpoints.keep)
+            every = c.checkpoints.every
+            out = Output(publisher, ledger, c.weights.dtype, every, configured, term, left)
+            if behind.ledger is None:
+                state = out.state(behind.step, learner.updates)
+                write_checkpoint(store, behind.step, term, learner.state(), state.encode())
+            yield out
+            publisher.close()
+    finally:
+        bus.close()
+
+
+def _store(folder: RunFolder, c: Configuration) -> ObjectStore:
+    return open_store(store_url(c, folder.path), c.sync)

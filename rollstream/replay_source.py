@@ -1,0 +1,60 @@
+"""What a replay reads: a run's folder, its config.json, or an archive (a folder or a store's URL),
+as one log that can only be read.
+"""
+
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+from consumers.replay.recorded import RecordedSteps, read_recorded
+from consumers.replay.whole_log import WholeLog
+from rollstream.analysis.live import has_topic, open_log
+from rollstream.analysis.place import Place, find_place
+from storage.archive.reading import archived_files
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`store` None where the place has none."""
+
+    place: Place
+    store: ObjectStore | None
+    log: WholeLog
+
+    def recorded(self) -> RecordedSteps:
+        """Its ledger; `ConfigurationError` if there is nothing of it."""
+        if not any(self.log.end("ledger").values()):
+            raise ConfigurationError(
+                f"{self.place.name} has no ledger, and only the ledger says what a step trained"
+            )
+        return read_recorded(self.log)
+
+
+@contextmanager
+def opened(named: str, name: str | None = None) -> Generator[Opened]:
+    """`name` is the run, where an archive holds several."""
+    place = find_place(named)
+    place = place if name is None else replace(place, run=name)
+    store = open_store(place.store) if place.has_store else None
+    bus = None if place.bus is None else open_log(place)
+    if bus is not None and not has_topic(bus, "ledger"):
+        bus.close()
+        bus = None
+    run = place.run or (_only_run(place, store) if store is not None else "run")
+    with closing(WholeLog(bus, store, run)) as log:
+        yield Opened(place, store, log)
+
+
+def _only_run(place: Place, store: ObjectStore) -> str:
+    runs = sorted({file.run for file in archived_files(store)})
+    if len(runs) == 1:
+        return runs[0]
+    if runs:
+        raise ConfigurationError(
+            f"{place.name} holds the archives of {len(runs)} runs ({', '.join(runs[:8])}): name "
+            "one with --name NAME"
+        )
+    raise ConfigurationError(f"{place.name} holds no archive of a run; is the path right?")

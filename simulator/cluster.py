@@ -1,0 +1,151 @@
+"""The machines as one value, and how constants, a model and a number of GPUs become it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from producers.engines.paced.roofline import Roofline, batch_max
+from simulator.constants import CONSTANTS, Model
+from simulator.policies import Policy
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What generation, training and transfers cost, in seconds, tokens and rollouts."""
+
+    rollouts: int
+    roofline: Roofline
+    slots: int
+    kv_capacity: int
+    """Tokens of one rollout."""
+    batch_max: int
+    train_token_s: float
+    train_fixed_s: float
+    update_s: float
+    """A rollout stands still for it to take new weights."""
+    publish_s: float = 0.0
+    """The trainer stands still for it after a step."""
+    arrive_s: float = 0.0
+    """From then until rollouts can take the version."""
+    kv_reserve: float = 0.01
+    """Share of the KV cache kept free at admission, and made free when it is full."""
+    move_s: float = 0.0
+    """A moved trajectory stands still for it, before its prefill."""
+    repack_every_s: float = 5.0
+    speeds: tuple[float, ...] = (1.0,)
+    """Of the rollouts, taken in turn."""
+    failures_per_hour: float = 0.0
+    """Of one rollout; what it generated since its last partial is lost."""
+    preemptions_per_hour: float = 0.0
+    """The same with notice: nothing is lost."""
+    repair_s: float = 252.0
+    partial_every: int = 256
+    """Tokens of a trajectory between two of its partials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, and the dials of the service."""
+
+    groups_per_step: int
+    steps: int
+    skip: int = 0
+    """Steps before anything is measured."""
+    max_lag: int = 4
+    """η of the policies that are bounded; the others may have (η + 1)·B groups outstanding, those
+    of the present step among them: as many.
+    """
+    quota: int = 0
+    """Trajectories a rollout draws under one version; 0: 2 × slots."""
+    queue_per_slot: float = 1.0
+    dispatch_every_s: float = 0.25
+    ends: bool = False
+    """Admit only what `steps` steps train, as a real run does; else the load goes on to the end."""
+
+
+Values = Mapping[str, float]
+
+
+def values(**changed: float) -> dict[str, float]:
+    """The constants' values, some of them changed."""
+    unknown = sorted(set(changed) - set(CONSTANTS))
+    if unknown:
+        raise ConfigurationError(
+            f"constants: unknown {', '.join(unknown)}; see simulator/constants.py"
+        )
+    return {name: constant.value for name, constant in CONSTANTS.items()} | changed
+
+
+def cluster_of(model: Model, gpus: int, share: float, policy: Policy, of: Values) -> Cluster:
+    """`gpus` accelerators, `share` of them for rollouts unless the policy time-shares all of them.
+    `ConfigurationError` if the model and one longest answer do not fit a replica.
+    """
+    generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
+    training = gpus if policy.colocated else gpus - generating
+    if generating < model.tp or training < 1:
+        raise ConfigurationError(
+            f"{gpus} GPUs at rollout_share {share:g}: {generating} generate (a replica takes "
+            f"{model.tp}), {training} train; both need some"
+        )
+    roofline = roofline_for(model, of)
+    capacity = kv_tokens(model, policy, of)
+    slots = int(of["slots"])
+    update_s, publish_s, arrive_s = transfers_s(model, policy, of)
+    flops = of["train_flops_per_parameter"] * model.parameters
+    return Cluster(
+        rollouts=generating // model.tp,
+        roofline=roofline,
+        slots=slots,
+        kv_capacity=capacity,
+        batch_max=batch_max(roofline, slots),
+        train_token_s=flops / (training * of["gpu_flops"] * of["train_mfu"]),
+        train_fixed_s=of["train_fixed_s"],
+        update_s=update_s,
+        publish_s=publish_s,
+        arrive_s=arrive_s,
+        kv_reserve=of["kv_reserve"],
+        move_s=of["move_s"],
+        repack_every_s=of["repack_every_s"],
+        repair_s=of["repair_s"],
+    )
+
+
+def roofline_for(model: Model, of: Values) -> Roofline:
+    """Of one replica: `tp` GPUs share weights, cache and arithmetic, and wait for each other."""
+    bandwidth = model.tp * of["gpu_bandwidth"] * of["bandwidth_share"]
+    flops = model.tp * of["gpu_flops"]
+    waits_s = 2 * model.layers * of["allreduce_s"] if model.tp > 1 else 0.0
+    return Roofline(
+        weights_s=model.weight_bytes() / bandwidth,
+        kv_token_s=model.kv_bytes() / bandwidth,
+        row_s=2 * model.parameters / (flops * of["decode_flops_share"]),
+        overhead_s=of["step_overhead_s"] + waits_s,
+        prefill_token_s=2 * model.parameters / (flops * of["prefill_flops_share"]),
+    )
+
+
+def kv_tokens(model: Model, policy: Policy, of: Values) -> int:
+    """Tokens that a replica's cache holds beside the weights."""
+    share = of["memory_share_colocated" if policy.colocated else "memory_share"]
+    free = model.tp * of["gpu_memory"] * share - model.weight_bytes()
+    tokens = int(free / model.kv_bytes())
+    longest = int(of["prompt_tokens"] + of["length_max"])
+    if tokens * (1 - of["kv_reserve"]) < longest:
+        raise ConfigurationError(
+            f"a replica of {model.tp} GPUs caches {tokens} tokens, one answer may take {longest}: "
+            "more GPUs per replica (tp) or a larger memory_share"
+        )
+    return tokens
+
+
+def transfers_s(model: Model, policy: Policy, of: Values) -> tuple[float, float, float]:
+    """What a version costs the rollout, the trainer, and the time until it is there."""
+    size = model.weight_bytes()
+    if policy.colocated:
+        return size / of["switch_bandwidth"], 0.0, 0.0
+    if policy.relay:
+        pull_s = size / (model.tp * of["pull_bandwidth"])
+        stall_s = size / of["relay_stall_bandwidth"]
+        return pull_s, stall_s, stall_s + size / of["relay_chain_bandwidth"]
+    collective_s = size / of["global_sync_bandwidth"]
+    return collective_s, collective_s, 0.0

@@ -1,0 +1,238 @@
+"""Dispatch in the simulated cluster: the planners of the service over values of the simulator.
+
+What a rollout's status tells is all that the planners see: no length of an unfinished answer.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from consumers.dispatch.admit import Pace, admissible, version_needed, wave_of
+from consumers.dispatch.outliers import Running
+from consumers.dispatch.place import Room
+from simulator.cluster import Job
+from simulator.foresight import Foresight
+from simulator.placing import Placing
+from simulator.policies import Policy
+from simulator.seat import OpenGroup, Seat
+from simulator.work import Work
+from simulator.workload import Workload
+from streams.records import Version
+
+UNBOUNDED = 1 << 30
+
+
+@dataclass(slots=True, eq=False)
+class Dispatching:
+    """Admission, placement and what is held by nobody; `groups` are open ones."""
+
+    slots: int
+    job: Job
+    policy: Policy
+    workload: Workload
+    seats: dict[str, Seat]
+    pace: Pace
+    placing: Placing
+    foresight: Foresight
+    quota: int
+    admitted: int = 0
+    closed: int = 0
+    trained: int = 0
+    version: int = 0
+    groups: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
+    unplaced: list[list[Work]] = field(default_factory=list[list[Work]])
+    """Admitted and never ordered."""
+    parts: dict[str, list[list[Work]]] = field(default_factory=dict[str, list[list[Work]]])
+    """With waves of its own each rollout has its parts of waves and takes one after another."""
+    homeless: list[Work] = field(default_factory=list[Work])
+    """Ordered before, held by nobody now."""
+    restarts: int = 0
+    lost_tokens: int = 0
+    _ended: Counter[int] = field(default_factory=Counter[int])
+
+    def orders(self) -> Iterator[tuple[Work, Seat]]:
+        """Admit what may start and place what has no place, as far as there is room."""
+        yield from self._resumes()
+        self._admit()
+        if self.policy.wave == "own":
+            yield from self._parts()
+        elif self.unplaced:
+            yield from self._places()
+
+    def finish(self, work: Work, seat: Seat) -> list[Work] | None:
+        """The samples of its group when this was the last one."""
+        group = self.groups[work.group]
+        group.missing -= 1
+        group.finished.append(work)
+        seat.tokens -= work.predicted
+        self._ended[work.wave] += 1
+        if self.policy.by_length:
+            self.foresight.note(work.group, work.done)
+        if group.missing:
+            return None
+        del self.groups[work.group]
+        return group.finished
+
+    def give(self, work: Work, seat: Seat) -> None:
+        """It is this rollout's now."""
+        seat.tokens += work.predicted
+
+    def drop(self, work: Work) -> None:
+        """Nobody holds its version, or it is put off: it starts again."""
+        self.restarts += work.done > 0
+        self.lost_tokens += work.done
+        work.restart()
+
+    def gains(self, seat: Seat) -> bool:
+        """Whether it would take new work once empty that it takes not now."""
+        stale = seat.replica.version < self.version
+        return stale or (self.policy.batches and seat.drawn >= self.quota)
+
+    def unfinished(self) -> dict[int, float]:
+        """Share of each open wave's samples that is; a wave that is still admitted has none."""
+        size = self.pace.groups_per_step * self.workload.samples
+        growing = wave_of(self.pace, self.admitted, self.closed)
+        waves = {group.wave for group in self.groups.values() if group.wave < growing}
+        return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
+
+    def running(self, work: Work, seat: Seat, generated: int, unfinished: float) -> Running:
+        """What the service knows of a running trajectory."""
+        left = None
+        if self.pace.max_lag is not None:
+            left = self.pace.max_lag - (self.version - work.version)
+        return Running(
+            trajectory=work.name,
+            rollout=seat.replica.name,
+            version=Version(work.version, 0),
+            generated=generated,
+            kv=work.prompt + generated,
+            expected=self.foresight.of(work.group),
+            unfinished=unfinished,
+            lag_left=left,
+        )
+
+    def _admit(self) -> None:
+        allowed = admissible(self.pace, self.version, self.admitted, self.closed, self.trained)
+        if self.policy.wave == "all" and self.groups:
+            allowed = min(allowed, -self.admitted % self.pace.groups_per_step)
+        if allowed and self.policy.wave is None:
+            wave = wave_of(self.pace, self.admitted, self.closed)
+            room = sum(room.free for room in self._rooms(wave))
+            waiting = sum(map(len, self.unplaced))
+            allowed = min(allowed, max(0, room - waiting) // self.workload.samples)
+        for _ in range(allowed):
+            self._admit_one()
+
+    def _admit_one(self) -> None:
+        number, wave = self.admitted, wave_of(self.pace, self.admitted, self.closed)
+        if self.policy.by_length and wave not in self.placing.layouts:
+            ahead = range(number, number + self.pace.groups_per_step)
+            means = [self.foresight.mean(n) for n in ahead]
+            alive = [seat for seat in self.seats.values() if seat.alive]
+            self.placing.lay_out(wave, means, alive)
+        predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
+        lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
+        self.admitted += 1
+        self.groups[number] = OpenGroup(wave, len(lengths))
+        self.unplaced.append([
+            Work(f"{number}.{i}", number, wave, prompt, length, predicted)
+            for i, length in enumerate(lengths)
+        ])  # fmt: skip
+
+    def _rooms(self, wave: int) -> list[Room]:
+        """For new trajectories of this wave, where its version may be."""
+        needed = version_needed(self.pace, wave)
+        return [
+            Room(name, room, seat.tokens, seat.speed)
+            for name, seat in self.seats.items()
+            if seat.is_open()
+            and (seat.replica.version >= needed or self.policy.on_update != "keep_version")
+            and (room := self._room(seat)) > 0
+        ]
+
+    def _room(self, seat: Seat) -> int:
+        if self.policy.wave == "all":
+            return UNBOUNDED - seat.given()
+        room = self.slots + int(self.job.queue_per_slot * self.slots) - seat.given()
+        stale = seat.replica.version < self.version and self.policy.on_update == "keep_version"
+        quota = self.quota - seat.drawn
+        return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
+
+    def _places(self) -> Iterator[tuple[Work, Seat]]:
+        """Oldest wave first, each where its version may be."""
+        rest: list[list[Work]] = []
+        for wave, groups in _by_wave(self.unplaced):
+            rooms = self._rooms(wave)
+            if self.policy.by_length:  # the tail begins early (`lost.in_turn`)
+                groups = sorted(groups, key=lambda g: (-g[0].predicted, g[0].group))
+            plan = self.placing.plan(groups, rooms) if rooms else {}
+            for group in groups:
+                for work in group:
+                    if work.name in plan:
+                        seat = self.seats[plan[work.name]]
+                        seat.drawn += 1
+                        self.give(work, seat)
+                        yield work, seat
+                left = [work for work in group if work.name not in plan]
+                rest += [left] if left else []
+        self.unplaced = rest
+
+    def _parts(self) -> Iterator[tuple[Work, Seat]]:
+        """Waves are placed whole; a rollout takes its part of one when it has finished the one
+        before and holds a version for it.
+        """
+        for _, groups in _by_wave(self.unplaced):
+            rooms = [
+                Room(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
+                     seat.speed)
+                for name, seat in self.seats.items() if seat.alive
+            ]  # fmt: skip
+            plan = self.placing.plan(groups, rooms)
+            by_rollout: dict[str, list[Work]] = {}
+            for work in (work for group in groups for work in group):
+                by_rollout.setdefault(plan[work.name], []).append(work)
+            for name, part in by_rollout.items():
+                self.parts.setdefault(name, []).append(part)
+        self.unplaced = []
+        for name, parts in self.parts.items():
+            seat = self.seats[name]
+            if not parts or not seat.is_open() or seat.given():
+                continue
+            if seat.replica.version >= version_needed(self.pace, parts[0][0].wave):
+                for work in parts.pop(0):
+                    self.give(work, seat)
+                    yield work, seat
+
+    def _resumes(self) -> Iterator[tuple[Work, Seat]]:
+        """Those that lost their rollout: at their version if the policy keeps it and somebody
+        holds it, else again from the prompt.
+        """
+        waiting, self.homeless = self.homeless, []
+        keeps = self.policy.on_update == "keep_version"
+        for work in waiting:
+            able = [
+                seat
+                for seat in self.seats.values()
+                if seat.is_open() and (not keeps or _may(work, seat, self.pace))
+            ]
+            if able:
+                seat = min(able, key=lambda s: (s.given(), s.replica.name))
+                self.give(work, seat)
+                yield work, seat
+                continue
+            if keeps and work.version >= 0:
+                self.drop(work)
+            self.homeless.append(work)
+
+
+def _may(work: Work, seat: Seat, pace: Pace) -> bool:
+    if work.version >= 0:
+        return seat.replica.version == work.version
+    return seat.replica.version >= version_needed(pace, work.wave)
+
+
+def _by_wave(groups: Iterable[list[Work]]) -> Iterator[tuple[int, list[list[Work]]]]:
+    waves: dict[int, list[list[Work]]] = {}
+    for group in groups:
+        waves.setdefault(group[0].wave, []).append(group)
+    yield from sorted(waves.items())

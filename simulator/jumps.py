@@ -1,0 +1,69 @@
+"""Many decode steps at once: between two events of a rollout its batch is constant and its KV cache
+grows by one token per row and step, so step times sum in closed form. Exact, up to rounding, for
+the `Roofline` of the paced engine: `span_s(…, n)` is the last of its `ends_s(…, n)`.
+"""
+
+from dataclasses import replace
+from math import ceil, sqrt
+
+from producers.engines.paced.roofline import Roofline
+
+
+def span_s(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
+    """Seconds of the next `steps` steps of the same rows."""
+    free = min(steps, _computing(roofline, rows, kv_tokens))
+    reading = steps - free
+    row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
+    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
+    both = 0.0 if roofline.overlapping else row_s * steps
+    read = reading * first + step * reading * (reading - 1) / 2
+    return steps * roofline.overhead_s + both + free * row_s + read
+
+
+def steps_until(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+    """The smallest number of steps that lasts at least `seconds`."""
+    if seconds <= 0:
+        return 0
+    steps = _guess(roofline, rows, kv_tokens, seconds)
+    while steps > 0 and span_s(roofline, rows, kv_tokens, steps - 1) >= seconds:
+        steps -= 1
+    while span_s(roofline, rows, kv_tokens, steps) < seconds:
+        steps += 1
+    return steps
+
+
+def faster(roofline: Roofline, speed: float) -> Roofline:
+    """The same model on a rollout `speed` times as fast."""
+    return replace(
+        roofline,
+        weights_s=roofline.weights_s / speed,
+        kv_token_s=roofline.kv_token_s / speed,
+        row_s=roofline.row_s / speed,
+        overhead_s=roofline.overhead_s / speed,
+        prefill_token_s=roofline.prefill_token_s / speed,
+    )
+
+
+def _computing(roofline: Roofline, rows: int, kv_tokens: float) -> int:
+    """How many steps from now on are bound by arithmetic: until the cache read outlasts it."""
+    over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
+    step = rows * roofline.kv_token_s
+    if not roofline.overlapping or over <= 0:
+        return 0
+    return ceil(over / step) if step > 0 and over / step < 1e15 else 1 << 50
+
+
+def _guess(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+    """Within rounding of the answer: the positive root of a quadratic, behind the linear part."""
+    free = _computing(roofline, rows, kv_tokens)
+    row_s = rows * roofline.row_s
+    computing_s = row_s + roofline.overhead_s
+    if free and seconds <= free * computing_s:
+        return ceil(seconds / computing_s)
+    rest = seconds - free * computing_s
+    step = rows * roofline.kv_token_s
+    first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
+    linear = first + roofline.overhead_s + (0.0 if roofline.overlapping else row_s) - step / 2
+    if step * rest < 1e-12 * linear * linear:
+        return free + ceil(rest / linear)
+    return free + ceil(2 * rest / (linear + sqrt(linear * linear + 2 * step * rest)))

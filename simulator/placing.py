@@ -1,0 +1,57 @@
+"""Placement in the simulated cluster: each wave is laid out once, from what history says of its
+prompts, by the service's planner; the variants without a mechanism are plainer layouts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from consumers.dispatch import place as planner
+from consumers.dispatch.layout import Layout, Worker, lay_out
+from simulator.policies import Policy
+from simulator.seat import Seat
+from simulator.work import Work
+
+WAVES_KEPT = 64  # layouts of older waves are forgotten
+
+
+@dataclass(slots=True, eq=False)
+class Placing:
+    """Layouts by wave."""
+
+    policy: Policy
+    samples: int
+    slots: int
+    layouts: dict[int, tuple[Layout | None, float]] = field(
+        default_factory=dict[int, tuple[Layout | None, float]]
+    )
+
+    def lay_out(self, wave: int, means: Sequence[float], seats: Sequence[Seat]) -> None:
+        """What `means` says of the wave's prompts decides which rollouts take which of them."""
+        workers = [Worker(seat.replica.name, seat.speed) for seat in seats]
+        ascending = wave % 2 == 0
+        if self.policy.ramp:
+            layout = lay_out(means, workers, ascending, self.samples, self.slots)
+        else:
+            layout = _even(means, workers, ascending)
+        self.layouts[wave] = (layout, median(means))
+        self.layouts.pop(wave - WAVES_KEPT, None)
+
+    def plan(self, groups: Sequence[list[Work]], rooms: Sequence[planner.Room]) -> dict[str, str]:
+        """Trajectory → rollout, by the service's planner."""
+        return dict(planner.place([self._work(group) for group in groups], rooms))
+
+    def _work(self, group: list[Work]) -> planner.Work:
+        layout, middle = self.layouts.get(group[0].wave, (None, 0.0))
+        mean = group[0].predicted
+        names = tuple(work.name for work in group)
+        return planner.Work(names, mean, is_short=mean < middle, layout=layout)
+
+
+def _even(means: Sequence[float], workers: Sequence[Worker], ascending: bool) -> Layout | None:
+    """A ranking group for every rollout: HistoPipe's first tier alone."""
+    ranked = tuple(sorted(means))
+    if len(workers) < 2 or ranked[0] == ranked[-1]:
+        return None
+    names = [worker.rollout for worker in workers]
+    return Layout(ranked, tuple((name,) for name in (names if ascending else names[::-1])))

@@ -1,0 +1,113 @@
+"""Policies as values: the same loop runs them all, each switch is one mechanism.
+
+`synchronous` is verl's hybrid engine, `one_step` and `stream` are the usual asynchronous forms
+(StreamRL), `partial_rollout` is AReaL, `in_flight` PipelineRL, `laminar` Laminar, `rhymerl`
+RhymeRL's HistoPipe without its speculation, `ours` what the service does. Speculation is off in all
+of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One way to run generation and training beside each other."""
+
+    name: str
+    colocated: bool = False
+    """The same accelerators generate, then train."""
+    wave: Literal["all", "own"] | None = None
+    """What must have generated a wave before the next begins: all rollouts, each its own part."""
+    on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
+    relay: bool = False
+    """Weights wait beside every rollout, which pulls alone; else one collective transfer stops
+    rollouts and trainer."""
+    bounded: bool = True
+    """`max_lag` of the job bounds admission; else only finished work that waits does."""
+    lag: int | None = None
+    """A bound that belongs to the policy, instead of the job's."""
+    strict: bool = False
+    """Tokens above the bound are not trained (invariant 5). The published systems bound what is
+    admitted, not each sample.
+    """
+    batches: bool = False
+    """A rollout takes its quota, finishes it and pulls; else it goes on until a version is out."""
+    early_start: bool = False
+    """A step begins with the first groups that are there."""
+    repack: bool = False
+    """Rollouts that ramp down are consolidated."""
+    peak: bool = False
+    """A rollout ramps down once its cache holds less than ever under its version, as the service
+    has it; else less than at the last check (Laminar).
+    """
+    by_length: bool = False
+    """Groups are placed by predicted length, direction alternating, longest first inside."""
+    ramp: bool = False
+    """More rollouts for long groups (two tiers)."""
+    migrate: bool = False
+    """Outliers among the last unfinished go elsewhere."""
+
+
+SYNCHRONOUS = Policy("synchronous", colocated=True, wave="all", lag=0)
+ONE_STEP = Policy("one_step", wave="all", lag=1)
+STREAM = replace(ONE_STEP, name="stream", early_start=True)
+PARTIAL = Policy("partial_rollout", on_update="in_flight_recompute")
+IN_FLIGHT = Policy("in_flight", on_update="in_flight")
+LAMINAR = Policy("laminar", relay=True, bounded=False, batches=True, repack=True)
+RHYMERL = Policy("rhymerl", wave="own", lag=1, by_length=True, ramp=True, migrate=True)
+OURS = Policy(
+    "ours",
+    relay=True,
+    strict=True,
+    early_start=True,
+    repack=True,
+    peak=True,
+    by_length=True,
+    ramp=True,
+    migrate=True,
+)
+
+POLICIES = {
+    policy.name: policy
+    for policy in (SYNCHRONOUS, ONE_STEP, STREAM, PARTIAL, IN_FLIGHT, LAMINAR, RHYMERL, OURS)
+}
+
+MECHANISMS = {
+    "repack": "repack",
+    "placement": "by_length",
+    "ramp": "ramp",
+    "migration": "migrate",
+    "early_start": "early_start",
+    "relay": "relay",
+    "admission": "bounded",
+}
+
+
+def policy_of(name: str) -> Policy:
+    """A policy by its name; `laminar-repack` is it without a mechanism."""
+    base, *without = name.split("-")
+    if base not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise ConfigurationError(f"policies: {name!r} is unknown; known: {known}")
+    policy = POLICIES[base]
+    for mechanism in without:
+        switch = MECHANISMS.get(mechanism)
+        if switch is None or not getattr(policy, switch):
+            has = ", ".join(m for m, s in MECHANISMS.items() if getattr(policy, s))
+            raise ConfigurationError(
+                f"policies: {base} has no {mechanism!r} to leave out; it has: {has or 'none'}"
+            )
+        policy = replace(policy, **{switch: False})
+    return replace(policy, name=name)
+
+
+def ablation(name: str) -> Iterator[str]:
+    """The policy, then without each of its mechanisms alone."""
+    yield name
+    yield from (
+        f"{name}-{m}" for m, switch in MECHANISMS.items() if getattr(policy_of(name), switch)
+    )

@@ -1,0 +1,113 @@
+"""What happens, written down while it happens, and the result at the end."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulator.cluster import Job
+from simulator.policies import Policy
+from simulator.result import Arrow, Counts, Result, Row, lag_shares
+from simulator.seat import Seat
+from simulator.trainer import Step
+from simulator.usage import Reading
+
+if TYPE_CHECKING:
+    from simulator.world import World
+
+ROWS_MAX = 32  # rollouts in the timeline
+ARROWS_MAX = 4_000
+
+
+@dataclass(slots=True, eq=False)
+class Recorder:
+    """Readings at the borders of what is measured; arrows of the timeline."""
+
+    job: Job
+    policy: Policy
+    seats: dict[str, Seat]
+    since_s: float = 0.0
+    before: Reading = field(default_factory=Reading)
+    trainer_before_s: float = 0.0
+    pulls: int = 0
+    arrows: list[Arrow] = field(default_factory=list[Arrow])
+
+    def stepped(self, step: Step, trainer_busy_s: float) -> None:
+        """Measuring begins where step `skip` ended."""
+        if step.number == self.job.skip:
+            self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
+            self.trainer_before_s = trainer_busy_s
+
+    def pulled(self, seat: Seat, now_s: float, lasts_s: float) -> None:
+        self.pulls += 1
+        name = seat.replica.name
+        self._draw(Arrow("pull", now_s, now_s + lasts_s, name, name))
+
+    def moved(self, source: Seat, target: Seat, now_s: float, lasts_s: float) -> None:
+        names = source.replica.name, target.replica.name
+        self._draw(Arrow("move", now_s, now_s + lasts_s, *names))
+
+    def drained(self, seat: Seat, now_s: float) -> None:
+        """From now on it only finishes what it has."""
+        name = seat.replica.name
+        self._draw(Arrow("drain", now_s, now_s, name, name))
+
+    def result(self, world: "World") -> Result:
+        """Of a finished run."""
+        now_s, steps = world.now, tuple(world.trainer.steps)
+        measured = steps[self.job.skip :]
+        window_s = max(1e-12, now_s - self.since_s)
+        after, count = self._reading(now_s), len(self.seats)
+        trainer_s = world.trainer.busy_s - self.trainer_before_s
+        offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
+        kv_s = after.kv_s - self.before.kv_s
+        return Result(
+            policy=self.policy.name,
+            tokens_per_s=sum(step.tokens for step in measured) / window_s,
+            generated_per_s=(after.tokens - self.before.tokens) / window_s,
+            step_s=window_s / len(measured),
+            kv_utilisation=kv_s / (window_s * count * world.cluster.kv_capacity),
+            idle_share=1 - (after.busy_s - self.before.busy_s) / max(1e-12, offered_s * count),
+            trainer_idle_share=1 - trainer_s / window_s,
+            lags=lag_shares(measured),
+            seconds=now_s,
+            counts=self._counts(world),
+            steps=steps,
+            rows=self._rows(),
+            arrows=tuple(self.arrows),
+        )
+
+    def _counts(self, world: "World") -> Counts:
+        dispatching, trainer = world.dispatching, world.trainer
+        after = self._reading(world.now)
+        held = sum(seat.given() for seat in self.seats.values())
+        waiting = [part for parts in dispatching.parts.values() for part in parts]
+        unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.homeless)
+        return Counts(
+            admitted=dispatching.admitted * dispatching.workload.samples,
+            trained=sum(step.samples for step in trainer.steps) + trainer.in_step(),
+            dropped=sum(step.dropped for step in trainer.steps),
+            expired=trainer.samples_expired,
+            ready=sum(len(samples) for _, _, samples in trainer.ready),
+            finished_open=sum(len(group.finished) for group in dispatching.groups.values()),
+            unfinished=held + unplaced,
+            moves=world.repacking.moves,
+            moved_samples=world.repacking.moved,
+            pulls=self.pulls,
+            restarts=dispatching.restarts,
+            preempted=sum(seat.replica.usage.preempted for seat in self.seats.values()),
+            failures=world.faults.count,
+            generated_tokens=after.tokens,
+            lost_tokens=dispatching.lost_tokens,
+            masked_tokens=sum(step.masked for step in trainer.steps),
+            prefilled_tokens=after.prefilled_tokens,
+        )
+
+    def _reading(self, now_s: float) -> Reading:
+        return sum((seat.replica.read(now_s) for seat in self.seats.values()), Reading())
+
+    def _rows(self) -> tuple[Row, ...]:
+        shown = list(self.seats.values())[:ROWS_MAX]
+        return tuple(Row(seat.replica.name, tuple(seat.replica.usage.bars)) for seat in shown)
+
+    def _draw(self, arrow: Arrow) -> None:
+        if len(self.arrows) < ARROWS_MAX:
+            self.arrows.append(arrow)

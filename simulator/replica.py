@@ -1,0 +1,200 @@
+"""One rollout in virtual time: continuous batching over a KV cache of fixed size.
+
+It jumps from event to event: while nobody joins or leaves, the batch is constant and the steps
+until the next answer ends, or the cache is full, last `span_s`. What is asked of it in the midst of
+a step happens at the step's end. The cache never holds more than its capacity: the newest sequences
+go back to the queue and are prefilled again later, as in vLLM.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from producers.engines.paced.roofline import Roofline
+from simulator.jumps import span_s, steps_until
+from simulator.usage import Reading, Usage
+from simulator.work import Work
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """The world wakes it at `due_s` (None: nothing to do): `arrive`, then whatever happens between
+    two steps, then `go_on`.
+    """
+
+    name: str
+    roofline: Roofline
+    slots: int
+    capacity: int
+    reserve: int
+    longest_first: bool = False
+    version: int = 0
+    running: dict[str, Work] = field(default_factory=dict[str, Work])
+    """In the order in which they were taken in."""
+    waiting: list[Work] = field(default_factory=list[Work])
+    ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Heap of steps and who finishes then; who left in between is passed over."""
+    steps: int = 0
+    kv: int = 0
+    begins_s: float = 0.0
+    """When decoding of the present jump begins: after stalls and prefill."""
+    jump: int = 0
+    due_s: float | None = None
+    ready_s: float = 0.0
+    """It stands still until then."""
+    usage: Usage = field(default_factory=Usage)
+
+    def submit(self, work: Work, now_s: float) -> None:
+        """Queue it; it runs from the end of the present step on if it fits. Resumed ones come
+        first.
+        """
+        if self.longest_first:
+            insort(self.waiting, work, key=_urgency)
+        elif work.done:
+            self.waiting.insert(0, work)
+        else:
+            self.waiting.append(work)
+        if self._fits(self.waiting[0]):
+            self.interrupt(now_s)
+
+    def interrupt(self, now_s: float) -> None:
+        """End the present jump with the step that runs now."""
+        if not self.running or self.due_s is None:
+            self.due_s, self.jump = max(now_s, self.ready_s), 0
+            return
+        rows, into_s = len(self.running), now_s - self.begins_s
+        steps = steps_until(self.roofline, rows, self.kv, into_s)
+        if steps < self.jump:
+            self.jump = steps
+            self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, steps)
+
+    def arrive(self, now_s: float) -> list[Work]:
+        """Make the jump; returns what it finished."""
+        rows, kv = len(self.running), self.kv
+        self.steps += self.jump
+        self.kv += rows * self.jump
+        tokens = rows * self.jump
+        self.usage.decoded(self.begins_s, now_s, (kv, self.kv), tokens, self.version)
+        self.jump = 0
+        finished: list[Work] = []
+        while self.ends and self.ends[0][0] <= self.steps:
+            entry = heappop(self.ends)
+            if self._stands(entry):
+                finished.append(self.take_out(entry[1]))
+        return finished
+
+    def go_on(self, now_s: float) -> None:
+        """Make room where the cache is full, take in what fits, plan the next jump."""
+        if self.is_empty():
+            self.due_s = None
+            return
+        begins_s = max(now_s, self.ready_s)
+        if begins_s > now_s and not self.running:
+            self.due_s = begins_s
+            return
+        self._make_room()
+        tokens = self._take_in()
+        prefill_s = self.roofline.prefill_s(tokens)
+        self.usage.prefilled(tokens, prefill_s)
+        self.begins_s = begins_s + prefill_s
+        self._next_jump()
+
+    def update(self, version: int, now_s: float, stall_s: float, recompute: bool) -> None:
+        """Between two steps: take new weights, prefill everything again if asked."""
+        for work in self.running.values():
+            work.done = self.steps - work.begun
+            work.mark(self.version)
+        self.version = version
+        self.ready_s = max(now_s, self.ready_s) + stall_s
+        if recompute and self.kv:
+            seconds = self.roofline.prefill_s(self.kv)
+            self.usage.prefilled(self.kv, seconds)
+            self.ready_s += seconds
+
+    def give_up(self) -> list[Work]:
+        """Between two steps: everything that it has."""
+        left = [self.take_out(name) for name in list(self.running)] + self.waiting
+        self.waiting = []
+        self.ends.clear()
+        return left
+
+    def take_out(self, name: str) -> Work:
+        """Between two steps: a running trajectory."""
+        work = self.running.pop(name)
+        work.done = self.steps - work.begun
+        work.mark(self.version)
+        self.kv -= work.cached()
+        return work
+
+    def look(self, now_s: float) -> int:
+        """Tokens in the cache now."""
+        if not self.jump or now_s <= self.begins_s:
+            return self.kv
+        return self.kv + len(self.running) * self._made(now_s)
+
+    def generated(self, work: Work, now_s: float) -> int:
+        """Tokens of a running trajectory by now."""
+        made = self._made(now_s) if self.jump and now_s > self.begins_s else 0
+        return self.steps + made - work.begun
+
+    def read(self, now_s: float) -> Reading:
+        """Its sums now, with the part of the present jump that has passed."""
+        usage, kv = self.usage, self.look(now_s)
+        begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
+        kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)
+        return Reading(
+            usage.busy_s + now_s - begins_s,
+            usage.kv_s + kv_s,
+            usage.tokens + kv - self.kv,
+            usage.prefilled_tokens,
+        )
+
+    def is_empty(self) -> bool:
+        return not self.running and not self.waiting
+
+    def _made(self, now_s: float) -> int:
+        into_s = now_s - self.begins_s
+        return min(self.jump, steps_until(self.roofline, len(self.running), self.kv, into_s))
+
+    def _fits(self, work: Work) -> bool:
+        rows = len(self.running)
+        free = self.capacity - self.reserve - self.kv - rows - 1  # the next step's tokens
+        return rows < self.slots and (not rows or work.cached() <= free)
+
+    def _take_in(self) -> int:
+        """Tokens to prefill of those that join now, in the order of the queue."""
+        tokens = 0
+        while self.waiting and self._fits(self.waiting[0]):
+            work = self.waiting.pop(0)
+            work.begun = self.steps - work.done
+            work.version = self.version if work.version < 0 else work.version
+            self.running[work.name] = work
+            heappush(self.ends, (work.begun + work.length, work.name))
+            self.kv += work.cached()
+            tokens += work.cached()
+        return tokens
+
+    def _make_room(self) -> None:
+        """The newest go back when the next step does not fit, until the reserve is free."""
+        if self.kv + len(self.running) <= self.capacity:
+            return
+        while len(self.running) > 1 and self.kv + len(self.running) > self.capacity - self.reserve:
+            self.waiting.insert(0, self.take_out(next(reversed(self.running))))
+            self.usage.preempted += 1
+
+    def _next_jump(self) -> None:
+        while not self._stands(self.ends[0]):
+            heappop(self.ends)
+        rows = len(self.running)
+        fitting = (self.capacity - self.kv) // rows
+        assert fitting > 0, "a step was left room, and one sequence alone always fits"
+        self.jump = min(self.ends[0][0] - self.steps, fitting)
+        self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, self.jump)
+
+    def _stands(self, entry: tuple[int, str]) -> bool:
+        work = self.running.get(entry[1])
+        return work is not None and work.begun + work.length == entry[0]
+
+
+def _urgency(work: Work) -> tuple[bool, float]:
+    return not work.done, -work.predicted

@@ -1,0 +1,128 @@
+"""The trainer in virtual time: it takes complete groups, oldest first, and publishes after B of
+them. Lag is counted and bounded as invariant 5 says.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from simulator.work import Work
+
+CHUNKS = 16  # of a step, at most, when it begins before all its groups are there
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One version: when it ended, what it trained, and by which lag its tokens were behind."""
+
+    number: int
+    begun_s: float
+    ended_s: float
+    samples: int
+    tokens: int
+    lags: Counter[int]
+    dropped: int
+    """Samples of `keep_version`, whole, whose lag was above the bound."""
+    masked: int
+    """Tokens of the other policies for the same reason."""
+
+
+@dataclass(slots=True, eq=False)
+class Trainer:
+    """`begin` says how long the next piece of work takes, None when it cannot work now; `end`
+    closes it.
+    """
+
+    groups_per_step: int
+    fixed_s: float
+    token_s: float
+    early_start: bool
+    keep_version: bool
+    max_lag: int | None
+    version: int = 0
+    busy_s: float = 0.0
+    ready: list[tuple[int, int, tuple[Work, ...]]] = field(
+        default_factory=list[tuple[int, int, tuple[Work, ...]]]
+    )
+    steps: list[Step] = field(default_factory=list[Step])
+    expired: int = 0
+    """Groups of which nothing was left to train."""
+    samples_expired: int = 0
+    taken: int = 0
+    """Groups that the present step has."""
+    begun_s: float | None = None
+    _lasts_s: float = 0.0
+    _samples: int = 0
+    _tokens: int = 0
+    _dropped: int = 0
+    _masked: int = 0
+    _lags: Counter[int] = field(default_factory=Counter[int])
+
+    def receive(self, group: int, samples: list[Work]) -> None:
+        """A complete group; those whose newest sample is oldest come first, then by number."""
+        newest = max(work.spans[0][0] for work in samples)
+        heappush(self.ready, (newest, group, tuple(samples)))
+
+    def begin(self, now_s: float) -> float | None:
+        """Take what this piece of work trains; its seconds, or None if too little is there."""
+        wanted = self.groups_per_step - self.taken
+        self._expire()
+        if not self.ready or (not self.early_start and len(self.ready) < wanted):
+            return None
+        if self.begun_s is None:
+            self.begun_s = now_s
+        most = max(1, self.groups_per_step // CHUNKS) if self.early_start else wanted
+        tokens = 0
+        for _ in range(min(most, wanted, len(self.ready))):
+            tokens += sum(map(self._take, heappop(self.ready)[2]))
+            self.taken += 1
+        complete = self.taken == self.groups_per_step
+        seconds = tokens * self.token_s + (self.fixed_s if complete else 0.0)
+        self._lasts_s = seconds
+        return seconds
+
+    def end(self, now_s: float) -> Step | None:
+        """The piece is done; a Step when that was the last of one."""
+        self.busy_s += self._lasts_s
+        if self.taken < self.groups_per_step:
+            return None
+        assert self.begun_s is not None
+        self.version += 1
+        step = Step(
+            self.version, self.begun_s, now_s, self._samples, self._tokens, self._lags,
+            self._dropped, self._masked,
+        )  # fmt: skip
+        self.steps.append(step)
+        self.begun_s, self.taken, self._lags = None, 0, Counter()
+        self._samples = self._tokens = self._dropped = self._masked = 0
+        return step
+
+    def in_step(self) -> int:
+        """Samples that the present step has, dropped ones included."""
+        return self._samples + self._dropped
+
+    def _expire(self) -> None:
+        """Groups all of whose samples are too old end here, in front of the queue: oldest first."""
+        if not self.keep_version or self.max_lag is None:
+            return
+        while self.ready and all(self._is_late(work) for work in self.ready[0][2]):
+            self.samples_expired += len(heappop(self.ready)[2])
+            self.expired += 1
+
+    def _is_late(self, work: Work) -> bool:
+        return self.max_lag is not None and self.version - work.spans[0][0] > self.max_lag
+
+    def _take(self, work: Work) -> int:
+        """Count it; returns the tokens that it costs."""
+        if self.keep_version and self._is_late(work):
+            self._dropped += 1
+            return 0
+        for version, tokens in work.spans:
+            lag = self.version - version
+            if self.max_lag is not None and lag > self.max_lag:
+                self._masked += tokens
+            else:
+                self._lags[lag] += tokens
+                self._tokens += tokens
+        self._samples += 1
+        return work.prompt + work.done

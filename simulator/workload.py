@@ -1,0 +1,64 @@
+"""What is generated: the lengths of the answers to each prompt, the same under every policy.
+
+A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
+work. Two answers to one prompt are alike as in the paced engine: a Gaussian copula of one part per
+prompt, which all passes share, and one per answer; so history tells something, not everything.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.engines.paced.lengths import NORMAL, Distribution
+
+EDGE, KNOTS = 6.0, 2_401
+"""Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond lies one in 10⁹."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Where answer lengths come from; cut at `longest` as a token limit cuts them."""
+
+    distribution: Distribution
+    correlation: float
+    longest: int
+    table: NDArray[np.float64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        shares = (NORMAL.cdf(float(at)) for at in np.linspace(-EDGE, EDGE, KNOTS))
+        table = np.array([self.distribution.quantile(min(max(s, 1e-9), 1 - 1e-9)) for s in shares])
+        object.__setattr__(self, "table", table)
+
+    def of(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Whole tokens, 1 to `longest`."""
+        drawn = np.interp(deviates, np.linspace(-EDGE, EDGE, KNOTS), self.table)
+        return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts asked pass after pass, `samples` answers each."""
+
+    lengths: Lengths
+    samples: int
+    prompts: int
+    prompt_tokens: int
+    seed: int
+
+    def group(self, number: int) -> list[int]:
+        """Lengths of the answers of the group admitted as the `number`-th."""
+        return self._drawn(number // self.prompts, number % self.prompts)
+
+    def prompt_of(self, number: int) -> int:
+        return number % self.prompts
+
+    def earlier(self, prompt: int) -> list[int]:
+        """What the prompt's answers were in the pass before the first: the history at the start."""
+        return self._drawn(-1, prompt)
+
+    def _drawn(self, pass_: int, prompt: int) -> list[int]:
+        shared = np.random.default_rng([self.seed, 1, prompt]).standard_normal()
+        own = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(self.samples)
+        part = self.lengths.correlation
+        return self.lengths.of(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()

@@ -1,0 +1,187 @@
+"""The bytes of archived rows, made column by column and held against their hashes.
+
+Headers come as text columns (`headers.py`), arrays of tokens as they lie in the file; Arrow joins
+both, a few hundred rows at a time, and every row is hashed twice: for the checksum inside its bytes
+and for the hash that the ledger names it by. A row that this does not give back to the bit is left
+to `columns.originals_of`, which makes it the slow way and judges it.
+"""
+# pyarrow ships no types
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
+
+from storage.archive.columns import originals_of
+from storage.archive.headers import headers
+from storage.archive.rows import FLOAT_DEFAULTS
+from storage.archive.shapes import Column, columns_of
+from streams.codec import MAGIC
+from streams.records import SCHEMAS, Record
+
+SLICE_BYTES = 1 << 20  # joined at a time: what is hashed twice should not leave the cache
+_PREFIX = struct.Struct("<4sIQ")  # magic, length of the header, checksum of what follows
+_NOTHING = pa.scalar(b"", pa.large_binary())
+_PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
+
+Slice = Sequence[tuple[int, memoryview, str]]
+"""Of each row: length of its header, all its bytes behind the prefix, its hash."""
+
+
+class Originals:
+    """The bytes that rows of one topic had in the log. It learns how a run states floats that equal
+    their default, so rows that belong together should come to one of these.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self._stated: dict[type[Record], bool] = {}
+
+    def values(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
+        """What `originals_of` gives: the very bytes of each row, None for a tombstone.
+
+        `CorruptObject` at a row that no longer gives the bytes that its hash names.
+        """
+        found: list[bytes | None] = [None] * batch.num_rows
+        for cls, rows in _by_class(batch):
+            made = self._either_way(batch, rows, cls, _kept)
+            for row, value in zip(rows.tolist(), made, strict=True):
+                found[row] = value
+        for row, value in enumerate(found):
+            if value is None:
+                yield from originals_of(pa.Table.from_batches([batch.slice(row, 1)]), self.topic)
+            else:
+                yield value
+
+    def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
+        """Which rows are records of `cls` whose columns give the bytes that their hashes name;
+        nothing is said of the others.
+        """
+        found = np.zeros(batch.num_rows, np.bool_)
+        for of, rows in _by_class(batch):
+            if of is cls:
+                found[rows] = self._either_way(batch, rows, cls, _same)
+        return found
+
+    def _either_way(
+        self,
+        batch: pa.RecordBatch,
+        rows: NDArray[np.int64],
+        cls: type[Record],
+        make: Callable[[Slice], list[Any]],
+    ) -> list[Any]:
+        """What `make` makes of each row, in the one or the other way in which it may state a float
+        that equals its default (`rows.with_default`).
+        """
+        if not len(rows):
+            return []
+        chosen = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+        if FLOAT_DEFAULTS[cls] is None:
+            return _made(chosen, self.topic, cls, False, make)
+        if cls not in self._stated:
+            self._stated[cls] = not _made(chosen.slice(0, 1), self.topic, cls, False, _same)[0]
+        stated = self._stated[cls]
+        found = _made(chosen, self.topic, cls, stated, make)
+        left = [index for index, one in enumerate(found) if not one]
+        if left:
+            again = _made(chosen.take(pa.array(left)), self.topic, cls, not stated, make)
+            for index, one in zip(left, again, strict=True):
+                found[index] = one
+        return found
+
+
+def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.int64]]]:
+    """The rows of each class whose columns hold all of a record."""
+    whole = pc.and_(pc.is_null(batch.column("reason")), pc.is_null(batch.column("original")))
+    schemas = batch.column("schema")
+    for schema in pc.unique(schemas).to_pylist():
+        if schema in SCHEMAS:
+            rows = pc.and_(whole, pc.fill_null(pc.equal(schemas, schema), False))
+            yield SCHEMAS[schema], np.flatnonzero(rows.to_numpy(zero_copy_only=False))
+
+
+def _made(
+    batch: pa.RecordBatch,
+    topic: str,
+    cls: type[Record],
+    stated: bool,
+    make: Callable[[Slice], list[Any]],
+) -> list[Any]:
+    heads = headers(batch, topic, cls, stated=stated).cast(pa.large_binary())
+    names = set(batch.schema.names)
+    present = [c for c in columns_of(cls) if c.is_array and c.name in names]
+    arrays = [_bytes(batch.column(column.name), column) for column in present]
+    sizes = pc.binary_length(heads)
+    parts: list[Any] = [heads]
+    if arrays:
+        parts.append(_padding(sizes))
+    for index, array in enumerate(arrays):
+        parts += [_padding(pc.binary_length(arrays[index - 1]))] if index else []
+        parts.append(array)
+    hashes = batch.column("hash")
+    found: list[Any] = []
+    total = sum(part.nbytes for part in parts)
+    step = max(1, SLICE_BYTES * batch.num_rows // max(1, total))
+    for first in range(0, batch.num_rows, step):
+        cut = [part.slice(first, step) for part in parts]
+        bodies = pc.binary_join_element_wise(*cut, _NOTHING) if len(cut) > 1 else cut[0]
+        found += make(_rows(sizes.slice(first, step), bodies, hashes.slice(first, step)))
+    return found
+
+
+def _bytes(lists: pa.Array, column: Column) -> pa.Array:
+    """A list column as binary: the same memory, offsets in bytes."""
+    width = column.items.bit_width // 8
+    offsets = lists.offsets.to_numpy().astype(np.int64) * width
+    valid = None
+    if lists.null_count:
+        valid = pa.array(pc.is_valid(lists).to_numpy(zero_copy_only=False)).buffers()[1]
+    values = lists.values
+    data = values.buffers()[1]
+    offsets += values.offset * width
+    buffers = [valid, pa.py_buffer(offsets), data]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(lists), buffers)
+
+
+def _padding(sizes: pa.Array) -> pa.Array:
+    """Zero bytes up to a multiple of 8."""
+    return _PADDING.take(pc.bit_wise_and(sizes, 7))
+
+
+def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
+    """Rows that could not be written have no bytes here, which no hash names."""
+    ends = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8).tolist()
+    data = memoryview(bodies.buffers()[2])
+    lengths = pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).tolist()
+    named = hashes.to_numpy(zero_copy_only=False).tolist()
+    return [
+        (length, data[start:end], hash_)
+        for length, start, end, hash_ in zip(lengths, ends[:-1], ends[1:], named, strict=True)
+    ]
+
+
+def _kept(rows: Slice) -> list[bytes | None]:
+    """The bytes, where they have their hash."""
+    found: list[bytes | None] = []
+    for length, body, hash_ in rows:
+        value = b"".join((_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)), body))
+        found.append(value if xxh3_64_hexdigest(value) == hash_ else None)
+    return found
+
+
+def _same(rows: Slice) -> list[bool]:
+    """Whether the bytes have their hash; no copy is made."""
+    found: list[bool] = []
+    for length, body, hash_ in rows:
+        hasher = xxh3_64(_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)))
+        hasher.update(body)
+        found.append(hasher.hexdigest() == hash_)
+    return found

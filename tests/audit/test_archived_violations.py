@@ -1,0 +1,96 @@
+"""What audit says of a log it says of the same records archived: rows are looked at many at a time,
+and every violation is found, counted and worded as it is in the log.
+"""
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from audited_run import RUN, audited, completion, open_run
+from plants import PLANTED, Plant
+
+from consumers.archive.service import Archive
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from consumers.audit.tally import Tally
+from consumers.settings import ArchiveSettings
+from storage.connect import open_store
+from streams.connect import open_bus
+
+TOPICS = ("admissions", "ledger", "trajectories", "annotations")
+NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}
+"""The archive stops at a gap and says so."""
+POLICIES = (Policy(1, keep_version=False), Policy(1, keep_version=True))
+
+
+def archive(folder: Path) -> None:
+    """Everything is archived, and the log keeps the last record of each partition."""
+    bus, stop = open_bus(f"sqlite:{folder / 'bus'}"), threading.Event()
+    stop.set()
+    Archive(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
+    for topic in TOPICS:
+        ends = bus.end(topic).items()
+        bus.truncate(topic, {partition: max(0, end - 1) for partition, end in ends})
+    bus.close()
+
+
+def found(tallies: dict[int, Tally]) -> list[object]:
+    return [
+        (t.number, dict(t.counts), t.violations, t.offenders, t.unchecked, t.notes)
+        for number, t in tallies.items()
+        if number
+    ]
+
+
+@pytest.mark.parametrize(
+    "plant", [p for p, _, _ in PLANTED if p.__name__ not in NOT_ARCHIVED], ids=lambda p: p.__name__
+)
+def test_a_violation_is_found_in_the_archive_as_in_the_log(folder: Path, plant: Plant) -> None:
+    run = open_run(folder, 2)
+    plant(run)
+    run.bus.close()
+    logged = [found(audited(folder, policy)) for policy in POLICIES]
+    archive(folder)
+    archived = [found(audited(folder, policy)) for policy in POLICIES]
+    assert archived == logged
+
+
+def test_archived_trajectories_are_read_as_rows_and_odd_ones_as_records(folder: Path) -> None:
+    """Text that JSON escapes in rare ways, dead ones, second completions: the same counts."""
+    run = open_run(folder, 2)
+    run.complete(completion(6, 0, 2, reason='\x01 " \\ \n ü \u2028', finish="dead"))
+    run.complete(completion(6, 1, 2, environment='{"turn": 1}', scores={"a": 0.1, 'b"': 1e-9}))
+    run.complete(completion(6, 1, 2, reward=None, temperature=float("1.0"), attempt=2))
+    run.bus.close()
+    logged = found(audited(folder))
+    archive(folder)
+    assert found(audited(folder)) == logged
+
+
+def test_a_changed_row_is_found_and_the_rows_before_it_count(folder: Path) -> None:
+    whole = audited(folder)[3].counts["trajectories"]
+    archive(folder)
+    (path,) = sorted((folder / "store/archive/topic=trajectories").rglob("*-00000-*.parquet"))
+    table, metadata = pq.read_table(path, partitioning=None), pq.read_metadata(path).metadata
+    rewards = table.column("reward").to_pylist()
+    rewards[3] = 7.0
+    index = table.schema.get_field_index("reward")
+    changed = table.set_column(index, table.schema.field(index), pa.array(rewards, pa.float64()))
+    path.chmod(0o644)
+    pq.write_table(changed.replace_schema_metadata(metadata), path)
+    tallies = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
+    (said,) = tallies[0].offenders
+    assert "row 0:3 differs from its hash" in said.what
+    assert tallies[3].counts["trajectories"] == whole - (len(rewards) - 3)
+
+
+def test_a_row_missing_within_a_file_is_found(folder: Path) -> None:
+    archive(folder)
+    (path,) = sorted((folder / "store/archive/topic=trajectories").rglob("*-00000-*.parquet"))
+    table = pq.read_table(path, partitioning=None)
+    path.chmod(0o644)
+    pq.write_table(pa.concat_tables([table.slice(0, 2), table.slice(3)]), path)
+    tallies = Audit(None, open_store(f"file:{folder / 'store'}"), RUN, POLICIES[0]).check()
+    assert tallies[0].offenders[0].what == "offsets 2 to 2 are missing"

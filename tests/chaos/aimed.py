@@ -1,0 +1,106 @@
+"""`python -m tests.chaos.aimed COMMAND …` is `rollstream COMMAND …` whose every write may be aimed
+at (`aiming.py`); a supervisor started this way starts its roles this way.
+
+Only the doors are wrapped: what opens the bus, what opens the store, a line of metrics, and the
+supervisor's note of nonces.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import storage.connect
+import storage.metrics
+import streams.connect
+from streams.bus import Bus, Entry, GroupReader
+from streams.records import Position
+from streams.topics import Topic
+from tests.chaos.aiming import FOLDER, AimedGate
+from tests.chaos.crashing_store import CrashingStore
+
+MODULE = "tests.chaos.aimed"
+
+
+class AimedBus:
+    """See `Bus`; what is not written here reads."""
+
+    def __init__(self, inner: Bus, gate: AimedGate) -> None:
+        self._inner, self._gate = inner, gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        self._gate.write("create topics", lambda: self._inner.create(topics))
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        return self._gate.write(f"append {topic}", lambda: self._inner.append(topic, entries))
+
+    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
+        kind = f"commit {group} {topic}"
+        self._gate.write(kind, lambda: self._inner.commit(group, topic, positions))
+
+    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
+        self._gate.write(f"truncate {topic}", lambda: self._inner.truncate(topic, before))
+
+    def join(self, group: str, topic: str, member: str) -> GroupReader:
+        inner, gate = self._inner.join(group, topic, member), self._gate
+
+        def commit() -> None:
+            gate.write(f"commit {group} {topic}", inner.commit)
+
+        return SimpleNamespace(poll=inner.poll, close=inner.close, commit=commit)  # type: ignore[return-value]
+
+
+def aim_at_writes(gate: AimedGate) -> None:
+    """Before anything else of the product is imported: who opens, opens an aimed one."""
+    open_bus, open_store = streams.connect.open_bus, storage.connect.open_store
+    line = storage.metrics.MetricsFile.append
+    streams.connect.open_bus = lambda *a, **k: AimedBus(open_bus(*a, **k), gate)  # type: ignore[assignment]
+    storage.connect.open_store = lambda *a, **k: CrashingStore(open_store(*a, **k), gate)  # type: ignore[arg-type,assignment]
+
+    def append(self: storage.metrics.MetricsFile, values: Mapping[str, Any]) -> None:
+        gate.write(f"line {self._path.name}", lambda: line(self, values))
+
+    storage.metrics.MetricsFile.append = append  # type: ignore[method-assign]
+
+
+def aim_at_supervisor(gate: AimedGate) -> None:
+    """Its own note, and the command lines of its roles."""
+    import rollstream.roster as roster
+    from rollstream.lock import RunLock
+
+    seat, keep = roster._seat, RunLock.keep_nonces
+
+    def aimed_seat(*words: Any, **named: Any) -> Any:
+        made = seat(*words, **named)
+        command = [MODULE if word == "rollstream" else word for word in made.command]
+        return roster.replace(made, command=command)
+
+    def keep_nonces(self: RunLock, nonces: Mapping[str, str]) -> None:
+        gate.write("nonces", lambda: keep(self, nonces))
+
+    roster._seat = aimed_seat
+    RunLock.keep_nonces = keep_nonces  # type: ignore[method-assign]
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    name = "supervisor"
+    with suppress(ValueError):
+        name = words[words.index("--name") + 1]
+    gate = AimedGate(Path(os.environ[FOLDER]), name)
+    aim_at_writes(gate)
+    if words[0] == "run":
+        aim_at_supervisor(gate)
+    from rollstream.main import main as rollstream
+
+    return rollstream(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The roles of a run as separate processes, started by a test in whatever order, with no supervisor
+that hands leases on or restarts what died; each of their writes may be aimed at.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from rollstream.config import load
+from rollstream.folder import folder_of, settle
+from tests.chaos.aiming import AimFolder
+from tests.run_process import SETTINGS
+
+COMMANDS = {
+    "trainer": "train", "dispatch": "dispatch", "prompts": "prompts", "archive": "archive",
+    "rollout-0": "rollout", "rollout-1": "rollout", "relay": "relay", "scorer-0": "score",
+}  # fmt: skip
+"""Every process of a run by the command that starts it."""
+WAIT_S = 120.0
+
+
+@dataclass
+class Hand:
+    """One process of a role; `log` is its own."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+    def is_stopped(self) -> bool:
+        """By SIGSTOP; a role that ended instead is a failure."""
+        assert self.process.poll() is None, self.said()
+        return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
+    def said(self) -> str:
+        return f"{self.name} ended with {self.process.poll()}:\n{self.log.read_text()[-3000:]}"
+
+
+@dataclass
+class RunByHand:
+    """`aims` says what happens to processes that start from then on."""
+
+    folder: Path
+    aims: AimFolder
+    hands: list[Hand] = field(default_factory=list[Hand])
+
+    def start(self, name: str, node: Path | None = None) -> Hand:
+        """Another process of this name: a successor too; `node` is the run's folder on another
+        machine.
+        """
+        command = [sys.executable, "-m", "tests.chaos.aimed", COMMANDS[name]]
+        command += [str((node or self.folder) / "config.json"), "--name", name]
+        log = self.folder.parent / f"{name}-{len(self.hands)}.log"
+        environment = {**self.aims.environment(), "OMP_NUM_THREADS": "1"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        hand = Hand(name, process, log)
+        self.hands.append(hand)
+        return hand
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < give_up, self._told("it did not come true in time")
+            time.sleep(0.05)
+
+    def wait_complete(self, *others: Callable[[], object]) -> None:
+        """Until a trainer says that the run is complete; then every other role is asked to stop,
+        the archive last. Each of `others` is called again and again meanwhile.
+        """
+
+        def is_complete() -> bool:
+            for other in others:
+                other()
+            return any(h.name == "trainer" and h.process.poll() == 0 for h in self.hands)
+
+        self.wait_for(is_complete)
+        for last in (False, True):
+            stopping = [h for h in self.hands if (h.name == "archive") == last]
+            for hand in stopping:
+                if hand.process.poll() is None:
+                    hand.signal(signal.SIGTERM)
+            for hand in stopping:
+                hand.process.wait(60)
+
+    def end(self) -> None:
+        """Whatever the test did, nobody is left."""
+        for hand in self.hands:
+            if hand.process.poll() is None:
+                hand.signal(signal.SIGCONT)
+                hand.kill()
+
+    def _told(self, why: str) -> str:
+        return "\n".join([why, *(hand.said() for hand in self.hands)])
+
+
+@contextmanager
+def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Iterator[RunByHand]:
+    """A run whose folder is made and of which nothing runs yet."""
+    configuration = folder.parent / "tiny.toml"
+    configuration.write_text('run = "tiny"\n')
+    settings = [*SETTINGS, f"model.path={model}", f"folder={folder}", *more]
+    loaded = load(configuration, settings, {})
+    settle(folder_of(loaded), loaded)
+    run = RunByHand(folder, AimFolder(folder.parent / "aims"))
+    try:
+        yield run
+    finally:
+        run.end()

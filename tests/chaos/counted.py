@@ -1,0 +1,101 @@
+"""What a run of real processes says when it is over: `rollstream audit`, a recount that shares no
+code with it, and the archive's rows by their places.
+"""
+
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from rollstream.config import load
+from rollstream.folder import store_url
+from storage.archive.names import PREFIX, parsed
+from storage.connect import open_store
+from storage.objects import ObjectStore
+from tests.recount import places_of, recount
+
+AUDIT_S = 600.0
+
+
+@dataclass
+class Counted:
+    """`lost` sums what is missing and what the audit holds against the run; nothing is wrong where
+    it and `twice` are 0. `void` are records that a fence dropped.
+    """
+
+    trained: int
+    expired: int
+    dead: int
+    lost: int
+    twice: int
+    void: int
+    wrong: list[str] = field(default_factory=list[str])
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.lost and not self.twice
+
+
+def counted(folder: Path, steps: int) -> Counted:
+    """Over log, store and archive, wherever they are."""
+    report = audited(folder)
+    again = recount(places_of(str(folder)))
+    groups, trajectories = again["groups"], again["trajectories"]
+    of = {line["invariant"]: line["counts"] for line in report["invariants"]}
+    configuration = load(folder / "config.json")
+    rows = rows_twice(open_store(store_url(configuration, folder)))
+    wrong = [offender["what"] for line in report["invariants"] for offender in line["offenders"]]
+    lost = {
+        "trajectories are not found": trajectories["not_found"],
+        "groups were never admitted": groups["never_admitted"],
+        "records are missing": again["gaps"],
+        "violations": report["violations"],
+        "groups trained by one count only": abs(of[1]["trained"] - groups["trained"]),
+        "steps are missing": abs(steps - again["steps"]),
+    }
+    twice = {
+        "trajectories trained twice": trajectories["trained_twice"],
+        "groups ended twice": groups["ended_twice"],
+        "not the first completion": trajectories["not_the_first"],
+        "rows twice in the archive": rows,
+    }
+    wrong += [f"{count} {what}" for what, count in (lost | twice).items() if count]
+    return Counted(
+        groups["trained"],
+        groups["expired"],
+        groups["dead"],
+        sum(lost.values()),
+        sum(twice.values()),
+        of[7].get("void", 0),
+        wrong,
+    )
+
+
+def audited(folder: Path) -> dict[str, Any]:
+    line = [sys.executable, "-m", "rollstream", "audit", str(folder), "--json"]
+    said = subprocess.run(line, capture_output=True, text=True, timeout=AUDIT_S, check=False)
+    if not said.stdout:
+        raise RuntimeError(f"rollstream audit {folder} ended with {said.returncode}: {said.stderr}")
+    return json.loads(said.stdout)
+
+
+def rows_twice(store: ObjectStore) -> int:
+    """Records of the archive that stand in it again."""
+    found = Counter(_rows(store))
+    return sum(found.values()) - len(found)
+
+
+def _rows(store: ObjectStore) -> Iterator[tuple[str, int, int]]:
+    for entry in store.list(PREFIX):
+        file = parsed(entry.key, entry.bytes)
+        if file is not None:
+            table = pq.read_table(io.BytesIO(store.get(entry.key)), columns=["offset"])
+            for offset in table["offset"].to_pylist():
+                yield file.topic, file.partition, offset

@@ -1,0 +1,37 @@
+"""A planner that moves whatever it can, and puts some off: moves without end, so that crashes and
+completions meet them in every phase.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.moves import Plan, Repacking, is_begun
+from consumers.dispatch.orders import is_serving, release
+from consumers.dispatch.state import DispatchState
+from streams.records import Assignment
+
+
+@dataclass(slots=True, kw_only=True)
+class Restless(Repacking):
+    """One in three of what runs is asked back at each look."""
+
+    random: random.Random
+    asked: Counter[str]
+
+    def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan:
+        begun = [t for t, o in sorted(state.orders.items()) if is_begun(state, t, o)]
+        chosen = [t for t in begun if self.random.random() < 0.3]
+        deferred = tuple(t for t in chosen if self.random.random() < 0.2)
+        releases = [self._release(state, t) for t in chosen if t not in deferred]
+        self.asked.update({"asked back": len(releases), "put off": len(deferred)})
+        return Plan(tuple(r for r in releases if r is not None), deferred)
+
+    def _release(self, state: DispatchState, trajectory: str) -> Assignment | None:
+        """To anyone who serves; one of another version must be found out later."""
+        order, group = state.orders[trajectory], state.groups[int(trajectory.split(".")[0])]
+        others = [n for n, s in sorted(state.rollouts.items()) if is_serving(s)]
+        if group.prompt is None or not others:
+            return None
+        return release(group.prompt, trajectory, order, self.random.choice(others))

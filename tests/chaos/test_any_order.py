@@ -1,0 +1,49 @@
+"""The roles of a run may be started, killed and started again in any order, by anybody: here there
+is no supervisor that would do it in the usual one, or hand leases on.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.by_hand import RunByHand, by_hand
+from tests.chaos.counted import counted
+from tests.run_process import GROUPS, random_model, steps_done
+
+STEPS = 24
+NAMES = ("trainer", "dispatch", "prompts", "archive", "rollout-0", "rollout-1")
+SETTINGS = [
+    f"trainer.steps={STEPS}", "trainer.samples_per_group=2", "sampling.tokens_max=24",
+    "rollouts.partial_tokens=4", "archive.roll_s=0.5", "trainer.lease_s=2", "dispatch.lease_s=2",
+]  # fmt: skip
+
+
+def shuffled(drawn: random.Random) -> list[str]:
+    return drawn.sample(NAMES, len(NAMES))
+
+
+def wait_for_step(run: RunByHand, wanted: int) -> None:
+    run.wait_for(lambda: steps_done(run.folder) >= wanted)
+
+
+@pytest.mark.slow
+def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
+    """Promise 1. All are killed in one order and started in another; then each is killed and
+    started by itself, in a third.
+    """
+    drawn, model = random.Random(0), random_model(tmp_path / "model")
+    with by_hand(tmp_path / "run", model, SETTINGS) as run:
+        hands = {name: run.start(name) for name in shuffled(drawn)}
+        wait_for_step(run, 2)
+        for name in shuffled(drawn):
+            hands[name].kill()
+        hands = {name: run.start(name) for name in shuffled(drawn)}
+        wait_for_step(run, 6)
+        for name in shuffled(drawn):
+            hands[name].kill()
+            hands[name] = run.start(name)
+        run.wait_complete()
+    found = counted(tmp_path / "run", STEPS)
+    assert found.is_clean, found.wrong
+    assert found.trained == STEPS * GROUPS

@@ -1,0 +1,22 @@
+"""Promise 1 while everything moves: dispatch asks trajectories back at every look, and roles are
+killed, frozen and come back as zombies in the midst of it.
+
+`python -m tests.chaos.trials --seed S --restless` repeats one.
+"""
+
+from collections import Counter
+
+from tests.chaos.trials import seeded
+
+COUNT = 12
+
+
+def test_runs_that_move_all_the_time_keep_every_promise() -> None:
+    """Invariants 1 to 7: one trajectory whoever finishes it, one version under `keep_version`."""
+    happened: Counter[str] = Counter()
+    for seed in range(COUNT):
+        trial = seeded(seed, restless=True)
+        assert trial.found.wrong == [], str(trial)
+        happened += trial.happened
+    assert happened["asked back"] > 10 * COUNT
+    assert min(happened[what] for what in ("killed", "frozen", "put off")) > COUNT

@@ -1,0 +1,57 @@
+"""Paced engines on a clock that is set by hand, and what they gained."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from engine_samples import V1, Gained, gather
+
+from producers.engines.base import Request
+from producers.engines.paced.engine import PacedEngine, Shape
+from producers.engines.paced.lengths import Lengths, LogNormal
+from producers.engines.paced.roofline import Roofline
+
+ROOFLINE = Roofline(
+    weights_s=4e-3, kv_token_s=2e-5, row_s=1e-4, overhead_s=1e-3, prefill_token_s=5e-5
+)
+VOCABULARY = 19  # that of the tiny models
+WEIGHTS = {"layers.00": torch.arange(64, dtype=torch.bfloat16).view(8, 8), "head": torch.ones(6)}
+
+
+@dataclass(slots=True)
+class HandPace:
+    """Time that passes only while somebody waits for it."""
+
+    at_s: float = 100.0
+    scale: float = 1.0
+
+    def now(self) -> float:
+        return self.at_s
+
+    def wait_until(self, at_s: float) -> None:
+        self.at_s = max(self.at_s, at_s)
+
+
+def open_paced(
+    slots: int = 4,
+    context_max: int = 96,
+    emit_every: int = 64,
+    kv_capacity: int | None = None,
+    median: float = 20.0,
+    pace: HandPace | None = None,
+    correlation: float = 0.7,
+) -> PacedEngine:
+    lengths = Lengths(LogNormal(median, 10 * median), correlation)
+    capacity = slots * context_max if kv_capacity is None else kv_capacity
+    shape = Shape(slots, context_max, capacity, VOCABULARY, ROOFLINE, lengths, emit_every)
+    return PacedEngine(shape, WEIGHTS, V1, pace or HandPace())
+
+
+def run_all(engine: PacedEngine, requests: Iterable[Request] = ()) -> dict[str, Gained]:
+    """Everything that is in the engine, to its end."""
+    for request in requests:
+        engine.submit(request)
+    gained: dict[str, Gained] = {}
+    while emissions := engine.poll(1000.0):
+        gather(gained, emissions)
+    return gained

@@ -1,0 +1,87 @@
+"""A profile of the real engine: measured, written, and what rollouts then report."""
+
+import json
+from pathlib import Path
+
+import pytest
+from engine_samples import SIZES, open_torch, tiny_model
+from transformers import Qwen3Config
+
+from producers.engines.profiles import Profile, model_key, profile_path, read_profile, write_profile
+from producers.engines.timing import Timing, fitted, points_of
+from rollstream.config import load
+from rollstream.main import main
+from rollstream.profiling import profile_of
+from streams.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["rollouts.slots=4", "rollouts.context_max=64", "sampling.tokens_max=32"]
+
+
+def test_every_batch_at_every_length_is_measured_and_leaves_the_engine_empty() -> None:
+    engine = open_torch(tiny_model("qwen3"), slots=5, context_max=96)
+    points = list(points_of(Timing(engine, 5, 96, SIZES["vocab_size"])))
+    assert {point.rows for point in points} == {1, 2, 4, 5}
+    assert len(points) == len({(point.rows, point.kv_tokens) for point in points}) == 16
+    assert all(point.seconds > 0 and point.kv_tokens < point.rows * 96 for point in points)
+    assert engine.running() == []
+    profile = fitted("torch", "m", 5, 96, points)
+    assert 1 <= profile.batch_max <= 5
+    assert profile.points == 16
+    assert profile.error <= profile.error_max
+
+
+def test_the_command_writes_what_rollouts_of_the_run_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "profile",
+        str(ROOT / "examples" / "quickstart.toml"),
+        "--run",
+        str(tmp_path),
+        "--json",
+    ]
+    for one in SMALL:
+        words += ["--set", one]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"file", "batch_max", "error", "roofline", "measured"} <= set(told)
+    c = load(ROOT / "examples" / "quickstart.toml", SMALL, {})
+    shape = Qwen3Config(**c.model.config, vocab_size=18)
+    found = profile_of(c, tmp_path, shape)
+    assert found is not None
+    assert found.batch_max == told["batch_max"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "profiles"]
+
+
+def test_a_profile_of_another_model_is_refused_where_it_is_named(tmp_path: Path) -> None:
+    roofline = read_any(tmp_path)
+    c = load(ROOT / "examples" / "quickstart.toml", [f"rollouts.profile={roofline}"], {})
+    with pytest.raises(ConfigurationError, match="is the profile of engine torch and model other"):
+        profile_of(c, tmp_path, Qwen3Config(**SIZES))
+    unnamed = load(ROOT / "examples" / "quickstart.toml", (), {})
+    assert profile_of(unnamed, tmp_path, Qwen3Config(**SIZES)) is None
+
+
+def read_any(folder: Path) -> Path:
+    from producers.engines.paced.roofline import Roofline
+
+    path = folder / "other.json"
+    write_profile(path, Profile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1))
+    assert read_profile(path).batch_max == 2
+    return path
+
+
+def test_a_key_is_of_the_shape_and_not_of_the_weights() -> None:
+    one, other = tiny_model("qwen3", 0).config, tiny_model("qwen3", 1).config
+    assert model_key(one) == model_key(other)
+    assert model_key(one) != model_key(tiny_model("gpt2").config)
+    assert profile_path(Path("x"), "torch", "k") == Path("x/profiles/torch-k.json")
+
+
+def test_an_engine_without_a_model_has_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["profile", str(ROOT / "examples" / "longtail.toml"), "--run", str(tmp_path)]
+    assert main(words) == 2
+    assert "nothing to measure" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""Roles without a lease that meet a higher term of their own name: they exit, and say why."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from producers.rollout.orders import Orders
+from storage.memory_store import MemoryStore
+from storage.relay.relay import Relay
+from storage.relay.settings import RelaySettings
+from streams.bus import Bus
+from streams.errors import Fenced
+from streams.memory_bus import MemoryBus
+from streams.records import Assignment, RelayStatus, Sampling, Version
+from streams.topics import catalogue, partition_of
+from streams.writer import FencedWriter, publish
+
+
+@pytest.fixture
+def bus() -> Bus:
+    made = MemoryBus()
+    made.create(catalogue(2))
+    return made
+
+
+def order(bus: Bus, writer: FencedWriter, rollout: str, term: int) -> None:
+    ordered = Assignment(
+        kind="start", trajectory="0.0", group=0, index=0, attempt=1, rollout=rollout,
+        rollout_term=term, version=Version(0, 1), task="t", tokens=np.zeros(1, np.uint32),
+        sampling=Sampling(), seed=0,
+    )  # fmt: skip
+    partition = partition_of(rollout.encode(), bus.partitions("assignments"))
+    writer.append([("0.0", ordered, partition)])
+
+
+def test_a_rollout_exits_at_an_order_to_its_successor_and_at_no_other(bus: Bus) -> None:
+    writer = FencedWriter(bus, "assignments", "dispatch", 1)
+    writer.open()
+    orders = Orders(bus, "rollout-0", 2)
+    for rollout, term in (("rollout-0", 1), ("rollout-1", 9), ("rollout-0", 2)):
+        order(bus, writer, rollout, term)
+    assert orders.read() == []
+    assert [waiting.rollout_term for waiting in orders.waiting] == [2]
+    order(bus, writer, "rollout-0", 3)
+    with pytest.raises(Fenced, match="of term 2 was replaced in term 3"):
+        orders.read()
+
+
+def test_a_relay_exits_when_another_has_its_name(bus: Bus, tmp_path: Path) -> None:
+    relay = Relay(bus, MemoryStore(), RelaySettings(), "relay", tmp_path)
+    try:
+        relay._follow()
+        newer = RelayStatus(
+            relay="relay", term=relay.term + 1, node="b", url="", versions=(), upstream="bucket",
+            time_s=0.0,
+        )  # fmt: skip
+        publish(bus, "status", f"relay/{newer.term}", newer)
+        with pytest.raises(Fenced, match="was replaced in term 2"):
+            relay._follow()
+    finally:
+        relay.close()

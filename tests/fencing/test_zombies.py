@@ -1,0 +1,74 @@
+"""A holder that was thought dead comes back in the midst of a write: invariants 1, 2, 6 and 7 hold,
+it exits, and the run reaches its end.
+"""
+
+from pathlib import Path
+
+import pytest
+from zombies import (
+    AT_ORDERS,
+    AT_TRUTH,
+    EXTRA,
+    ONE_EACH,
+    SETTINGS,
+    ForwardOnly,
+    Zombie,
+    assert_no_harm,
+    haunt,
+    start_all,
+)
+
+from rollstream.config import load
+from rollstream.folder import store_url
+from storage.connect import open_store
+from tests.chaos.by_hand import by_hand
+from tests.run_process import assert_the_log_adds_up, random_model
+from tests.servers import kafka_broker, versity
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"))
+
+
+def places(back_end: str) -> list[str]:
+    """Settings of the log and the store; the recount reads no bucket, so nothing is forgotten."""
+    if back_end == "embedded":
+        return []
+    return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}", "truncate=false"]
+
+
+def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...]) -> None:
+    """Each of them stops at its own write and its successor takes over; then it comes back."""
+    more = [setting for zombie in zombies for setting in EXTRA.get(zombie.name, ())]
+    with by_hand(folder, model, [*SETTINGS, *more, *places(back_end)]) as run:
+        configuration = load(folder / "config.json")
+        forward = ForwardOnly(open_store(store_url(configuration, folder)))
+        hands = start_all(run, zombies)
+        forward()
+        haunt(run, zombies, hands)
+        run.wait_complete(forward)
+    found = assert_no_harm(folder)
+    assert_the_log_adds_up(folder, configuration.trainer.steps)
+    assert found.void >= sum(zombie.voids for zombie in zombies)
+
+
+def test_zombies_of_every_role_in_one_run_do_no_harm(tmp_path: Path, model: Path) -> None:
+    haunted(tmp_path / "run", model, "embedded", ONE_EACH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("back_end", "zombies"),
+    [
+        pytest.param("embedded", AT_TRUTH, id="embedded-swaps-and-relay"),
+        pytest.param("embedded", AT_ORDERS, id="embedded-orders-and-scorer"),
+        pytest.param("cloud", ONE_EACH, id="cloud-every-role"),
+        pytest.param("cloud", AT_TRUTH, id="cloud-swaps-and-relay"),
+        pytest.param("cloud", AT_ORDERS, id="cloud-orders-and-scorer"),
+    ],
+)
+def test_zombies_at_other_writes_and_over_kafka_and_s3_do_no_harm(
+    tmp_path: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...]
+) -> None:
+    haunted(tmp_path / "run", model, back_end, zombies)

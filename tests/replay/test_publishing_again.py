@@ -1,0 +1,241 @@
+"""`rollstream replay --to`: the same records in another bus, from the log or from the archive."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from consumers.replay.continued import Contents
+from consumers.replay.copying import HISTORY, contents_of
+from rollstream.main import main
+from storage.log import open_log
+from streams.bus import Entry
+from streams.connect import open_bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Fence, GroupClosed, Position
+from streams.sqlite_bus import SqliteBus
+from streams.topics import catalogue
+from streams.truncation import truncate
+from streams.writer import FencedWriter
+from tests.replay.kept_run import made
+from tests.servers.kafka_broker import new_url
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its log is truncated, its archive is whole."""
+    return made(tmp_path_factory.mktemp("forgetful"), archive=True, truncate=True)
+
+
+def publish(run: Path, to: str, *words: str) -> list[str]:
+    return ["replay", str(run), "--to", to, "--json", *words]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, dict]:
+    return {one["topic"]: one for one in json.loads(capsys.readouterr().out)["topics"]}
+
+
+def values(url: str, topic: str) -> dict[int, list[bytes | None]]:
+    bus = open_bus(url)
+    found = {
+        partition: [
+            m.value for m in bus.read(topic, {partition: 0}, records_max=9999, bytes_max=1 << 30)
+        ]
+        for partition, end in bus.end(topic).items()
+        if end
+    }
+    bus.close()
+    return found
+
+
+def live(run: Path, topic: str) -> dict[int, list[bytes | None]]:
+    """What the run's log itself still has, by partition."""
+    bus = open_log(f"sqlite:{run / 'bus'}", f"file:{run / 'store'}")
+    found = {
+        p: [m.value for m in bus.read(topic, {p: first}, records_max=9999, bytes_max=1 << 30)]
+        for p, first in bus.begin(topic).items()
+        if first < bus.end(topic)[p]
+    }
+    bus.close()
+    return found
+
+
+@pytest.mark.parametrize("target", ["sqlite", "kafka"])
+def test_a_copy_holds_the_same_records_in_the_same_order(target, run, tmp_path, capsys):
+    """What the log forgot comes first, from the archive."""
+    to = f"sqlite:{tmp_path}/copy" if target == "sqlite" else new_url()
+    assert main(publish(run, to)) == 0
+    first = told(capsys)
+    assert set(first) <= set(HISTORY)
+    for topic in ("ledger", "trajectories"):
+        kept, copied = live(run, topic), values(to, topic)
+        assert sum(map(len, copied.values())) == first[topic]["records"]
+        assert first[topic]["records"] > sum(map(len, kept.values()))
+        assert all(copied[p][-len(records) :] == records for p, records in kept.items())
+        bus = open_bus(to)
+        assert contents_of(bus, topic).digest() == first[topic]["content_hash"]
+        bus.close()
+    assert main(publish(run, to)) == 0, "a second time there is nothing to write"
+    again = told(capsys)
+    assert again["ledger"]["already"] == again["ledger"]["records"] == first["ledger"]["records"]
+
+
+def test_an_archive_alone_gives_the_same_copy_as_far_as_it_goes(run, tmp_path, capsys):
+    """The newest records of a run may be in its log only."""
+    one, two = f"sqlite:{tmp_path}/one", f"sqlite:{tmp_path}/two"
+    assert main(publish(run, one)) == 0
+    whole = told(capsys)
+    shutil.copytree(run / "store" / "archive", tmp_path / "kept" / "archive")
+    assert main(publish(tmp_path / "kept" / "archive", two)) == 0
+    alone = told(capsys)
+    for topic in ("ledger", "trajectories"):
+        before, after = values(one, topic), values(two, topic)
+        assert sum(map(len, after.values()))
+        assert all(records == before[p][: len(records)] for p, records in after.items())
+        same = whole[topic]["content_hash"] == alone[topic]["content_hash"]
+        assert same == (whole[topic]["records"] == alone[topic]["records"])
+
+
+def test_a_copy_is_read_like_the_run_by_its_readers(run: Path, tmp_path: Path):
+    """Terms and sequence numbers are whole: nothing is void, nothing is missing (invariant 7)."""
+    assert main(publish(run, f"sqlite:{tmp_path}/copy", "--topic", "ledger")) == 0
+    bus = open_bus(f"sqlite:{tmp_path}/copy")
+    reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
+    assert reader.read_to(bus.end("ledger"))
+    assert (reader.void, reader.dead) == (0, 0)
+    bus.close()
+
+
+def test_a_fence_whose_opening_was_forgotten_stands_in_the_copy(tmp_path: Path):
+    """Invariant 7: `Opened 2` is truncated away, the first record kept is a zombie's."""
+    run = tmp_path / "run"
+    bus = SqliteBus(run / "bus")
+    bus.create(catalogue())
+    old, new = (FencedWriter(bus, "ledger", "trainer", term) for term in (1, 2))
+    old.open()
+    new.open()
+    new.append([("run", GroupClosed(1, "dead", "", 1))])
+    old.append([("run", GroupClosed(99, "dead", "a zombie", 1))])
+    (last,) = new.append([("run", GroupClosed(2, "dead", "", 2))])
+    truncate(bus, "ledger", {0: Position(last.offset - 1, Fence(2, 2))})
+    (run / "config.json").write_text('{"run": "tiny", "bus": "sqlite:bus"}')
+    assert main(publish(run, f"sqlite:{tmp_path}/copy")) == 0
+    copy = open_bus(f"sqlite:{tmp_path}/copy")
+    reader = TopicReader(copy, "ledger", from_begin(copy, "ledger"))
+    groups = [received.record.group for received in reader.read_to(copy.end("ledger"))]
+    assert (groups, reader.void) == ([2], 1)
+    copy.close()
+
+
+def test_a_filter_chooses_by_what_only_the_ledger_knows(run: Path, tmp_path: Path, capsys):
+    def chosen(name: str, *where: str) -> int:
+        words = [word for one in where for word in ("--where", one)]
+        assert main(publish(run, f"sqlite:{tmp_path}/{name}", *words)) == 0
+        return told(capsys)["trajectories"]["records"]
+
+    every = chosen("all", "time>=2020-01-01")
+    early, late = chosen("early", "step<=3"), chosen("late", "step>3")
+    untrained = chosen("untrained", "step=null")
+    assert min(early, late) > 0
+    assert early + late + untrained == every
+    assert chosen("lag", "lag>=0") == early + late
+    assert chosen("none", "time<2020-01-01") == 0
+    rewards = [chosen("good", "reward>=0.5"), chosen("bad", "reward<0.5")]
+    assert min(rewards) > 0
+    assert sum(rewards) == every
+
+
+def test_a_bus_that_holds_other_records_is_refused(run: Path, tmp_path: Path, capsys):
+    bus = SqliteBus(tmp_path / "other")
+    bus.create(catalogue(2))
+    bus.append("ledger", [Entry(b"run", b"something")])
+    assert main(publish(run, f"sqlite:{tmp_path}/other")) == 2
+    assert "holds 1 records in ledger already" in capsys.readouterr().err
+    assert not any(bus.end("trajectories").values())
+    assert main(publish(run, f"sqlite:{run}/bus")) == 2
+
+
+def test_a_copy_of_another_source_is_not_gone_on_with(run: Path, tmp_path: Path, capsys):
+    to = f"sqlite:{tmp_path}/copy"
+    assert main(publish(run, to, "--where", "step<=3")) == 0
+    assert main(publish(run, to, "--where", "step>3")) == 2
+    assert "holds something else from offset 0 on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--topic", "ledger", "--where", "step>3"], "a log that lost records"),
+        (["--topic", "weights"], "is compacted"),
+        (["--topic", "trajectorys"], "nearest known: trajectories"),
+        (["--where", "time>=soon"], "ISO 8601"),
+        (["--where", "lagg>3"], "nearest known: lag"),
+        (["--out", "somewhere"], "--out means nothing with --to"),
+        (["--from-step", "3"], "one of"),
+    ],
+)
+def test_a_wish_that_means_nothing_is_refused(words, said, run, tmp_path, capsys):
+    assert main(publish(run, f"sqlite:{tmp_path}/copy", *words)) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def long_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of 20 000 records, so that a copy can be killed in the middle."""
+    folder = tmp_path_factory.mktemp("long")
+    bus = SqliteBus(folder / "bus")
+    bus.create(catalogue())
+    writer = FencedWriter(bus, "ledger", "trainer", 1)
+    writer.open()
+    for start in range(0, 20_000, 1000):
+        numbers = range(start, start + 1000)
+        writer.append([("run", GroupClosed(n, "dead", "x" * 300, 1)) for n in numbers])
+    bus.close()
+    (folder / "config.json").write_text('{"run": "tiny", "bus": "sqlite:bus"}')
+    return folder
+
+
+def test_a_copy_that_was_killed_goes_on_exactly(long_archive: Path, tmp_path: Path, capsys):
+    to = f"sqlite:{tmp_path}/copy"
+    command = [sys.executable, "-m", "rollstream", *publish(long_archive, to)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    give_up, written = time.monotonic() + 60, 0
+    bus = open_bus(to)
+    bus.create(catalogue())
+    while not written:
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+        written = bus.end("ledger")[0]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    there = bus.end("ledger")[0]
+    assert there < 20_001, "it was not killed in the middle"
+    assert main(publish(long_archive, to)) == 0
+    found = told(capsys)["ledger"]
+    assert (found["already"], found["records"]) == (there, 20_001)
+    source = open_bus(f"sqlite:{long_archive}/bus")
+    assert contents_of(source, "ledger").digest() == found["content_hash"]
+    assert contents_of(bus, "ledger").digest() == found["content_hash"]
+    bus.close()
+
+
+def test_a_hash_tells_order_partition_and_framing_apart():
+    def digest(*records: tuple[int, bytes, bytes | None]) -> str:
+        contents = Contents()
+        for record in records:
+            contents.add(*record)
+        return contents.digest()
+
+    one = digest((0, b"a", b"b"), (0, b"c", b"d"))
+    assert one == digest((0, b"a", b"b"), (0, b"c", b"d"))
+    others = {
+        digest((0, b"c", b"d"), (0, b"a", b"b")), digest((1, b"a", b"b"), (0, b"c", b"d")),
+        digest((0, b"ab", b""), (0, b"c", b"d")), digest((0, b"a", b"b")),
+        digest((0, b"a", None), (0, b"c", b"d")), digest((0, b"a", b""), (0, b"c", b"d")),
+    }  # fmt: skip
+    assert len(others | {one}) == 7

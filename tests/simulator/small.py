@@ -1,0 +1,43 @@
+"""A cluster small enough to compute by hand: a decode step lasts 10 ms, whatever the batch."""
+
+from dataclasses import replace
+
+from producers.engines.paced.lengths import Distribution, LogNormal
+from producers.engines.paced.roofline import Roofline
+from simulator.cluster import Cluster, Job
+from simulator.policies import Policy, policy_of
+from simulator.result import Result
+from simulator.workload import Lengths, Workload
+from simulator.world import simulate
+
+STEADY = Roofline(weights_s=0.01, kv_token_s=0.0, row_s=0.0, prefill_token_s=0.0)
+SMALL = Cluster(
+    rollouts=2,
+    roofline=STEADY,
+    slots=2,
+    kv_capacity=10_000,
+    batch_max=2,
+    train_token_s=0.0,
+    train_fixed_s=0.5,
+    update_s=0.25,
+)
+JOB = Job(groups_per_step=2, steps=8, skip=3, max_lag=4, quota=2, queue_per_slot=0.0,
+          dispatch_every_s=0.0)  # fmt: skip
+TAILED = LogNormal(100.0, 1_000.0)
+EQUAL = LogNormal(100.0, 100.0)
+
+
+def workload(distribution: Distribution = EQUAL, seed: int = 0, samples: int = 2) -> Workload:
+    return Workload(Lengths(distribution, 0.5, 1_600), samples, 64, 10, seed)
+
+
+def run(
+    policy: str | Policy,
+    distribution: Distribution = EQUAL,
+    job: Job = JOB,
+    seed: int = 0,
+    **changed: object,
+) -> Result:
+    named = policy_of(policy) if isinstance(policy, str) else policy
+    cluster = replace(SMALL, **changed)
+    return simulate(cluster, job, named, workload(distribution, seed))

@@ -1,0 +1,136 @@
+"""What holds in every simulated run: nothing is lost or made twice, the cache is never overfull, no
+lag is above its bound, and equal seeds give equal runs.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producers.engines.paced.roofline import Roofline
+from simulator.policies import POLICIES, ablation, policy_of
+from simulator.replica import Replica
+from simulator.work import Work
+from simulator.world import World
+from streams.errors import ConfigurationError
+from tests.simulator.small import JOB, SMALL, TAILED, run, workload
+
+GROWING = Roofline(weights_s=0.004, kv_token_s=1e-6, row_s=2e-4, prefill_token_s=1e-5)
+WAVY = replace(JOB, groups_per_step=6, steps=6, skip=2, quota=6, queue_per_slot=0.5)
+names = st.sampled_from(sorted(POLICIES))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=names,
+    seed=st.integers(0, 10_000),
+    failures=st.sampled_from([0.0, 400.0]),
+    notice=st.sampled_from([0.0, 400.0]),
+    speeds=st.sampled_from([(1.0,), (1.0, 0.5, 2.0)]),
+)
+def test_every_sample_is_accounted_for(
+    name: str, seed: int, failures: float, notice: float, speeds: tuple[float, ...]
+):
+    result = run(
+        name, TAILED, WAVY, seed, rollouts=3, slots=4, batch_max=4, roofline=GROWING,
+        speeds=speeds, failures_per_hour=failures, preemptions_per_hour=notice, repair_s=5.0,
+    )  # fmt: skip
+    assert result.counts.add_up(), result.counts
+    assert len(result.steps) == WAVY.steps
+    assert sum(result.lags.values()) == pytest.approx(1.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=names, seed=st.integers(0, 10_000))
+def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int):
+    world = World(
+        replace(SMALL, rollouts=3, slots=4, batch_max=4), WAVY, policy_of(name),
+        workload(TAILED, seed),
+    )  # fmt: skip
+    seen: list[str] = []
+    train = world._train
+
+    def look_then_train() -> None:
+        for _, group, samples in world.trainer.ready:
+            if samples[0].name not in seen:
+                check_whole(samples, world.dispatching.workload.group(group))
+                seen.extend(work.name for work in samples)
+        train()
+
+    world._train = look_then_train  # type: ignore[method-assign]
+    world.run()
+    assert len(seen) == len(set(seen)) > 0
+
+
+def check_whole(samples: tuple[Work, ...], lengths: list[int]) -> None:
+    assert [work.done for work in sorted(samples, key=lambda w: w.name)] == lengths
+    for work in samples:
+        assert sum(tokens for _, tokens in work.spans) == work.done
+        assert [v for v, _ in work.spans] == sorted({v for v, _ in work.spans})
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=names, seed=st.integers(0, 10_000))
+def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
+    """One answer needs up to 1 610 tokens, four slots do not fit 2 000."""
+    world = World(
+        replace(SMALL, slots=4, batch_max=4, kv_capacity=2_000), WAVY, policy_of(name),
+        workload(TAILED, seed),
+    )  # fmt: skip
+    happen = world._happen
+
+    def watch(kind: str, about: object) -> None:
+        happen(kind, about)  # type: ignore[arg-type]
+        for seat in world.seats.values():
+            replica = seat.replica
+            assert 0 <= replica.look(world.now) <= replica.capacity
+            assert replica.kv == sum(
+                w.prompt + replica.steps - w.begun for w in replica.running.values()
+            )
+            assert len(replica.running) <= replica.slots
+
+    world._happen = watch  # type: ignore[method-assign]
+    world.run()
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=names, seed=st.integers(0, 10_000), lag=st.integers(0, 3), strict=st.booleans())
+def test_no_token_is_trained_above_the_lag_bound(name: str, seed: int, lag: int, strict: bool):
+    policy = replace(POLICIES[name], strict=strict or POLICIES[name].strict)
+    bound = lag if policy.lag is None else policy.lag
+    result = run(policy, TAILED, replace(WAVY, max_lag=lag), seed, slots=4, batch_max=4)
+    if policy.strict or policy.wave == "all":
+        assert result.lag_max() <= bound
+    if not policy.strict:
+        assert result.counts.dropped == result.counts.masked_tokens == 0
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_equal_seeds_give_equal_runs_and_others_do_not(name: str):
+    first, again = (run(name, TAILED, WAVY, 7, failures_per_hour=200.0) for _ in range(2))
+    assert first == again
+    assert run(name, TAILED, WAVY, 8).steps != first.steps
+
+
+def test_a_policy_without_a_mechanism_is_named_and_an_unknown_one_is_refused():
+    assert list(ablation("laminar")) == ["laminar", "laminar-repack", "laminar-relay"]
+    assert not policy_of("ours-repack").repack
+    with pytest.raises(ConfigurationError, match="known: synchronous, one_step"):
+        policy_of("synchronuos")
+    with pytest.raises(ConfigurationError, match="synchronous has no 'repack'"):
+        policy_of("synchronous-repack")
+
+
+def test_the_newest_sequence_goes_back_when_the_cache_is_full_and_ends_later():
+    replica = Replica("r", GROWING, slots=2, capacity=100, reserve=4)
+    for name in ("old", "new"):
+        replica.submit(Work(name, 0, 0, 10, 60), 0.0)
+    finished: list[str] = []
+    while replica.due_s is not None:
+        now = replica.due_s
+        finished += [work.name for work in replica.arrive(now)]
+        replica.go_on(now)
+    assert finished == ["old", "new"]
+    assert replica.usage.preempted == 1
+    assert replica.usage.tokens == 120, "nothing is decoded twice"

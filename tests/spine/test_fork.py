@@ -1,0 +1,224 @@
+"""A fork begins where its parent was: the same state, the prompts that are left, no burst; the
+parent stays as it was.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_run import TinyRun
+
+from rollstream.config import load
+from rollstream.folder import RunFolder, run_log, store_url
+from rollstream.main import main
+from rollstream.parentage import PromptsLeft, parentage_of, prompts_left
+from storage.connect import open_store
+from storage.manifest import read_manifest
+from storage.versions.pointer import believed
+from streams.records import Admitted, Configured, Prompt, StepDone, Take
+from tests.replay.kept_run import STEPS, TASK, made
+from tests.run_process import read
+from tests.spine.test_resume import wait_for
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 4 and 6 are kept."""
+    return made(tmp_path_factory.mktemp("parent"))
+
+
+def fork(parent: Path, out: Path, at: int | str = 4, *more: str) -> int:
+    words = ["fork", str(parent), "--at", str(at), "--out", str(out)]
+    return main([*words, *(word for one in ("trainer.steps=9", *more) for word in ("--set", one))])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """SQLite's own files beside a database come and go with its readers."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    kept = (path for path in files if path.suffix not in (".db-wal", ".db-shm"))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
+
+
+def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict:
+    capsys.readouterr()
+    assert main(["audit", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_prompts_left_are_those_whose_groups_had_not_ended(data: st.DataObject) -> None:
+    """Over forks of forks: what was asked and did not end is asked once more, and nothing else."""
+    had = PromptsLeft()
+    asked = set(range(60))
+    for _ in range(data.draw(st.integers(1, 3))):
+        order = sorted(asked)
+        read = set(order[: data.draw(st.integers(0, 8))])
+        following = max(read) + 1 if read else had.first()
+        unread = [group for group in order if group >= following][:6]
+        opened = set(data.draw(st.lists(st.sampled_from(sorted(read)), max_size=5))) if read else {}
+        ended = set(data.draw(st.lists(st.sampled_from(unread), max_size=3)))
+        later = set(data.draw(st.lists(st.sampled_from(sorted(ended | read) or [0]), max_size=3)))
+        later &= asked
+        had = prompts_left(had, following, opened, ended, later)
+        asked -= (read - set(opened) - later) | (ended - later)
+        assert {group for group in range(60) if group in had} == asked
+
+
+def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, report = contents(parent), audited(parent, capsys)
+    assert fork(parent, tmp_path / "fork") == 0
+    assert audited(parent, capsys) == report
+    assert contents(parent) == before
+    c = load(tmp_path / "fork" / "config.json")
+    store = open_store(store_url(c, tmp_path / "fork"))
+    pointer, parentage = believed(store), parentage_of(store)
+    assert pointer is not None
+    assert pointer.version is not None
+    assert parentage is not None
+    (done,) = [d for d in read(parent, "ledger", StepDone) if d.step == 4]
+    assert parentage.state_hash == done.state_hash
+    mine = read_manifest(store, pointer.version).weights.tensors
+    theirs = read_manifest(open_store(f"file:{parent}/store"), done.version).weights.tensors
+    assert {n: t.hash for n, t in mine.items()} == {n: t.hash for n, t in theirs.items()}
+    assert (c.run, pointer.version.number, parentage.run) == ("tiny-at-4", 4, "tiny")
+    (said,) = read(tmp_path / "fork", "ledger", Configured)
+    assert (said.resumed_from, said.forked_from) == (4, "tiny s00000004-t0001")
+
+
+def test_a_fork_asks_what_the_parent_had_not_finished_and_no_burst_follows(
+    parent: Path, tmp_path: Path
+) -> None:
+    """Admission goes on as after step 4: (η + 4 + 1)·B groups at most, 4·B of them trained."""
+    assert fork(parent, tmp_path / "fork") == 0
+    with running(tmp_path / "fork") as run:
+        run.start_prompts(2)
+        run.start_dispatch(1)
+        run.start_rollout("rollout-0")
+        wait_for(lambda: len(run.records("admissions", Admitted)) >= 3 * 3)
+        wait_for(lambda: len(run.records("trajectories")) >= 3 * 3 * 4)
+        run.end()
+        admitted = run.records("admissions", Admitted)
+        assert [record.wave for record in admitted] == [4, 4, 4, 5, 5, 5, 6, 6, 6]
+        groups = [record.group for record in admitted]
+        prompts = [record.group for record in run.records("prompts", Prompt)]
+    assert groups == prompts[: len(groups)]
+    taken = taken_until(parent, 4)
+    assert not taken & set(prompts)
+    assert taken | set(prompts) == set(range(max(prompts) + 1))
+
+
+def taken_until(folder: Path, step: int) -> set[int]:
+    takes = (take for take in read(folder, "ledger", Take) if take.step <= step)
+    return {group.group for take in takes for group in take.groups}
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[TinyRun]:
+    """The fork's log and store as a tiny run."""
+    c = load(folder / "config.json")
+    run = TinyRun(
+        run_log(c, folder), open_store(store_url(c, folder)), folder, c.trainer, task=TASK
+    )
+    try:
+        yield run
+    finally:
+        run.end()
+        run.bus.close()
+
+
+def test_a_fork_of_a_fork_leaves_out_what_either_finished(parent: Path, tmp_path: Path) -> None:
+    assert fork(parent, tmp_path / "one") == 0
+    assert fork(tmp_path / "one", tmp_path / "two", "latest", "run=second") == 0
+    one, two = (parentage_of(open_store(f"file:{tmp_path / n}/store")) for n in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    assert (two.prompts, two.run, two.step) == (one.prompts, "tiny-at-4", 4)
+    groups = [record.group for record in read(tmp_path / "two", "prompts", Prompt)]
+    assert groups == [*one.prompts.again, one.prompts.on]
+
+
+def test_a_step_without_a_checkpoint_takes_the_newest_before_it_and_says_so(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fork(parent, tmp_path / "fork", 5) == 0
+    told = capsys.readouterr()
+    assert "no checkpoint of step 5 is kept; the fork begins at step 4" in told.err
+    assert main(["checkpoints", "show", "latest", str(tmp_path / "fork")]) == 0
+    assert "a fork of tiny at step 4" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["report", str(tmp_path / "fork")]) == 0
+    assert "forked from tiny at step 4" in (tmp_path / "fork" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("at", "setting", "said", "code"),
+    [
+        (3, "seed=0", "no checkpoint up to step 3 is kept; kept are: s00000004-t0001, s", 1),
+        ("soon", "seed=0", "--at soon: give the number of a step, or latest", 2),
+        (-1, "seed=0", "give the number of a step", 2),
+        (4, "run=tiny", "a fork has a name of its own", 2),
+        (4, "trainer.steps=4", "trainer.steps must be > 4", 2),
+        (4, "trainer.updates_per_step=2", "trainer.updates_per_step: 1 in the run, 2 asked", 2),
+        (4, "model.path=/nowhere", "model.path", 2),
+        (4, "trainer.stepps=9", "trainer.steps", 2),
+    ],
+)
+def test_what_cannot_be_a_fork_is_refused_and_nothing_is_made(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], at, setting, said, code
+) -> None:
+    assert fork(parent, tmp_path / "fork", at, setting) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_needs_an_empty_folder_and_a_log_of_its_own(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert fork(parent, tmp_path / "full") == 2
+    assert fork(parent, parent / "inside") == 2
+    assert fork(parent, tmp_path / "a", 4, f"bus=sqlite:{parent}/bus") == 2
+    assert fork(parent, tmp_path / "b", 4, f"store=file:{parent}/store") == 2
+    assert "is the parent's" in capsys.readouterr().err
+    (tmp_path / "replay").mkdir()
+    (tmp_path / "replay" / "config.json").write_text((parent / "config.json").read_text())
+    (tmp_path / "replay" / "replay.json").write_text("{}")
+    assert fork(tmp_path / "replay", tmp_path / "c") == 2
+    assert "holds a replay" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_log_that_holds_another_run_is_refused(parent: Path, tmp_path: Path, capsys) -> None:
+    assert fork(parent, tmp_path / "one") == 0
+    assert fork(parent, tmp_path / "two", 4, f"store=file:{tmp_path}/one/store") == 2
+    assert fork(parent, tmp_path / "three", 4, f"bus=sqlite:{tmp_path}/one/bus") == 2
+    assert capsys.readouterr().err.count("holds a run already") == 2
+    assert not (tmp_path / "two" / "config.json").exists()
+
+
+def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:
+    """Steps after the checkpoint are taken meanwhile; the fork asks their prompts again."""
+    folder = tmp_path / "parent"
+    folder.mkdir()
+    making = threading.Thread(target=made, args=(folder,), daemon=True)
+    making.start()
+    store = open_store(f"file:{folder}/store")
+    wait_for(lambda: any("s00000002" in entry.key for entry in store.list("checkpoints/")))
+    assert fork(folder, tmp_path / "fork", "latest") == 0
+    making.join(60)
+    assert max(done.step for done in read(folder, "ledger", StepDone)) == STEPS
+    parentage = parentage_of(open_store(f"file:{tmp_path / 'fork'}/store"))
+    assert parentage is not None
+    prompts = {record.group for record in read(tmp_path / "fork", "prompts", Prompt)}
+    ended = taken_until(folder, parentage.step)
+    assert ended | prompts == set(range(max(prompts) + 1))
+    assert not ended & prompts
+    assert RunFolder(tmp_path / "fork").configuration.exists()

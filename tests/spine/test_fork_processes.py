@@ -1,0 +1,120 @@
+"""A fork as its user runs it: made from a living run, killed with -9 in part and as a whole, and
+gone on with; then both runs are audited and counted.
+"""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
+from tests.recount import places_of, recount
+from tests.run_process import (
+    GROUPS,
+    WAIT_S,
+    assert_the_log_adds_up,
+    random_model,
+    read,
+    role,
+    role_restarted,
+    started,
+    steps_done,
+    wait_for,
+)
+
+AT, END, STEPS = 4, 18, 40
+LINE = [sys.executable, "-m", "rollstream"]
+UNEVEN = "task.name=tests.replay.uneven_task:Uneven"
+PARENT = [UNEVEN, f"trainer.steps={STEPS}", "checkpoints.keep=20"]
+
+
+def said(*words: str) -> dict:
+    done = subprocess.run([*LINE, *words, "--json"], capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@contextmanager
+def gone_on(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`rollstream run FOLDER`, ended by its id whatever the test does."""
+    with (folder.parent / "fork.txt").open("ab") as output:
+        process = subprocess.Popen([*LINE, "run", str(folder)], stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait(30)
+    psutil.wait_procs(children, timeout=30)
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_living_run_goes_on_under_kills_and_both_are_clean(tmp_path: Path) -> None:
+    folder, fork = tmp_path / "run", tmp_path / "fork"
+    with started(folder, random_model(tmp_path / "model"), PARENT) as process:
+        wait_for(lambda: steps_done(folder) > AT, process)
+        made = said(
+            "fork", str(folder), "--at", str(AT), "--out", str(fork), "--set",
+            f"trainer.steps={END}", "--set", "dispatch.lease_s=3", "--set", "trainer.lease_s=3",
+        )  # fmt: skip
+        assert made["step"] == AT
+        assert process.wait(WAIT_S) == 0
+    assert_the_log_adds_up(folder, STEPS)
+    before = said("audit", str(folder))
+    with gone_on(fork) as process:
+        wait_for(lambda: steps_done(fork) > AT + 2, process)
+        victim = role(process, "trainer")
+        victim.send_signal(signal.SIGKILL)
+        wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
+        wait_for(lambda: steps_done(fork) > AT + 5, process)
+        kill_all(process)
+    with gone_on(fork) as process:
+        assert process.wait(WAIT_S) == 0
+    began = re.findall(r"goes on after step (\d+)", (fork / "logs" / "trainer.log").read_text())
+    assert int(began[0]) == AT
+    assert min(map(int, began)) == AT
+    assert said("audit", str(folder)) == before
+    assert_fork_is_whole(folder, fork)
+
+
+def assert_fork_is_whole(folder: Path, fork: Path) -> None:
+    assert said("audit", str(fork))["violations"] == 0
+    counted = recount(places_of(str(fork)))
+    assert counted["steps"] == END - AT
+    assert (counted["groups"]["ended_twice"], counted["trajectories"]["trained_twice"]) == (0, 0)
+    hashes: dict[int, set[str]] = {}
+    for done in read(fork, "ledger", StepDone):
+        hashes.setdefault(done.step, set()).add(done.state_hash)
+    assert set(hashes) == set(range(AT + 1, END + 1))
+    assert all(len(found) == 1 for found in hashes.values()), "a repeated step differs"
+    assert len({one for found in hashes.values() for one in found}) == END - AT
+    trained = Counter(g.group for take in read(fork, "ledger", Take) for g in take.groups)
+    assert max(trained.values()) == 1
+    assert len(trained) == (END - AT) * GROUPS
+    assert_prompts_go_on(folder, fork, set(trained))
+
+
+def assert_prompts_go_on(folder: Path, fork: Path, trained: set[int]) -> None:
+    """Neither repeated nor skipped with respect to the step of the fork."""
+    done = {g.group for t in read(folder, "ledger", Take) if t.step <= AT for g in t.groups}
+    done |= {c.group for c in read(folder, "ledger", GroupClosed) if c.step <= AT}
+    admitted = [record.group for record in read(fork, "admissions", Admitted)]
+    assert admitted == sorted(set(admitted))
+    assert not done & set(admitted)
+    assert done | set(admitted) == set(range(max(admitted) + 1))
+    assert trained <= set(admitted)
+    assert {record.group for record in read(fork, "prompts", Prompt)}.isdisjoint(done)

@@ -1,0 +1,58 @@
+"""`examples/longtail.toml` as its reader runs it, made small, the trainer killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollstream.main import main
+from streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
+from tests.run_process import read, role, role_restarted, wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLE = ROOT / "examples" / "longtail.toml"
+SMALL = (
+    "paced.weights_bytes=4_000_000", "paced.time_scale=20.0", "trainer.steps=6",
+    "trainer.groups_per_step=24", "rollouts.count=2", "checkpoints.every=2",
+    "sampling.tokens_max=4000",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_makes_the_same_weights_again(tmp_path: Path) -> None:
+    """Promise 1 with neither a model nor an accelerator: the audit finds nothing."""
+    folder = tmp_path / "run"
+    line = [sys.executable, "-m", "rollstream", "run", str(EXAMPLE), "--run", str(folder)]
+    for one in SMALL:
+        line += ["--set", one]
+    with (tmp_path / "output.txt").open("wb") as output:
+        process = subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
+            victim = role(process, "trainer")
+            victim.send_signal(signal.SIGKILL)
+            wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
+            assert process.wait(240) == 0, (tmp_path / "output.txt").read_text()
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait(30)
+    assert "no model" in (folder / "report.html").read_text(encoding="utf-8")
+    assert main(["audit", str(folder)]) == 0
+    steps = read(folder, "ledger", StepDone)
+    assert sorted(done.step for done in steps) == [1, 2, 3, 4, 5, 6]
+    assert_what_flowed_is_real(folder)
+
+
+def assert_what_flowed_is_real(folder: Path) -> None:
+    lengths = [len(one.logprobs) for one in read(folder, "trajectories", Trajectory)]
+    assert len(set(lengths)) > 100
+    assert max(lengths) <= 4000
+    deltas = [one for one in read(folder, "weights", WeightsAnnounced) if one.kind == "delta"]
+    assert deltas
+    assert max(one.bytes for one in deltas) < 0.05 * 4_000_000
+    statuses = read(folder, "status", RolloutStatus)
+    assert {(one.kv_capacity, one.decode_batch_max) for one in statuses} == {(160_000, 64)}
