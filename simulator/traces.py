@@ -16,7 +16,10 @@ def read_lengths(path: str, column: str) -> Trace:
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
         return _of_parquet(where, column)
-    return read_trace(path)
+    try:
+        return read_trace(path)
+    except ConfigurationError as error:  # it names the paced engine's setting
+        raise ConfigurationError(str(error).replace("paced.lengths", "lengths")) from None
 
 
 def _of_parquet(where: Path, column: str) -> Trace:

@@ -29,7 +29,7 @@ from simulator.workload import Workload
 from streams.errors import ConfigurationError
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
-EVENTS_MAX = 50_000_000
+STEP_S_MAX = 86_400.0  # virtual: longer without a step, and it will never be
 
 
 def simulate(cluster: Cluster, job: Job, policy: Policy, workload: Workload) -> Result:
@@ -75,7 +75,8 @@ class World:
             self.plan(self.cluster.repack_every_s, "repack", None)
         self.faults.begin()
         while len(self.trainer.steps) < self.job.steps:
-            if not self.heap or self.events > EVENTS_MAX:
+            last_s = self.trainer.steps[-1].ended_s if self.trainer.steps else 0.0
+            if not self.heap or self.heap[0][0] > last_s + STEP_S_MAX:
                 raise ConfigurationError(self._stuck())
             self.now, _, kind, about = heappop(self.heap)
             self._happen(kind, about)
@@ -229,8 +230,9 @@ class World:
     def _stuck(self) -> str:
         done = len(self.trainer.steps)
         return (
-            f"{self.policy.name}: nothing happens any more after step {done} of {self.job.steps}: "
-            f"{self.trainer.expired} groups expired, {len(self.dispatching.groups)} are open"
+            f"{self.policy.name}: no step follows step {done} of {self.job.steps} within a day: "
+            f"{len(self.dispatching.groups)} groups are open, {self.trainer.expired} expired; "
+            "a larger lag, fewer failures or more rollouts"
         )
 
 

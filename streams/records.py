@@ -178,7 +178,8 @@ class Assignment(_Record, tag="assignment/1"):
     `partial` is the newest partial of the chain to go on from; None starts from the prompt.
     `onward` of a release names the rollout that is to go on, so what was generated is kept as a
     last partial; empty: nobody waits for the trajectory any more. `predicted` counts generated
-    tokens that are expected in all, 0 where nothing is known.
+    tokens that are expected in all, 0 where nothing is known. `from_history` says that the rollout,
+    empty now, loads `version` from the store first: nobody holds it any more.
     """
 
     kind: Literal["start", "resume", "release"]
@@ -199,6 +200,7 @@ class Assignment(_Record, tag="assignment/1"):
     wave: int = 0
     onward: str = ""
     predicted: int = 0
+    from_history: bool = False
 
 
 class Partial(_Record, tag="partial/1"):

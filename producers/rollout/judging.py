@@ -75,6 +75,11 @@ class Judging:
         for by in (self._judged, self._asked, self._unjudged):
             by.pop(trajectory, None)
 
+    def forget_all(self) -> None:
+        """Nobody is here any more to hear a verdict."""
+        for by in (self._judged, self._asked, self._unjudged):
+            by.clear()
+
     def poll(self) -> list[Trajectory | Continued]:
         """What was decided since the last call: finished trajectories, and those that go on."""
         decided: list[Trajectory | Continued] = []

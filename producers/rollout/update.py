@@ -51,3 +51,10 @@ def is_draining(mode: UpdateMode, load: Load) -> bool:
     """It takes nothing new until it is empty and has pulled."""
     stale = mode == "keep_version" and load.newest > load.held
     return stale and (load.drawn >= load.quota or load.needed > load.held)
+
+
+def drawn_from_history(load: Load, resumed: int) -> int:
+    """What counts as drawn of a version loaded from history for `resumed` trajectories: it goes on
+    as the rollout that held it, but where it is more than one behind it takes nothing new.
+    """
+    return resumed if load.newest <= load.held + 1 else max(resumed, load.quota)

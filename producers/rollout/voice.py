@@ -49,6 +49,8 @@ class Voice:
     _leaving: list[Growing] = field(default_factory=list[Growing])
     batch_max: int | None = None
     """B_max of the engine; None: its slots."""
+    preemptible: bool = False
+    """It may be taken away at any moment."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
@@ -84,10 +86,11 @@ class Voice:
             now = self.clock()
             self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
 
-    def farewell(self, growing: Sequence[Growing]) -> None:
-        """Everything in progress is given up."""
+    def farewell(self) -> None:
+        """All that was given up is durable when this returns."""
         self.sender.flush()
-        self.give_up(growing)
+        self.give_up(())
+        self.sender.flush()
 
     def applied(self, verdict: Verdict) -> None:
         """Tell who serves what: the manifest's hash stands for the hash of every tensor that was
@@ -132,6 +135,7 @@ class Voice:
             decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
             pulling=condition.pulling,
             queued=condition.queued,
+            preemptible=self.preemptible,
         )
         self.sender.send("status", [(f"{self.name}/{self.term}", record)])
         self.said = record

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from producers.engines.base import Compared, Update
+from producers.rollout.patched import following
 from producers.rollout.sampled import Rotation
+from storage.manifest import Manifest, manifest_key
 from storage.objects import ObjectStore
 from storage.versions.held import HeldWeights
 from streams.bus import Bus
@@ -71,6 +73,8 @@ class WeightsFollower:
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[Update], Update] = lambda update: update
         """The engine's, once there is one."""
+        self.gone: Version | None = None
+        """What `bring` asked for last and could not be had."""
         self.fetched_bytes = 0
         self.fetch_s = Tally(SECONDS)
 
@@ -96,10 +100,22 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, held: Version | None) -> None:
-        """Start to fetch the newest version unless it is held, here or on its way."""
+        """Start to fetch the newest version unless it is held, or any is here or on its way."""
         newest = self._newest
         if newest is not None and newest.version != held and self._is_idle():
             self._begin(lambda: self._fetch(newest))
+
+    def fetch_ahead(self, held: Version | None) -> None:
+        """As `prefetch`, for who cannot take it yet: what is here is kept at the newest version,
+        still as a patch of what is served.
+        """
+        fetched, newest = self._fetched, self._newest
+        if fetched is None:
+            self.prefetch(held)
+        elif newest is not None and fetched.announced.version < newest.version:
+            if not self._is_busy():
+                self._fetched = None
+                self._begin(lambda: self._fetch(newest, after=fetched.update))
 
     def take(self) -> Fetched | None:
         """The fetched version, once; raises what the fetch failed with after its tries. Its tensors
@@ -147,6 +163,13 @@ class WeightsFollower:
         self._held = HeldWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
+    def bring(self, version: Version) -> None:
+        """Start to fetch this very version, which was believed once and is older perhaps, unless
+        something is under way. Where it cannot be had it is `gone`, and nothing fails.
+        """
+        if self.gone != version and self._is_idle():
+            self._begin(lambda: self._fetch_old(version))
+
     def _is_busy(self) -> bool:
         if self._thread is not None and not self._thread.is_alive():
             self._thread = None
@@ -169,9 +192,11 @@ class WeightsFollower:
         except BaseException as error:  # noqa: BLE001  the worker's thread raises it
             self._failed = error
 
-    def _fetch(self, announced: WeightsAnnounced, or_newer: bool = True) -> None:
+    def _fetch(
+        self, announced: WeightsAnnounced, or_newer: bool = True, after: Update | None = None
+    ) -> None:
         """A version may be deleted by retention while it is fetched: with `or_newer` the newest
-        replaces it.
+        replaces it. `after` is what was fetched before and never taken.
         """
         for attempt in range(FETCH_TRIES):
             started = time.monotonic()
@@ -191,9 +216,25 @@ class WeightsFollower:
             update = Update(
                 announced.version, self._held.tensors, moved.base, moved.patches, moved.whole
             )
+            update = update if after is None else following(after, update)
             self._fetched = Fetched(announced, self.prepare(update), self._repairing)
             return
         raise ObjectMissing(f"version {announced.version} and those before it went while fetched")
+
+    def _fetch_old(self, version: Version) -> None:
+        started = time.monotonic()
+        try:
+            moved = self._held.move(self._store, version)
+        except (ObjectMissing, CorruptObject, OSError) as error:
+            log.warning("version %s cannot be had from history: %s", version, error)
+            self.gone = version
+            return
+        self.fetch_s.add(time.monotonic() - started)
+        self.fetched_bytes += moved.fetched_bytes
+        announced = _announced(moved.manifest)
+        tensors = self._held.tensors
+        update = Update(version, tensors, moved.base, moved.patches, moved.whole)
+        self._fetched = Fetched(announced, self.prepare(update))
 
     def _compare(
         self, fetched: Fetched, read_back: ReadBack, names: list[str] | None, seconds: float
@@ -210,6 +251,20 @@ class WeightsFollower:
                 ", ".join(compared.differing[:3]),
             )
         self._verdict = Verdict(fetched, compared, seconds)
+
+
+def _announced(manifest: Manifest) -> WeightsAnnounced:
+    """As its trainer announced it once."""
+    return WeightsAnnounced(
+        run=manifest.run,
+        version=manifest.version,
+        manifest=manifest_key(manifest.version),
+        manifest_hash=manifest.hash,
+        kind=manifest.kind,
+        parent=manifest.parent,
+        bytes=manifest.bytes,
+        time_s=manifest.created_s,
+    )
 
 
 def compared_whole(fetched: Fetched, read_back: ReadBack, started_s: float) -> Verdict:

@@ -31,9 +31,12 @@ def trajectories(
 
 
 def tables(session: Session, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
-    """The rows of a query with the archive's columns of a topic, some at a time."""
+    """The rows of a query with the archive's columns of a topic, some at a time; columns that came
+    after the archive was written are not there.
+    """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(ROWS))
-    schema = arrow_schema(topic)
+    present = set(reader.schema.names)
+    schema = pa.schema([field for field in arrow_schema(topic) if field.name in present])
     try:
         for batch in reader:
             yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)

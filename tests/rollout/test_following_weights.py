@@ -61,6 +61,42 @@ def test_a_reader_that_slept_catches_up_with_one_squashed_patch(run: Followed) -
     assert engine.read_back(run.tensors, run.tensors).differing == ()
 
 
+def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) -> None:
+    run.publish()
+    engine = run.engine()
+    rollout = run.rollout(engine, "keep_version")
+    rollout.work.growing["0.0"], rollout.drawn = growing(), 8
+    for _ in range(3):  # the one that is here is overtaken by the next
+        newest = run.publish()
+        looked_until(rollout, lambda v=newest: is_here(run, v))
+        assert engine.version == Version(0, 1), "what it generates keeps its version"
+    del rollout.work.growing["0.0"]
+    rollout._take_weights()
+    assert engine.version == newest, "nothing was to be waited for"
+    assert engine.read_back(run.tensors, run.tensors).differing == ()
+
+
+def is_here(run: Followed, version: Version) -> bool:
+    fetched = run.follower._fetched
+    return fetched is not None and fetched.announced.version == version
+
+
+def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: Followed) -> None:
+    run.publish()
+    engine = run.engine()
+    for _ in range(3):
+        newest = run.publish()
+        run.follower.read()
+        while not is_here(run, newest):
+            run.follower.fetch_ahead(engine.version)
+    fetched = run.follower.take()
+    assert fetched is not None
+    assert (fetched.update.base, fetched.update.version) == (Version(0, 1), newest)
+    assert fetched.update.patches
+    engine.update(fetched.update, "keep_version")
+    assert engine.read_back(run.tensors, run.tensors).differing == ()
+
+
 def test_applied_says_the_announced_hash_and_how_many_were_read_back(run: Followed) -> None:
     run.publish()
     rollout = run.rollout(run.engine())
@@ -90,7 +126,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     said = run.records("status", RolloutStatus)[-1]
     assert not said.verified
     assert said.health == "pulling"
-    rollout.growing["0.0"] = growing()
+    rollout.work.growing["0.0"] = growing()
     engine.submit(growing().request(hold=False))
     assert rollout._generate() == []
     looked_until(rollout, lambda: run.follower.verified)

@@ -1,0 +1,32 @@
+"""Two updates in a row as one, so that a version which was brought here ahead of its time and never
+served costs its engine nothing: the next one is still a patch of what is served. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from producers.engines.base import Update
+from storage.versions.held import Patch
+
+
+def following(first: Update, then: Update) -> Update:
+    """`then` from the base of `first`, which was not served; as it is where they do not join."""
+    if first.patches is None or then.patches is None or then.base != first.version:
+        return then
+    whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
+    by_name: dict[str, list[Patch]] = {}
+    for patch in (*first.patches, *then.patches):
+        if patch.name not in whole:
+            by_name.setdefault(patch.name, []).append(patch)
+    patches = tuple(_joined(parts, then.tensors) for parts in by_name.values())
+    return replace(then, base=first.base, patches=patches, whole=whole, prepared=None)
+
+
+def _joined(parts: Sequence[Patch], tensors: Mapping[str, torch.Tensor]) -> Patch:
+    """All elements that changed in any of them, with the values that they have now."""
+    if len(parts) == 1:
+        return parts[0]
+    indices = torch.unique(torch.cat([patch.indices for patch in parts]))
+    return replace(parts[-1], indices=indices, values=tensors[parts[-1].name].view(-1)[indices])

@@ -1,0 +1,139 @@
+"""What a rollout has in progress, from the order to the record that ends it: begun, handed over,
+judged, finished.
+
+Keeps the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time, a failure is
+a completion that says so, and under `keep_version` nothing is resumed under another version.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from producers.engines.base import Emission, Engine
+from producers.rollout.chain import read_chain
+from producers.rollout.growing import Growing
+from producers.rollout.judging import Continued, Judging
+from producers.rollout.voice import Voice
+from streams.errors import DecodeError, EngineRefused, PositionLost
+from streams.records import Assignment, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Work:
+    """The trajectories of one rollout under one term; `done` are finished and not published."""
+
+    engine: Engine
+    judging: Judging
+    voice: Voice
+    keep_version: bool
+    clock: Callable[[], float] = time.time
+    growing: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    done: list[Trajectory] = field(default_factory=list[Trajectory])
+
+    def start(self, order: Assignment) -> None:
+        """Begin it, or go on from its chain; what cannot be is said."""
+        self.drop(order.trajectory)  # an earlier attempt that dispatch gave up on
+        exact = self.keep_version and order.kind == "resume"
+        growing = Growing.begin(order, None, self.clock())
+        try:
+            if order.partial is not None:
+                gained = read_chain(self.voice.bus, order.partial, order.trajectory)
+                growing = Growing.begin(order, gained, self.clock())
+            if exact and order.version != self.engine.version:
+                # It swapped since dispatch looked, or could not load it: never under another one.
+                log.info("%s goes back: %s is not here", order.trajectory, order.version)
+                self.voice.give_up([growing])
+                return
+            self.engine.submit(growing.request(hold=self.judging.dialogue))
+        except (EngineRefused, DecodeError, PositionLost) as error:
+            log.warning("%s cannot be generated: %s", order.trajectory, error)
+            self.done.append(self.judging.died(growing, f"engine: {error}"))
+        else:
+            self.growing[order.trajectory] = growing
+
+    def drop(self, trajectory: str) -> None:
+        """Nobody waits for it, or for this attempt at it."""
+        self.judging.forget(trajectory)
+        if self.growing.pop(trajectory, None) is not None:
+            self.engine.abort(trajectory)
+
+    def give_up(self, released: Assignment) -> None:
+        """Hand one trajectory over; one whose turn is judged goes on, or ends, here: its completion
+        is on its way. So does an order that is newer than what is asked for.
+        """
+        growing = self.growing.get(released.trajectory)
+        if growing is None or growing.order.attempt != released.attempt:
+            return
+        growing.leaving = True
+        if not self.judging.has(released.trajectory):
+            self._leave(growing)
+
+    def give_up_all(self, waiting: Iterable[Assignment]) -> None:
+        """Hand everything over that is not judged, and what was ordered and not begun; no slot is
+        taken afterwards but by what an environment is answering.
+        """
+        for growing in list(self.growing.values()):
+            growing.leaving = True
+            if not self.judging.has(growing.order.trajectory):
+                self._leave(growing)
+        # A resume needs no word: its chain lies where it lay.
+        fresh = [order for order in waiting if order.partial is None]
+        self.voice.give_up([Growing.begin(order, None, self.clock()) for order in fresh])
+
+    def grow(self, emission: Emission) -> None:
+        """It gained these tokens, and perhaps its end."""
+        growing = self.growing[emission.trajectory]
+        growing.extend(emission)
+        if emission.finish is not None:
+            if not (self.judging.dialogue and emission.finish == "stop"):
+                del self.growing[emission.trajectory]
+            self.judging.ended(growing, emission.finish)
+
+    def collect_judged(self) -> None:
+        """Finished trajectories are `done`; answered ones generate on in the slot that they
+        kept.
+        """
+        for decided in self.judging.poll():
+            if isinstance(decided, Continued):
+                self._continue(decided)
+                continue
+            if self.growing.pop(decided.trajectory, None) is not None:
+                self.engine.abort(decided.trajectory)  # its slot was held for the environment
+            if decided.finish == "dead":
+                log.warning("%s died: %s", decided.trajectory, decided.reason)
+            self.done.append(decided)
+
+    def publish(self) -> None:
+        """What is done, and partials that are due."""
+        done, self.done = self.done, []
+        self.voice.trajectories(done)
+        unfinished = [g for t, g in self.growing.items() if not self.judging.has(t)]
+        self.voice.partials(unfinished)
+        self.voice.give_up(())
+
+    def _leave(self, growing: Growing) -> None:
+        """Free its slot and publish what it has, unless it ended this moment."""
+        emission = self.engine.abort(growing.order.trajectory)
+        if emission is not None and emission.finish is not None:
+            self.grow(emission)
+            return
+        if emission is not None:
+            growing.extend(emission)
+        del self.growing[growing.order.trajectory]
+        self.voice.give_up([growing])
+
+    def _continue(self, decided: Continued) -> None:
+        if (growing := self.growing[decided.trajectory]).leaving:
+            self._leave(growing)
+            return
+        try:
+            self.engine.append(decided.trajectory, decided.tokens)
+        except (
+            EngineRefused
+        ) as error:  # the environment is the task's code: its mistake ends one sample
+            growing = self.growing.pop(decided.trajectory)
+            self.engine.abort(decided.trajectory)
+            self.done.append(self.judging.died(growing, f"environment: {error}"))
