@@ -5,6 +5,7 @@
 
 SHELL := /bin/bash
 SEED ?= 0
+WORKERS ?= 2
 RUN ?= runs/quickstart-$(SEED)
 
 BIN := .venv/bin
@@ -22,7 +23,7 @@ run: .venv/.runtime
 	@$(BIN)/rollstream run examples/quickstart.toml --seed $(SEED) --run $(RUN)
 
 test: .venv/.testing
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.testing
 	$(BIN)/python -m pytest -m slow || test $$? -eq 5  # 5: there is none

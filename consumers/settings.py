@@ -24,10 +24,16 @@ class DispatchSettings(Settings):
     """
     repack_every_s: float = Field(default=5.0, gt=0)
     """Seconds between two looks at what could be gathered, beside one after each new version."""
+    load_bytes_per_s: float = Field(default=2e8, gt=0)
+    """At which a rollout is taken to read a version from the store: whether one that nobody holds is
+    loaded for what was generated under it, or that starts again.
+    """
     group_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds from admission until a group is closed with the survivors that it has."""
     lease_s: float = Field(default=10.0, gt=0)
     """Duration of the lease."""
+    standby: bool = False
+    """`run` starts a second dispatch, which takes the lease over when the first loses it."""
     keep_s: float = Field(default=5.0, gt=0)
     """Seconds between two notes of its state: a successor reads the log from the last one on."""
 

@@ -133,6 +133,8 @@ INCIDENTAL = (
     "dispatch.queue_per_slot",
     "dispatch.repack",
     "dispatch.repack_every_s",
+    "dispatch.load_bytes_per_s",
+    "dispatch.standby",
     "paced.time_scale",
     "paced.roofline",
     "paced.kv_tokens",

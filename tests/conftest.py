@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from tests.servers import used
+from tests.servers import used, used_elsewhere
 
 # A shell that starts us in the background has SIGINT ignored, and children inherit that; tests send
 # it to processes of their own.
@@ -24,3 +24,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("real servers used")
         for name, what in sorted(used().items()):
             terminalreporter.line(f"{name}: {what}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands the names of its servers on."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["servers"] = used()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """Servers of a worker that ended in order; one that crashed fails its tests by itself."""
+    used_elsewhere(getattr(node, "workeroutput", {}).get("servers", {}))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.orders import continuations
+from consumers.dispatch.orders import continuations, held_versions
 from consumers.dispatch.recover import Continuation, orphans
 from consumers.dispatch.state import DispatchState, OpenGroup
 from streams.records import Prompt, Version
@@ -42,11 +42,13 @@ class Lost:
 
 def find_lost(state: DispatchState, lengths: Lengths, keep_version: bool) -> Iterator[Lost]:
     """Oldest wave first; a group whose prompt was not read yet waits for it."""
-    for trajectories in orphans(state):
+    found = orphans(state)
+    held = held_versions(state) if found and keep_version else set[Version]()
+    for trajectories in found:
         group = state.groups[int(trajectories[0].rsplit(".", 1)[0])]
         if group.prompt is None:
             continue
-        how = continuations(state, trajectories, keep_version)
+        how = continuations(state, trajectories, keep_version, held)
         expected = lengths.expected(group.prompt, group.finished)
         mean = 0.0 if expected is None else expected.mean
         for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):

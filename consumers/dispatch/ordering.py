@@ -1,14 +1,14 @@
 """Which orders to give now: for every open trajectory that nobody generates, as far as there is
 room. It changes nothing that it is given (invariant 9); the service appends what it returns.
 
-1. What was given up for a move goes where the move was planned to go.  2. Other resumes.  3. New
-samples, in their turn.
+1. What was given up for a move goes where the move was planned to go.  2. Other resumes, some of
+them after their version was loaded from history (`stranded.py`).  3. New samples, in their turn.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from consumers.dispatch.admit import Pace
+from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.layout import Layout
 from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.lost import Lost, find_lost, in_turn
@@ -16,6 +16,7 @@ from consumers.dispatch.orders import Free, assignment, eligible, free_rooms
 from consumers.dispatch.place import Room, Work, place
 from consumers.dispatch.recover import Continuation
 from consumers.dispatch.state import DispatchState
+from consumers.dispatch.stranded import History, Recalled
 from consumers.dispatch.waves import Waves, workers_of
 from streams.records import Assignment, Prompt
 
@@ -36,17 +37,20 @@ class Ordering:
     keep_version: bool
     queue_per_slot: float
     waves: Waves
+    history: History | None = None
 
     def plan(
-        self, state: DispatchState, lengths: Lengths, ahead: Sequence[Prompt]
+        self, state: DispatchState, lengths: Lengths, ahead: Sequence[Prompt], now_s: float = 0.0
     ) -> list[Ordered]:
         """All that can be ordered now; `ahead` are the prompts to be admitted next."""
         lost = list(find_lost(state, lengths, self.keep_version))
         if not lost:
             return []
         free = free_rooms(state, self.queue_per_slot)
+        recalled = self._recalled(state, lengths, lost, free, bool(ahead), now_s)
         orders = list(self._moved(state, lost))
-        settled = {order.record.trajectory for order in orders}
+        orders += self._loading(state, lost, recalled, free)
+        settled = {order.record.trajectory for order in orders} | recalled.waiting
         rest = [part for one in lost if (part := one.without(settled)).trajectories]
         resumes = [one for one in rest if one.kind == "resume"]
         for version in sorted({one.version for one in resumes}, key=str):
@@ -74,6 +78,39 @@ class Ordering:
         ]
         rooms = {name: room for name, room in free.new.items() if name in may}
         return self._placed(state, lost, rooms, free, {})
+
+    def _recalled(
+        self,
+        state: DispatchState,
+        lengths: Lengths,
+        lost: Sequence[Lost],
+        free: Free,
+        is_more: bool,
+        now_s: float,
+    ) -> Recalled:
+        """Slots are wanted while more groups may be admitted, or samples wait for room."""
+        if self.history is None:
+            return Recalled()
+        starts = sum(len(one.trajectories) for one in lost if one.kind == "start")
+        allowed = admissible(
+            self.pace, state.version.number, state.admitted, state.closed, state.trained
+        )
+        is_wanted = (is_more and allowed > 0) or starts > sum(free.new.values())
+        return self.history.plan(state, lengths, lost, is_wanted, now_s)
+
+    def _loading(
+        self, state: DispatchState, lost: Iterable[Lost], recalled: Recalled, free: Free
+    ) -> Iterator[Ordered]:
+        """Resumes at rollouts that load their version first; those take nothing else meanwhile."""
+        for one in lost:
+            for trajectory in one.trajectories:
+                rollout = recalled.loads.get(trajectory)
+                if rollout is None:
+                    continue
+                for room in (free.new, free.resumes):
+                    room.pop(rollout, None)
+                how = {trajectory: _loaded(state, trajectory)}
+                yield self._ordered(state, replace(one, how=how), trajectory, rollout)
 
     def _moved(self, state: DispatchState, lost: Iterable[Lost]) -> Iterator[Ordered]:
         """Room was kept for them since they were asked back."""
@@ -117,6 +154,12 @@ class Ordering:
         how, predicted = one.how[trajectory], round(one.mean)
         record = assignment(state, self.pace, one.group, trajectory, how, rollout, predicted)
         return Ordered(record, how.again)
+
+
+def _loaded(state: DispatchState, trajectory: str) -> Continuation:
+    chain, order = state.chains[trajectory], state.orders.get(trajectory)
+    attempt, moves = (1, 0) if order is None else (order.attempt + 1, order.moves + 1)
+    return Continuation("resume", attempt, chain.at, chain.version, moves, again=False)
 
 
 def _again(state: DispatchState, trajectory: str) -> Continuation:

@@ -2,7 +2,7 @@
 return.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from consumers.dispatch.admit import Pace, version_needed, wave_of
@@ -24,11 +24,20 @@ def admission(
     )
 
 
-def continuations(
-    state: DispatchState, lost: Iterable[str], keep_version: bool
-) -> dict[str, Continuation]:
-    """How each lost trajectory goes on."""
+def held_versions(state: DispatchState) -> set[Version]:
+    """What somebody serves, or is loading and soon will."""
     held = {seen.status.version for seen in state.rollouts.values() if is_serving(seen)}
+    return held | set(state.loading().values())
+
+
+def continuations(
+    state: DispatchState,
+    lost: Iterable[str],
+    keep_version: bool,
+    held: Collection[Version] | None = None,
+) -> dict[str, Continuation]:
+    """How each lost trajectory goes on; `held` are the `held_versions`, where they are known."""
+    held = held_versions(state) if held is None else held
     return {
         t: continuation(state.orders.get(t), state.chains.get(t), keep_version, held) for t in lost
     }
@@ -37,7 +46,7 @@ def continuations(
 def eligible(state: DispatchState, version: Version | None) -> set[str]:
     """Rollouts that may go on with what needs this version."""
     serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
-    return holders(serving, version)
+    return holders(serving | state.loading(), version)
 
 
 def is_serving(seen: Seen) -> bool:
@@ -78,6 +87,7 @@ def assignment(
         moves=how.moves,
         wave=wave,
         predicted=predicted,
+        from_history=how.version not in (None, state.rollouts[rollout].status.version),
     )
 
 
@@ -121,18 +131,19 @@ def free_rooms(state: DispatchState, queue_per_slot: float) -> Free:
     """Room of every rollout that takes work: slots and queue, less its orders in force.
 
     Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
-    new; what it was given and has not begun counts against its quota.
+    new; what it was given and has not begun counts against its quota. One that loads a version from
+    history takes what goes on under that.
     """
     free = Free({}, {})
-    given = state.given()
+    given, loading = state.given(), state.loading()
     for name, seen in sorted(state.rollouts.items()):
         status = seen.status
         if not seen.fresh or not status.verified:
             continue
         room = max(0, status.slots + int(queue_per_slot * status.slots) - given[name])
-        if status.health in ("generating", "draining"):
+        if name in loading or status.health in ("generating", "draining"):
             free.resumes[name] = room
-        if status.health == "generating":
+        if name not in loading and status.health == "generating":
             drawn = max(0, given[name] - status.running)
             stale = status.version.number < state.version.number
             free.new[name] = max(0, min(room, status.quota_left - drawn)) if stale else room

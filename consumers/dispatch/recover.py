@@ -43,8 +43,8 @@ def continuation(
     """Resume from the newest partial; under `keep_version` only where somebody holds its version
     (invariant 4).
 
-    When nobody does, the trajectory starts again on the newest version: first form, an emptied
-    rollout does not load one from history yet.
+    When nobody does, it starts again on the newest, unless `stranded.py` finds it cheaper that an
+    emptied rollout loads its version from history.
     """
     attempt = 1 if order is None else order.attempt + 1
     moves = 0 if order is None else order.moves + 1

@@ -23,13 +23,16 @@ from consumers.dispatch.ordering import Ordered, Ordering
 from consumers.dispatch.orders import admission, free_rooms, release
 from consumers.dispatch.recover import orphans
 from consumers.dispatch.state import DispatchState, Order, Released
+from consumers.dispatch.stranded import History
 from consumers.dispatch.waves import Waves
 from consumers.settings import DispatchSettings
+from storage.manifest import read_manifest
 from storage.objects import ObjectStore
 from streams.bus import Bus
+from streams.errors import CorruptObject, ObjectMissing
 from streams.figures import Figures
 from streams.reader import TopicReader
-from streams.records import Address, Admitted, Assignment
+from streams.records import Address, Admitted, Assignment, Version
 from streams.topics import partition_of
 from streams.writer import FencedWriter
 
@@ -53,8 +56,8 @@ class Dispatch:
     state: DispatchState = field(default_factory=DispatchState)
     inbox: Inbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Orders of this term by kind, `again` those that throw work away, `moved` what was asked back
-    for a move, `lost` silent rollouts.
+    """Orders of this term by kind, `again` those that throw work away, `recalled` those for which a
+    version is loaded from history, `moved` what was asked back for a move, `lost` silent rollouts.
     """
     ordering: Ordering = field(init=False)
     repacking: Repacking | None = field(init=False)
@@ -63,7 +66,10 @@ class Dispatch:
         """Repack frees rollouts that must be empty to take new weights: none else gains by it."""
         pace, settings = self.pace, self.settings
         waves = Waves(self.keep_version, pace.groups_per_step)
-        self.ordering = Ordering(pace, self.keep_version, settings.queue_per_slot, waves)
+        history = None
+        if self.keep_version:
+            history = History(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
+        self.ordering = Ordering(pace, self.keep_version, settings.queue_per_slot, waves, history)
         self.repacking = None
         if settings.repack and self.keep_version:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
@@ -122,7 +128,15 @@ class Dispatch:
 
     def _orders(self, state: DispatchState, inbox: Inbox) -> list[Ordered]:
         """For every open trajectory that nobody generates, as far as there is room."""
-        return self.ordering.plan(state, inbox.lengths, inbox.ahead())
+        return self.ordering.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
+
+    def _bytes_of(self, version: Version) -> int | None:
+        """What it is to load this version whole; None when it is gone."""
+        try:
+            return read_manifest(self.store, version).full_bytes
+        except (ObjectMissing, CorruptObject) as error:
+            log.warning("what was generated under %s starts again: %s", version, error)
+            return None
 
     def _repack(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
         """When it is time: ask back what is to move; what is too old starts again on the newest
@@ -150,9 +164,14 @@ class Dispatch:
     ) -> None:
         """Append these in one go; they are in force then."""
         for order in orders:
+            record = order.record
+            if record.from_history:
+                self.counts["recalled"] += 1
+                log.info(
+                    "%s goes on: %s loads %s", record.trajectory, record.rollout, record.version
+                )
             if order.again:
                 self.counts["again"] += 1
-                record = order.record
                 log.warning("%s starts again (attempt %d)", record.trajectory, record.attempt)
         records = [*(order.record for order in orders), *releases]
         for record, at in zip(records, self._append(writer, records), strict=True):
@@ -195,6 +214,7 @@ class Dispatch:
             "dispatch_trajectories_completed_total": state.completed,
             "dispatch_trajectories_late_total": state.late,
             "dispatch_trajectories_again_total": self.counts["again"],
+            "dispatch_trajectories_recalled_total": self.counts["recalled"],
             "dispatch_orders_in_force": len(state.orders),
             "dispatch_orders_total": {kind: self.counts[kind] for kind in kinds},
             "dispatch_moves_total": self.counts["moved"],

@@ -37,6 +37,8 @@ class Order:
     """Where it is to go on: its rollout was asked to give it up."""
     given_up: bool = False
     """Its rollout did, so nobody generates it."""
+    from_history: bool = False
+    """Its rollout was to load `version` first, which nobody held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class DispatchState:
             record.version,
             at,
             record.predicted,
+            from_history=record.from_history,
         )
 
     def _release(self, trajectory: str, onward: str) -> None:
@@ -215,14 +218,15 @@ class DispatchState:
         self.rollouts[record.rollout] = Seen(record, now_s, fresh, peak, speed)
 
     def forget_rollouts(self, silent_before_s: float, left_before_s: float = 0.0) -> list[str]:
-        """Drop rollouts silent for too long, and those that said goodbye a while ago: what they
-        said last was read by then. Their work is nobody's (`recover.py`); returns the silent ones.
+        """Drop rollouts silent for too long, and those that said goodbye a while ago and have
+        nothing left: what they said last was read by then. Their work is nobody's (`recover.py`);
+        returns the silent ones.
         """
         silent = [name for name, seen in self.rollouts.items() if seen.at_s < silent_before_s]
         left = [
             name
             for name, seen in self.rollouts.items()
-            if seen.status.health == "leaving" and seen.at_s < left_before_s
+            if has_left(seen.status) and seen.at_s < left_before_s
         ]
         for name in {*silent, *left}:
             del self.rollouts[name]
@@ -238,10 +242,26 @@ class DispatchState:
                 counts[order.rollout] += 1
         return counts
 
+    def loading(self) -> dict[str, Version]:
+        """Rollouts that were asked for a version from history and do not serve it yet."""
+        return {
+            order.rollout: order.version
+            for order in self.orders.values()
+            if order.from_history
+            and not order.given_up
+            and self.is_held(order)
+            and self.rollouts[order.rollout].status.version != order.version
+        }
+
     def is_held(self, order: Order) -> bool:
         """A living rollout of the ordered term has it."""
         seen = self.rollouts.get(order.rollout)
         return seen is not None and seen.status.term == order.rollout_term
+
+
+def has_left(status: RolloutStatus) -> bool:
+    """It takes nothing more, and what it had is given up or finished."""
+    return status.health == "leaving" and not status.running and not status.waiting
 
 
 def _is_same(before: RolloutStatus, now: RolloutStatus) -> bool:

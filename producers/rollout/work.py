@@ -60,6 +60,12 @@ class Work:
         if self.growing.pop(trajectory, None) is not None:
             self.engine.abort(trajectory)
 
+    def forget_all(self) -> None:
+        """Nobody is here any more."""
+        for trajectory in list(self.growing):
+            self.drop(trajectory)
+        self.judging.forget_all()
+
     def give_up(self, released: Assignment) -> None:
         """Hand one trajectory over; one whose turn is judged goes on, or ends, here: its completion
         is on its way. So does an order that is newer than what is asked for.

@@ -102,10 +102,11 @@ class Rollout:
             self.follower.bring(asked)
         else:
             load = self.load()
-            if wants_update(mode, load) or is_draining(mode, load):
+            if is_draining(mode, load) and load.busy:
                 self.follower.fetch_ahead(self.engine.version)
             if not wants_update(mode, load):
                 return
+            self.follower.prefetch(self.engine.version)  # what is here is taken, overtaken or not
         fetched = self.follower.take()
         if fetched is None:
             return
@@ -145,10 +146,13 @@ class Rollout:
         """Submit orders while there is room and the policy lets new ones begin.
 
         A few more than there are slots, so that a slot freed in the middle of a poll is taken at
-        once.
+        once. Where the KV capacity binds no more than that wait in the engine: what has not begun
+        belongs to no version yet.
         """
-        waiting = self.orders.waiting
-        room = self.settings.slots + max(1, self.settings.slots // 8)
+        waiting, few = self.orders.waiting, max(1, self.settings.slots // 8)
+        room = self.settings.slots + few
+        if waiting and self.engine.stats().waiting >= few:
+            return
         while waiting and len(self.work.growing) < room:
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self.settings.on_update, self.load()):
@@ -190,7 +194,7 @@ class Rollout:
             time.sleep(IDLE_S)
             self.work.collect_judged()  # 3
             self.work.publish()
-        self.judging.forget_all()
+        self.work.forget_all()
         self._say("leaving")  # 4
         self.voice.sender.flush()
 

@@ -115,7 +115,7 @@ class SteppedRun:
         """Until the last step is trained and everything is archived; what a role fails with is
         raised.
         """
-        clock = SimpleNamespace(perf_counter=self.baton.clock)
+        clock = SimpleNamespace(perf_counter=self.baton.clock, sleep=self.baton.wait)
         with patch("producers.rollout.worker.time", clock):  # it takes no clock for its polls
             self._run()
 

@@ -3,12 +3,34 @@
 Import as `tests.servers`, from everywhere: two names would be two lists.
 """
 
+import fcntl
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE = Path(__file__).parents[2] / ".servers"
 _USED: dict[str, str] = {}
+
+
+@contextmanager
+def installing() -> Generator[None]:
+    """One process at a time fetches or builds servers; who waited finds them there."""
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def use(name: str, what: str) -> None:
     """Note that the server `name` is used; `what` is its version and address."""
     _USED[name] = what
+
+
+def used_elsewhere(there: Mapping[str, str]) -> None:
+    """What another process of this session used; its server is another one."""
+    for name, what in there.items():
+        known = _USED.get(name)
+        _USED[name] = what if known in (None, what) else f"{known}, {what}"
 
 
 def used() -> dict[str, str]:

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-from tests.servers import use
+from tests.servers import CACHE, installing, use
 
 VERSION = "4.3.0"
 EXISTING = "BUS_TEST_KAFKA"
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
-JARS = HERE.parents[1] / ".servers" / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
+JARS = CACHE / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
 CLUSTER = "cm9sbHN0cmVhbS10ZXN0cw"  # any 16 bytes in base64
 READY_S = 90.0
 LOG4J = """
@@ -81,27 +81,26 @@ def free_ports(count: int) -> list[int]:
 
 def jars() -> Path:
     """The folder of Kafka's jars, fetched by Maven the first time (50 MB)."""
-    if (JARS / "complete").exists():
-        return JARS
+    with installing():
+        if not JARS.exists():
+            _fetch_jars()
+    return JARS
+
+
+def _fetch_jars() -> None:
     for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             raise RuntimeError(
                 f"the tests start a real Kafka and {program!r} is missing: install it (Debian: apt "
                 f"install {package}), or name a running broker in {EXISTING}=host:port"
             )
-    JARS.parent.mkdir(exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=JARS.parent))
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
-    command = ["mvn", "-q", "-B", "-f", str(POM), *goal, "-DincludeScope=runtime"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"Maven could not fetch Kafka's jars:\n{done.stdout}{done.stderr}")
-    (partial / "complete").touch()
-    try:
-        partial.rename(JARS)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
-    return JARS
+    with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={partial}/jars"]
+        command = ["mvn", "-q", "-B", "-f", str(POM), *goal, "-DincludeScope=runtime"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"Maven could not fetch Kafka's jars:\n{done.stdout}{done.stderr}")
+        Path(partial, "jars").rename(JARS)
 
 
 class KafkaBroker:

@@ -23,11 +23,10 @@ from pathlib import Path
 import boto3
 
 from storage.s3.place import parse_place
-from tests.servers import use
+from tests.servers import CACHE, installing, use
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
-CACHE = Path(__file__).parents[2] / ".servers"
 PROGRAM = CACHE / "bin" / f"versitygw-{VERSION}"
 BUCKET = "rollstream"
 READY_S = 30.0
@@ -36,8 +35,13 @@ EXISTING = "STORE_TEST_S3"
 
 def program() -> Path:
     """The server's binary, built the first time."""
-    if PROGRAM.exists():
-        return PROGRAM
+    with installing():
+        if not PROGRAM.exists():
+            _build()
+    return PROGRAM
+
+
+def _build() -> None:
     go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if go is None:
         raise RuntimeError(
@@ -54,7 +58,6 @@ def program() -> Path:
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
         (Path(partial) / "versitygw").rename(PROGRAM)
-    return PROGRAM
 
 
 class VersityGW:

@@ -1,0 +1,120 @@
+"""Trajectories whose version nobody holds, who could load it, and what was decided before.
+
+A rollout is asked by the order itself (`from_history`), so whoever dies in between is recovered
+like any other. A trajectory is loaded for once in a row: one that comes back from it starts again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from consumers.dispatch.history import Behind, Emptied, worth_loading
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.lost import Lost
+from consumers.dispatch.orders import is_serving
+from consumers.dispatch.state import Chain, DispatchState
+from consumers.dispatch.waves import workers_of
+from streams.records import Version
+
+PATIENCE_S = 15.0  # for a rollout that is empty: one that was killed is back by then
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Trajectory → who loads its version for it; `waiting` ones are ordered when somebody is empty."""
+
+    loads: Mapping[str, str] = field(default_factory=dict[str, str])
+    waiting: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class History:
+    """`bytes_of` says how much a stored version is to read, None when it is gone (versions_max)."""
+
+    bytes_of: Callable[[Version], int | None]
+    bytes_per_s: float
+    max_lag: int | None
+    _bytes: dict[Version, int | None] = field(default_factory=dict[Version, int | None])
+    _since_s: dict[str, float] = field(default_factory=dict[str, float])
+
+    def plan(
+        self,
+        state: DispatchState,
+        lengths: Lengths,
+        lost: Sequence[Lost],
+        is_wanted: bool,
+        now_s: float,
+    ) -> Recalled:
+        """For all that is lost under a version that nobody holds; oldest version first."""
+        behind = self._behind(state, lengths, lost)
+        trajectories = [one.trajectory for ones in behind.values() for one in ones]
+        self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
+        if not state.rollouts:
+            return Recalled()
+        self._bytes = {v: self._bytes[v] if v in self._bytes else self.bytes_of(v) for v in behind}
+        empty = emptied_rollouts(state)
+        loads: dict[str, str] = {}
+        waiting: set[str] = set()
+        for version, ones in sorted(behind.items()):
+            size = self._bytes[version]
+            if size is None:
+                continue
+            name = empty[0] if empty else ""
+            chosen = worth_loading(ones, self._emptied(state, name, version, size, is_wanted))
+            if name and chosen:
+                loads |= dict.fromkeys(chosen, empty.pop(0))
+            elif chosen:
+                waiting |= {t for t in chosen if now_s - self._since_s[t] < PATIENCE_S}
+        return Recalled(loads, frozenset(waiting))
+
+    def _behind(
+        self, state: DispatchState, lengths: Lengths, lost: Iterable[Lost]
+    ) -> dict[Version, list[Behind]]:
+        found: dict[Version, list[Behind]] = {}
+        for one in lost:
+            for trajectory in one.trajectories if one.kind == "start" else ():
+                chain, order = state.chains.get(trajectory), state.orders.get(trajectory)
+                if chain is None or chain.version is None or self._is_hopeless(state, chain):
+                    continue
+                if order is None or not order.from_history:
+                    left = _left(one, lengths, chain)
+                    behind = Behind(trajectory, chain.generated, left)
+                    found.setdefault(chain.version, []).append(behind)
+        return found
+
+    def _is_hopeless(self, state: DispatchState, chain: Chain) -> bool:
+        """Invariant 5 would drop it, whatever becomes of it."""
+        assert chain.version is not None, "asked before"
+        lag = state.version.number - chain.version.number
+        return self.max_lag is not None and lag > self.max_lag
+
+    def _emptied(
+        self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
+    ) -> Emptied:
+        """The rollout, or without a name one as most are."""
+        workers = [w for w in workers_of(state) if name in ("", w.rollout)]
+        slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
+        speed = median(worker.speed for worker in workers)
+        refills = state.version.number <= version.number + 1
+        return Emptied(int(slots), size / self.bytes_per_s, speed, is_wanted, refills)
+
+
+def emptied_rollouts(state: DispatchState) -> list[str]:
+    """Who serves and has nothing to do, the ones that stay first."""
+    given = state.given()
+    found = [
+        (seen.status.preemptible, name)
+        for name, seen in state.rollouts.items()
+        if seen.fresh and is_serving(seen) and not given[name] and not seen.status.running
+    ]
+    return [name for _, name in sorted(found)]
+
+
+def _left(one: Lost, lengths: Lengths, chain: Chain) -> float:
+    """Expected tokens still to come: of an answer that ran beyond its history, or has none, as many
+    again, as a long tail has it.
+    """
+    expected = lengths.expected(one.prompt, one.group.finished)
+    left = 0.0 if expected is None else expected.mean - chain.generated
+    most = one.prompt.sampling.tokens_max - chain.generated
+    return max(1.0, min(left if left > 0 else float(chain.generated), float(most)))
