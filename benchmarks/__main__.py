@@ -26,6 +26,7 @@ MODULES = (
     "pipeline",
     "planner",
     "relay",
+    "repack",
     "resume",
     "s3",
     "simulator",

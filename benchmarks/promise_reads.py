@@ -23,9 +23,9 @@ from benchmarks.promise_archive import MAX_LAG, RUN, record_run
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
 from consumers.replay.recorded import read_recorded
-from consumers.replay.whole_log import WholeLog
 from consumers.trainer.intake import fetch_group
 from storage.archive.reading import archived_files, local_path
+from storage.archive.whole_log import WholeLog
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.records import Member

@@ -25,8 +25,8 @@ class DispatchSettings(Settings):
     repack_every_s: float = Field(default=5.0, gt=0)
     """Seconds between two looks at what could be gathered, beside one after each new version."""
     load_bytes_per_s: float = Field(default=2e8, gt=0)
-    """At which a rollout is taken to read a version from the store: whether one that nobody holds is
-    loaded for what was generated under it, or that starts again.
+    """At which a rollout is taken to read a version from the store; decides whether one that nobody
+    holds is loaded for what was generated under it, or that starts again.
     """
     group_deadline_s: float = Field(default=600.0, gt=0)
     """Seconds from admission until a group is closed with the survivors that it has."""

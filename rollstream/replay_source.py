@@ -7,10 +7,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from consumers.replay.recorded import RecordedSteps, read_recorded
-from consumers.replay.whole_log import WholeLog
 from rollstream.analysis.live import has_topic, open_log
 from rollstream.analysis.place import Place, find_place
 from storage.archive.reading import archived_files
+from storage.archive.whole_log import WholeLog
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError

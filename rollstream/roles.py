@@ -30,7 +30,7 @@ from streams.topics import catalogue
 
 log = logging.getLogger(__name__)
 
-LEASE_WAIT_S = 3600.0  # a standby waits; the supervisor ends it when the run ends
+LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
 NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
 
 
@@ -49,6 +49,8 @@ class Place:
     watch: Watch
     accept_config: bool = False
     """Go on although the run had another configuration."""
+    grace_s: float | None = None
+    """A rollout that may be taken away has so many seconds once it is asked to stop."""
 
 
 def run_role(
@@ -61,6 +63,7 @@ def run_role(
     nonce: str,
     handed_nonce: str | None = None,
     accept_config: bool = False,
+    grace_s: float | None = None,
 ) -> bool:
     """Run one role until it is done (True) or stopped (False). `Fenced` when a higher term took it
     over.
@@ -71,7 +74,8 @@ def run_role(
         placed(configuration, folder, name, watch, nonce, handed_nonce) as place,
     ):
         try:
-            return _ROLES[role](replace(place, accept_config=accept_config))
+            given = replace(place, accept_config=accept_config, grace_s=grace_s)
+            return _ROLES[role](given)
         finally:
             _note_usage(folder, name)
 
@@ -160,6 +164,7 @@ def _prompts(place: Place) -> bool:
 def _dispatch(place: Place) -> bool:
     from consumers.dispatch.admit import Pace
     from consumers.dispatch.service import Dispatch
+    from rollstream.live.moves import MOVES, move_line
 
     c = place.configuration
     pace = Pace(
@@ -169,10 +174,12 @@ def _dispatch(place: Place) -> bool:
         c.trainer.steps,
     )
     keep_version = c.rollouts.on_update == "keep_version"
-    with held(place, "dispatch", c.dispatch.lease_s) as lease:
+    path = RunFolder(place.folder).metrics / MOVES
+    with held(place, "dispatch", c.dispatch.lease_s) as lease, MetricsFile(path) as lines:
         dispatch = Dispatch(
             place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates(c)
         )
+        dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
         place.watch.offer(dispatch.figures, dispatch.readers)
         dispatch.run(place.stop)
     return False

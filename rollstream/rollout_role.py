@@ -44,7 +44,16 @@ def build_rollout(place: Place) -> Rollout | None:
     started = time.perf_counter()
     engine, most = engine_of(place, fetched)
     pulse = Pulse(c.rollouts.status_s)
-    voice = Voice(place.bus, Outbox(place.bus), place.name, term, c.rollouts, pulse, batch_max=most)
+    voice = Voice(
+        place.bus,
+        Outbox(place.bus),
+        place.name,
+        term,
+        c.rollouts,
+        pulse,
+        batch_max=most,
+        preemptible=place.grace_s is not None,
+    )
     voice.applied(compared_whole(fetched, engine.read_back, started))
     judging = Judging(
         RewardPool(task_settings(c, place.folder)),
@@ -53,7 +62,10 @@ def build_rollout(place: Place) -> Rollout | None:
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
     )
-    return Rollout(c.rollouts, engine, follower, orders, judging, voice)
+    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice)
+    if place.grace_s is not None:
+        rollout.judged_s = place.grace_s / 2  # the rest is for the log
+    return rollout
 
 
 def engine_of(place: Place, fetched: Fetched) -> tuple[Engine, int]:

@@ -15,8 +15,8 @@ ACCEPT_CONFIG = "--accept-config"
 def seats_of(
     configuration: Configuration, folder: RunFolder, accept_config: bool = False
 ) -> list[Seat]:
-    """Prompt source, dispatch, trainer, relay, rollouts, scorers, evaluation and archive, in the
-    order of their start; `accept_config` is passed on to the trainer.
+    """Prompt source, dispatch (perhaps a standby), trainer, relay, rollouts, scorers, evaluation
+    and archive, in the order of their start; `accept_config` is passed on to the trainer.
     """
     c = configuration
     trainer = _seat(folder, "train", "trainer", c.trainer.threads, single=True)
@@ -27,6 +27,8 @@ def seats_of(
         _seat(folder, "dispatch", "dispatch", 1, single=True),
         trainer,
     ]
+    if c.dispatch.standby:
+        seats.append(_seat(folder, "dispatch", "dispatch-standby", 1, single=True))
     if c.relay.enabled:
         seats.append(_seat(folder, "relay", "relay", 1))
     for number in range(c.rollouts.count):

@@ -69,8 +69,11 @@ class TopicArchive:
 
         A log that no longer reaches back to there is `PositionLost`.
         """
+        begins = from_begin(
+            self._bus, self._topic
+        )  # first: what goes meanwhile is in a file by then
         ends = endings(self._store, self._run, self._topic)
-        for partition, begin in from_begin(self._bus, self._topic).items():
+        for partition, begin in begins.items():
             where = f"{self._topic}/{partition}"
             if partition in ends:
                 self._archived[partition] = _after(ends[partition])
@@ -122,8 +125,8 @@ class TopicArchive:
                 exact=exact,
             )
         except PositionLost as error:
-            text = f"records were truncated before they were archived: {error}"
-            raise PositionLost(text) from error
+            self._pass_truncated(error)
+            return True
         now_s = self._monotonic()
         for message in messages:
             if message.offset != self._next[message.partition]:
@@ -136,6 +139,21 @@ class TopicArchive:
             self._pending[message.partition].add(message)
             self._next[message.partition] = message.offset + 1
         return bool(messages)
+
+    def _pass_truncated(self, error: PositionLost) -> None:
+        """Go on after another archiver's files where the log no longer reaches back to here.
+
+        One that stood still while its successor archived, and the trainer truncated up to there,
+        has lost nothing. `PositionLost` where no file has what is gone.
+        """
+        ends = endings(self._store, self._run, self._topic)
+        for partition, begin in self._bus.begin(self._topic).items():
+            if self._next[partition] >= begin:
+                continue
+            if partition not in ends or ends[partition].last + 1 < begin:
+                text = f"records were truncated before they were archived: {error}"
+                raise PositionLost(text) from error
+            self._go_on(partition, _after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
         """The positions to read from, each partition first in turn, so that none waits for long."""
@@ -173,12 +191,12 @@ class TopicArchive:
         return ending(self._store, file)
 
     def _go_on(self, partition: int, archived: Position) -> None:
-        held = self._pending[partition]
-        held.forget(archived.offset)
         self._archived[partition] = archived
         self._next[partition] = max(self._next[partition], archived.offset)
-        if not held.messages:
-            del self._pending[partition]
+        if partition in self._pending:
+            self._pending[partition].forget(archived.offset)
+            if not self._pending[partition].messages:
+                del self._pending[partition]
 
 
 def _check_kept(where: str, archived: int, begin: int) -> None:

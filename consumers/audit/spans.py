@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen
 from consumers.audit.tally import Tally
-from streams.records import GENERATED, Trajectory
+from streams.records import GENERATED, Assignment, Trajectory
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class OneVersion:
 
     def apply(self, seen: Seen) -> None:
         record = seen.record
+        if isinstance(record, Assignment) and self.keep_version and not seen.void:
+            self._ordered(record)
         if seen.topic != "trajectories" or not isinstance(record, Trajectory):
             return
         several = len(record.spans) > 1
@@ -66,6 +68,13 @@ class OneVersion:
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
             self.tally.offend(what, seen.topic, seen.address)
+
+    def _ordered(self, order: Assignment) -> None:
+        """What became of those whose version nobody held, as far as orders are kept."""
+        if order.from_history:
+            self.tally.counts["loaded from history"] += 1
+        elif order.kind == "start" and order.attempt > 1:
+            self.tally.counts["started again"] += 1
 
     def apply_rows(self, rows: Rows) -> None:
         several = rows.spans.count > 1

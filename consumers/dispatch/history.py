@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A trajectory whose version nobody holds: tokens that it gained, and that are expected still."""
+    """A trajectory whose version nobody holds: tokens gained, and those expected still."""
 
     trajectory: str
     gained: int

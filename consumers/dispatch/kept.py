@@ -46,6 +46,8 @@ class KeptState:
     groups: tuple[KeptGroup, ...] = ()
     orders: tuple[tuple[str, Order], ...] = ()
     chains: tuple[tuple[str, Chain], ...] = ()
+    heard_s: tuple[tuple[str, float], ...] = ()
+    """When each rollout spoke last, by its own clock."""
 
     def where(self) -> dict[str, dict[int, Position]]:
         """Positions by number of the partition (JSON keys are texts)."""
@@ -66,7 +68,16 @@ def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptSta
         groups=tuple(KeptGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()),
         orders=tuple(state.orders.items()),
         chains=tuple(state.chains.items()),
+        heard_s=tuple((name, seen.status.time_s) for name, seen in state.rollouts.items()),
     )
+
+
+def read_kept(store: ObjectStore) -> KeptState | None:
+    """What dispatch kept last, for who only looks; None before the first time."""
+    try:
+        return decode(store.get(KEY), KeptState, KEY)
+    except ObjectMissing:
+        return None
 
 
 def restored(kept: KeptState | None) -> DispatchState:

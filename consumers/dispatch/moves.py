@@ -8,6 +8,7 @@ up. A completion that is faster ends the trajectory, and what was asked back is 
 2).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -22,12 +23,26 @@ PATIENCE_S = 10.0  # for an answer to what was asked back: one that is judged me
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """So many requests were asked back from `source` for `destination`."""
+
+    source: str
+    destination: str
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Releases to append; `deferred` are to start again on the newest version."""
 
     releases: tuple[Assignment, ...] = ()
     deferred: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
+
+    def handed(self) -> tuple[Handed, ...]:
+        """Whole tails and gathered outliers, by who gives and who takes."""
+        counts = Counter((one.rollout, one.onward) for one in self.releases)
+        return tuple(Handed(*both, count) for both, count in sorted(counts.items()))
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.inbox import Inbox
 from consumers.dispatch.kept import restored
 from consumers.dispatch.memory import Memory
-from consumers.dispatch.moves import Repacking
+from consumers.dispatch.moves import Handed, Repacking
 from consumers.dispatch.ordering import Ordered, Ordering
 from consumers.dispatch.orders import admission, free_rooms, release
 from consumers.dispatch.recover import orphans
@@ -53,6 +53,8 @@ class Dispatch:
     term: int
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
+    on_move: Callable[[Handed, float], None] = lambda handed, plan_s: None
+    """Told of each move that was asked for, and how many seconds planning took: for who looks."""
     state: DispatchState = field(default_factory=DispatchState)
     inbox: Inbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -144,16 +146,19 @@ class Dispatch:
         """
         if self.repacking is None:
             return
-        plan = self.repacking.plan(state, inbox.lengths, self.monotonic())
+        began_s = self.monotonic()
+        plan = self.repacking.plan(state, inbox.lengths, began_s)
         if plan is None:
             return
+        plan_s = self.monotonic() - began_s
         late = {trajectory: state.orders[trajectory] for trajectory in plan.deferred}
         again = self.ordering.put_off(state, plan.deferred, inbox.lengths)
         void = [_void(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
         self._give(state, writer, again, [*plan.releases, *void])
         self.counts["moved"] += len(plan.releases)
-        for move in plan.moves:
-            log.info("%s hands %d requests to %s", move.source, move.requests, move.destination)
+        for one in plan.handed():
+            log.info("%s hands %d requests to %s", one.source, one.requests, one.destination)
+            self.on_move(one, plan_s)
 
     def _give(
         self,

@@ -21,7 +21,7 @@ PATIENCE_S = 15.0  # for a rollout that is empty: one that was killed is back by
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Trajectory → who loads its version for it; `waiting` ones are ordered when somebody is empty."""
+    """Trajectory → who loads its version; `waiting` ones are ordered when somebody is empty."""
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
     waiting: frozenset[str] = frozenset()

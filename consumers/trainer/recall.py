@@ -24,7 +24,7 @@ class Recall:
     def whole(self) -> Bus:
         """Log and archive together, to be read only; `PositionLost` where neither has a record."""
         if self._both is None:
-            from consumers.replay.whole_log import WholeLog  # pyarrow: seconds, and seldom needed
+            from storage.archive.whole_log import WholeLog  # pyarrow: seconds, and seldom needed
 
             self._both = WholeLog(self._bus, self._store, self._run)
         return self._both

@@ -24,7 +24,7 @@ from consumers.trainer.learning import Learning, open_learner
 from consumers.trainer.ledger import Ledger, Recorded
 from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.patience import Patience
-from consumers.trainer.pins import HeldVersions
+from consumers.trainer.pins import HeldVersions, PinnedVersions
 from consumers.trainer.prepare import Rule
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.recall import Recall
@@ -91,6 +91,7 @@ def build_trainer(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Trainer:
     """A trainer that is about to train the step after the newest checkpoint."""
+    choose = load_choice(plan.trainer.choose)  # refused before anybody is fenced
     versions = VersionWriter(
         store,
         FencedWriter(bus, "weights", "trainer", provenance.term),
@@ -98,7 +99,7 @@ def build_trainer(
         provenance.term,
         plan.weights,
         begin.model_files,
-        HeldVersions(bus),
+        PinnedVersions(bus, store) if plan.rule.keep_version else HeldVersions(bus),
     )
     versions.open()  # 1
     learner = open_learner(begin.model, plan.trainer)
@@ -120,7 +121,6 @@ def build_trainer(
         state.step,
         max(0, recorded.steps() - state.step),
     )
-    choose = load_choice(plan.trainer.choose)
     patience = Patience(plan.rule.names)
     takes = Takes(recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience)
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None

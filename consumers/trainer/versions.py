@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """One term of the trainer. `pinned` says which versions live rollouts hold."""
+    """One term of the trainer. `pinned` says which versions somebody needs (`pins.py`)."""
 
     store: ObjectStore
     writer: FencedWriter
@@ -157,7 +157,9 @@ class VersionWriter:
             self.settings.versions_max,
         )
         for version in plan.unpinned:
-            log.warning("%s is held, but versions_max = %d", version, self.settings.versions_max)
+            log.warning(
+                "%s is still needed, but versions_max = %d", version, self.settings.versions_max
+            )
         retain(self.store, plan, self.term)
 
     def _announce(self, manifest: Manifest) -> None:

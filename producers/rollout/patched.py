@@ -2,6 +2,8 @@
 served costs its engine nothing: the next one is still a patch of what is served. Pure.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

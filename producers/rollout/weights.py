@@ -112,10 +112,11 @@ class WeightsFollower:
         fetched, newest = self._fetched, self._newest
         if fetched is None:
             self.prefetch(held)
-        elif newest is not None and fetched.announced.version < newest.version:
-            if not self._is_busy():
-                self._fetched = None
-                self._begin(lambda: self._fetch(newest, after=fetched.update))
+            return
+        is_old = newest is not None and fetched.announced.version < newest.version
+        if newest is not None and is_old and not self._is_busy():
+            self._fetched = None
+            self._begin(lambda: self._fetch(newest, after=fetched.update))
 
     def take(self) -> Fetched | None:
         """The fetched version, once; raises what the fetch failed with after its tries. Its tensors
@@ -167,6 +168,9 @@ class WeightsFollower:
         """Start to fetch this very version, which was believed once and is older perhaps, unless
         something is under way. Where it cannot be had it is `gone`, and nothing fails.
         """
+        ahead = self._fetched
+        if ahead is not None and not ahead.repairs and ahead.announced.version != version:
+            self._fetched = None  # fetched ahead, and not wanted now
         if self.gone != version and self._is_idle():
             self._begin(lambda: self._fetch_old(version))
 

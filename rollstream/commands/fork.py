@@ -8,13 +8,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from consumers.replay.whole_log import WholeLog
 from consumers.trainer.checkpoint import TrainerState
 from rollstream.analysis.live import open_log
 from rollstream.analysis.place import find_place
 from rollstream.forking import Wanted, check_folders, find_checkpoint, left_of, wanted_of
 from rollstream.parentage import Parentage, PromptsLeft, parentage_of
 from rollstream.report.opening import run_folder
+from storage.archive.whole_log import WholeLog
 from storage.checkpoints import CheckpointId
 from storage.connect import open_store
 from streams.errors import ConfigurationError

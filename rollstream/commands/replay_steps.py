@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from consumers.replay.recorded import RecordedSteps
-from consumers.replay.whole_log import WholeLog
 from rollstream.commands.replay_words import say, tell_steps
 from rollstream.config import fingerprint
 from rollstream.folder import RunFolder, model_folder, settle
@@ -25,6 +24,7 @@ from rollstream.report.overlay import Run, write_overlay
 from rollstream.report.reading import read_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+from storage.archive.whole_log import WholeLog
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError
 

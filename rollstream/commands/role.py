@@ -1,21 +1,27 @@
 """`rollstream rollout | train | dispatch | prompts | eval CONFIG`: one role in this process.
 
 Exit 0 says that the role's work is done. One that was asked to stop exits 143 after stopping
-cleanly, so that a supervisor that did not ask starts it again.
+cleanly, so that a supervisor that did not ask starts it again; a preemptible rollout has then done
+what it was there for, and exits 0.
 """
 
 import argparse
 import logging
+import math
 import os
 import secrets
+import threading
+import time
 from importlib import import_module
 
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import listen
 from rollstream.lifeline import end_with_parent
 from rollstream.supervisor import HANDED_NONCE, NONCE
+from streams.errors import ConfigurationError
 
 ASKED_TO_STOP = 143  # 128 + SIGTERM, as shells say it
+GRACE_S = 20.0  # clouds give 25 s and more
 
 HEAVY = {
     "rollout": "rollstream.rollout_role",
@@ -35,12 +41,15 @@ def main(arguments: argparse.Namespace) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    grace_s = _grace_s(arguments)
     configuration, folder = configured(arguments)
     if arguments.command in HEAVY:
         import_module(HEAVY[arguments.command])
     from rollstream.roles import run_role
 
     signals = listen()
+    if grace_s is not None:
+        end_after(signals.stop, grace_s)
     is_done = run_role(
         arguments.command,
         configuration,
@@ -50,6 +59,34 @@ def main(arguments: argparse.Namespace) -> int:
         nonce=os.environ.get(NONCE) or secrets.token_hex(16),
         handed_nonce=os.environ.get(HANDED_NONCE),
         accept_config=getattr(arguments, "accept_config", False),
+        grace_s=grace_s,
     )
     log.info("%s %s", arguments.name, "is done" if is_done else "was stopped")
-    return 0 if is_done else ASKED_TO_STOP
+    return 0 if is_done or grace_s is not None else ASKED_TO_STOP
+
+
+def end_after(stop: threading.Event, grace_s: float) -> None:
+    """When `stop` is set this process has so many seconds left, whatever hangs."""
+
+    def wait() -> None:
+        stop.wait()
+        time.sleep(grace_s)
+        log.error(
+            "the %g s of grace are over: what was not given up is resumed as after a death", grace_s
+        )
+        logging.shutdown()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="grace", daemon=True).start()
+
+
+def _grace_s(arguments: argparse.Namespace) -> float | None:
+    """Seconds of a preemptible rollout, None of any other role."""
+    grace = getattr(arguments, "grace", None)
+    if not getattr(arguments, "preemptible", False):
+        if grace is not None:
+            raise ConfigurationError("--grace is that of --preemptible, which was not given")
+        return None
+    if grace is not None and not (math.isfinite(grace) and grace > 0):
+        raise ConfigurationError(f"--grace must be > 0 seconds, got {grace:g}")
+    return GRACE_S if grace is None else grace

@@ -23,6 +23,7 @@ from rollstream.lock import RunLock
 from rollstream.main import INTERRUPTED
 from rollstream.metrics.endpoint import port_of, served
 from rollstream.metrics.watch import Watch
+from rollstream.report.dropped import biases
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
@@ -89,6 +90,8 @@ def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -
     else:
         console.print(summary.table())
         console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
+    for concern in biases(history.dropped.compared()):
+        console.print(f"warning: {concern.what}: {concern.do}", highlight=False)
     if outcome.kind == "stopped":
         console.print("stopped; the same command goes on from the last checkpoint")
     if outcome.kind == "failed":

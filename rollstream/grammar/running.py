@@ -23,6 +23,10 @@ ROLES = {
     "score": "write annotations (late rewards) about finished trajectories",
 }
 """The commands that run one role, and what it does."""
+ROLLOUT_EXAMPLES = (
+    "runs/quickstart-0 --name rollout-extra",
+    f"{EXAMPLE_RUN} --name spot-1 --preemptible --grace 25",
+)
 
 
 def add_running(commands: Commands) -> None:
@@ -51,11 +55,29 @@ def _add_run(commands: Commands) -> None:
 
 
 def _add_role(commands: Commands, name: str, purpose: str) -> None:
-    command = add(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN)
+    more = ROLLOUT_EXAMPLES if name == "rollout" else ()
+    command = add(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN, *more)
     add_name(command, name)
     add_configuration(command)
+    if name == "rollout":
+        _add_preemptible(command)
     if name == "train":
         _add_accept(command)
+
+
+def _add_preemptible(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--preemptible",
+        action="store_true",
+        help="this machine may be taken away: it gets short work, gives everything up on SIGTERM "
+        "and then exits 0",
+    )
+    command.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=float,
+        help="with --preemptible: from SIGTERM until it must be gone (default 20)",
+    )
 
 
 def _add_accept(command: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollstream.live.groups import oldest
 from rollstream.live.lines import LineTail
+from rollstream.live.moves import MOVES
 from rollstream.live.state import DeadLetters, RunState, Unarchived
 from rollstream.live.watching import Seen, Watcher, since, tail_of, time_at
 from streams.bus import Bus
@@ -38,6 +39,7 @@ class Feed:
         self._bus, self._tail = bus, tail
         self._evaluations = LineTail(metrics / "eval.jsonl")
         self._events = LineTail(metrics / "supervisor.jsonl")
+        self._moves = LineTail(metrics / MOVES)
         self._watchers: dict[str, Watcher] = {}
         self._ends: dict[str, dict[int, int]] = {}
         self._slow_s = float("-inf")
@@ -58,6 +60,8 @@ class Feed:
             state.apply_evaluation(line)
         for line in self._events.read():
             state.apply_event(line)
+        for line in self._moves.read():
+            state.apply_move(line)
         self._note_ages(state)
         if now_s - self._slow_s >= SLOW_S:
             self._slow_s = now_s

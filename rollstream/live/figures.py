@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rollstream.children import ending
 from rollstream.live.snapshot import Snapshot
-from rollstream.live.words import age, brief, count, plain_text, share, spark
+from rollstream.live.words import age, brief, count, plain_text, plural, share, spark
 
 SILENCE = "–"  # what is not known yet
 TASKS_MAX = 8
@@ -37,6 +37,10 @@ def rows_of(at: Snapshot, detailed: bool) -> Iterator[Row]:
         yield Row("lag", tuple(f"{lag_of(at, when)} {word}" for when, word in LAGS))
     yield Row("queue", _queue(at, detailed))
     yield Row("lengths", _lengths(at), 2)
+    if detailed or at.scheduling.newest:
+        yield Row("moves", tuple(_moves(at)), 1)
+    if detailed:
+        yield Row("waiting", _waiting(at), 1)
     yield Row("groups", tuple(_groups(at)))
     if detailed:
         yield Row("samples", _samples(at), 1)
@@ -113,7 +117,33 @@ def _oldest(seconds: float | None) -> str:
 def _lengths(at: Snapshot) -> tuple[str, ...]:
     cut, total = at.outcomes.trajectories.get("length", 0), _finished(at)
     parts = [f"{name} {_metric(at, f'length_{name}', '.0f')}" for name in ("median", "p99")]
-    return (*parts, f"{share(cut / total) if total else SILENCE} cut at {at.plan.tokens_max}")
+    cut_off = f"{share(cut / total) if total else SILENCE} cut at {at.plan.tokens_max}"
+    return (*parts, cut_off, *_foreseen(at))
+
+
+def _moves(at: Snapshot) -> Iterator[str]:
+    """In the last minute, then the newest by name."""
+    found = at.scheduling
+    if not found.newest:
+        yield "none yet"
+        return
+    requests, moves = plural(found.moved, "request"), plural(found.moves, "move")
+    yield f"{requests} in {moves}, last minute" if found.moves else "none in the last minute"
+    for move, ago_s in found.newest:
+        source, destination = plain_text(move.source, 16), plain_text(move.destination, 16)
+        yield f"{source} → {destination} ({move.requests}) {age(ago_s)} ago"
+
+
+def _waiting(at: Snapshot) -> tuple[str, ...]:
+    found = at.scheduling
+    return (f"{count(found.queued)} orders", f"{count(found.waiting)} requests in engines")
+
+
+def _foreseen(at: Snapshot) -> Iterator[str]:
+    found = at.scheduling.foreseen
+    if found is not None:
+        yield f"{found.expected:.0f} expected, {found.real:.0f} real"
+        yield f"off by {share(found.error_share)}"
 
 
 def _finished(at: Snapshot) -> int:

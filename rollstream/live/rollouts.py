@@ -27,6 +27,8 @@ class RolloutLine:
     idle_share: float
     silent_s: float
     state: str
+    queued: int = 0
+    """Of the `waiting`, those that the engine was not given yet."""
 
     def is_alive(self) -> bool:
         return self.state not in ("silent", "leaving")
@@ -74,6 +76,7 @@ def _line(
         idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
         silent_s=silent_s,
         state="silent" if is_silent else status.health,
+        queued=status.queued,
     )
 
 

@@ -24,6 +24,7 @@ class Finished:
     trainer_version: int
     spans: tuple[tuple[int, int], ...]
     finished_s: float
+    predicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Samples:
             record.trainer_version.number,
             tuple((span.version.number, span.end - span.start) for span in record.spans),
             record.finished_s,
+            record.predicted,
         )
         if len(self.finished) > SAMPLES_KEPT:
             self.finished.popitem(last=False)
@@ -98,6 +100,14 @@ class Samples:
         """Why trajectories died, the commonest first."""
         dead = (one.reason for one in self.finished.values() if one.finish == "dead")
         return Counter(dead).most_common()
+
+    def foreseen(self) -> list[tuple[int, int]]:
+        """Expected and real length of those whose order said what to expect."""
+        return [
+            (one.predicted, sum(tokens for _, tokens in one.spans))
+            for one in self.finished.values()
+            if one.predicted and one.finish != "dead"
+        ]
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
         """Trajectories finished per second and their generated tokens, within the last `window_s`

@@ -10,6 +10,7 @@ from rollstream.live.phase import is_over, is_quiet, is_starting, phase_of
 from rollstream.live.plan import Plan
 from rollstream.live.rollouts import RolloutLine, rollout_lines
 from rollstream.live.samples import TaskFigures
+from rollstream.live.scheduling import Scheduling, scheduling_of
 from rollstream.live.state import DeadLetters, RunState, Unarchived
 from rollstream.supervisor import RoleState
 from rollstream.warnings.concern import Concern
@@ -87,6 +88,7 @@ class Snapshot:
     record_ages: Mapping[str, float]
     outcomes: Outcomes
     rollouts: tuple[RolloutLine, ...]
+    scheduling: Scheduling
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
     restarts: int
@@ -142,6 +144,7 @@ def snapshot(
         record_ages={t: max(0.0, now_s - one) for t, one in sorted(state.newest_s.items())},
         outcomes=_outcomes(state),
         rollouts=lines,
+        scheduling=scheduling_of(state, lines, at_s),
         dead_letters=state.dead_letters,
         unarchived_s={t: _waiting(one, at_s) for t, one in state.unarchived.items()},
         restarts=state.deaths,

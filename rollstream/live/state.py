@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollstream.live.groups import Groups
+from rollstream.live.moves import Moved, move_of
 from rollstream.live.samples import Samples
 from streams.records import (
     Admitted,
@@ -32,6 +33,7 @@ ROLLOUTS_KEPT = 1024
 VERSIONS_KEPT = 64
 LINES_KEPT = 240  # evaluations, and events of the supervisor
 PROMPTS_KEPT = 4096
+MOVES_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class RunState:
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
     """What the supervisor did."""
+    moves: deque[Moved] = field(default_factory=lambda: deque[Moved](maxlen=MOVES_KEPT))
+    """What dispatch asked rollouts to hand over, the newest last."""
     deaths: int = 0
     began_s: float | None = None
     """When the log began, as far as it is kept."""
@@ -130,6 +134,12 @@ class RunState:
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
             self.deaths += line.get("event") == "death"
+
+    def apply_move(self, line: dict[str, Any]) -> None:
+        """A line of `moves.jsonl`; one that says no move is none."""
+        move = move_of(line)
+        if move is not None:
+            self.moves.append(move)
 
     def _step_done(self, done: StepDone) -> None:
         while self.steps and self.steps[-1].step >= done.step:  # repeated after a crash

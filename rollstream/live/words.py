@@ -33,6 +33,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}".replace(",", GAP)
 
 
+def plural(number: int, word: str) -> str:
+    """`1 move`, `2 moves`."""
+    return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
 def brief(value: float) -> str:
     """At most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
     for unit in ("", "k", "M", "G", "T"):

@@ -79,6 +79,11 @@ DISPATCH = (
                 "trajectories",
                 "that start again from their prompt: work was thrown away",
             ),
+            (
+                "dispatch_trajectories_recalled_total",
+                "trajectories",
+                "that go on because a rollout loads their version from history",
+            ),
             ("dispatch_orders_total", "orders", "appended, by what they ask", "kind"),
             ("dispatch_moves_total", "trajectories", "asked back, to go on elsewhere (repack)"),
             ("dispatch_rollouts_lost_total", "rollouts", "that missed their heartbeats"),

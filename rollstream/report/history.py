@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollstream.live.moves import Moved
 from rollstream.report.busy import Busy
+from rollstream.report.dropped import Dropped
 from rollstream.warnings.concern import Concern
 from streams.records import (
     Admitted,
@@ -60,6 +62,8 @@ class History:
     warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
+    moves: Sequence[Moved] = ()
+    """What dispatch asked rollouts to hand over."""
     concerns: Sequence[Concern] = ()
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
@@ -67,9 +71,11 @@ class History:
     admitted: set[int] = field(default_factory=set[int])
     ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in ENDINGS})
     reasons: Counter[str] = field(default_factory=Counter[str])
+    dropped: Dropped = field(default_factory=Dropped)
 
     def apply(self, record: Record) -> None:
         """Take one record into account. A step repeated after a crash replaces what it was."""
+        self.dropped.apply(record)
         match record:
             case StepDone():
                 self.steps[record.step] = record

@@ -34,7 +34,7 @@ p.soft, .note { color:var(--soft); margin:2px 0 0; }
 .tile { padding:12px 16px; }
 .tile b { display:block; font-size:23px; font-weight:620; letter-spacing:-.01em; }
 .tile span { color:var(--soft); font-size:13px; }
-.charts { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(480px,100%),1fr));
+.charts { display:grid; grid-template-columns:repeat(auto-fill,minmax(min(480px,100%),1fr));
   gap:12px; margin:12px 0; }
 .card { padding:16px 18px 10px; min-width:0; }
 .card.wide { margin:12px 0; overflow-x:auto; }
@@ -57,6 +57,8 @@ svg { display:block; width:100%; height:auto; margin-top:6px; overflow:visible;
 .c1 { --c:var(--c1); } .c2 { --c:var(--c2); } .c3 { --c:var(--c3); } .c4 { --c:var(--c4); }
 .c5 { --c:var(--c5); } .c6 { --c:var(--c6); } .c7 { --c:var(--c7); } .c8 { --c:var(--c8); }
 .track { fill:var(--track); }
+.pull { stroke:var(--c3); stroke-width:2; fill:none; }
+.move { fill:var(--c2); } .move .shaft { fill:none; stroke:var(--c2); stroke-width:1.6; }
 .death { stroke:var(--bad); stroke-width:2.5; fill:none; stroke-linecap:round; }
 .v0{fill:var(--v0)} .v1{fill:var(--v1)} .v2{fill:var(--v2)} .v3{fill:var(--v3)} .v4{fill:var(--v4)}
 .v5{fill:var(--v5)} .v6{fill:var(--v6)} .v7{fill:var(--v7)} .v8{fill:var(--v8)} .v9{fill:var(--v9)}

@@ -6,8 +6,10 @@ from typing import Any
 
 from rollstream.config import flat, load
 from rollstream.folder import RunFolder
+from rollstream.live.moves import MOVES, moves_of
 from rollstream.live.plan import plan_of
 from rollstream.parentage import parentage_of
+from rollstream.report.dropped import biases
 from rollstream.report.history import History
 from rollstream.warnings.of_run import concerns_at_end
 from storage.archive.whole import whole_topic
@@ -27,6 +29,7 @@ def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
         warmup=_json(folder.model / "warmup.json"),
         evaluations=read_metrics(folder.metrics / "eval.jsonl"),
         events=read_metrics(folder.metrics / "supervisor.jsonl"),
+        moves=moves_of(read_metrics(folder.metrics / MOVES)),
     )
     for topic in TOPICS:
         for record in whole_topic(bus, store, str(settings.get("run", "")), topic):
@@ -35,7 +38,8 @@ def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
         history.forked_from = str(parentage)
     if folder.configuration.exists():
         plan = plan_of(load(folder.configuration))
-        history.concerns = concerns_at_end(bus, folder.metrics, plan)
+        seen = concerns_at_end(bus, folder.metrics, plan)
+        history.concerns = (*seen, *biases(history.dropped.compared()))
     return history
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from rollstream.live.words import clock
+from rollstream.report.dropped import Compared
 from rollstream.report.history import History
 
 GOAL = 0.75  # sampled held-out accuracy whose time is told
@@ -52,6 +53,8 @@ class Summary:
     """Run and step that it began from, where it is a fork."""
     is_paced: bool = False
     """Lengths and times were drawn and computed, not a model's."""
+    dropped: Compared | None = None
+    """What was dropped for its age, against what was trained."""
 
     def line(self) -> dict[str, Any]:
         """For programs."""
@@ -91,6 +94,10 @@ class Summary:
             lag = f"{self.lag_consumed_mean:.2f} mean, {self.lag_consumed_max:.0f} at most"
             rows.append(("lag when trained", lag))
         rows.append(("groups", ", ".join(f"{n} {name}" for name, n in self.outcomes.items())))
+        if self.dropped is not None and self.dropped.length_dropped is not None:
+            one, other = self.dropped.length_dropped, self.dropped.length_trained or 0.0
+            words = f"{self.dropped.dropped} answers, median {one:.0f} tokens (trained {other:.0f})"
+            rows.append(("dropped for age", words))
         idle = ", ".join(f"{name} {share:.0%}" for name, share in self.idle_share.items())
         rows += [("idle", idle)] if idle else []
         return [*rows, ("restarts", str(self.restarts))]
@@ -132,6 +139,7 @@ def summarise(history: History) -> Summary:
         restarts=len(history.deaths()),
         forked_from=history.forked_from,
         is_paced=history.configuration.get("rollouts.engine") == "paced",
+        dropped=history.dropped.compared(),
     )
 
 

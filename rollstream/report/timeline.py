@@ -1,4 +1,5 @@
-"""The timeline of a run: when each rollout generated under which version, and when it had nothing.
+"""The timeline of a run: when each rollout generated under which version, when it took another one,
+what it handed over to whom, and when it had nothing.
 
 Pauses in which nobody did anything (a run stopped in the evening) are cut out of the axis.
 """
@@ -11,7 +12,8 @@ from html import escape
 from rollstream.live.words import clock
 from rollstream.report.busy import Busy
 from rollstream.report.charts import text, ticks
-from rollstream.report.history import History, RolloutHistory
+from rollstream.report.history import History, RolloutHistory, Serving
+from rollstream.report.moves import arrows
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
 ROWS_MAX = 32
@@ -36,6 +38,8 @@ class Row:
     bars: tuple[Bar, ...]
     note: str = ""
     deaths_s: tuple[float, ...] = ()
+    pulls: tuple[Serving, ...] = ()
+    """Versions that it took, without the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ def rows_of(history: History) -> list[Row]:
     span = history.span_s()
     for name, rollout in sorted(history.rollouts.items())[:ROWS_MAX]:
         share = rollout.idle_s() / max(1e-9, span[1] - span[0]) if span else 0.0
-        rows.append(Row(name, bars_of(rollout), f"{min(1.0, share):.0%} idle", died(name)))
+        pulls = tuple(sorted(rollout.serving, key=lambda one: one.time_s)[1:])
+        note = f"{min(1.0, share):.0%} idle"
+        rows.append(Row(name, bars_of(rollout), note, died(name), pulls))
     return rows
 
 
@@ -117,6 +123,9 @@ def draw_timeline(history: History) -> str:
     newest = max((bar.version for row in rows for bar in row.bars), default=0)
     height = ROW * len(rows) + FOOT
     parts = [_row(row, index, axis, newest) for index, row in enumerate(rows)]
+    places = {row.name: index * ROW + ROW / 2 for index, row in enumerate(rows)}
+    shown = [move for move in history.moves if axis.shows(move.time_s)]
+    parts += arrows(shown, places, BAR / 2, lambda time_s: _x(axis.at(time_s), axis))
     for value in ticks(0.0, axis.length_s(), 10):
         parts.append(text(_x(value, axis), height - 6, clock(value), "tick mid"))
     return (
@@ -142,6 +151,13 @@ def _row(row: Row, index: int, axis: Axis, newest: int) -> str:
             f'<rect class="v{shade}" x="{x:.2f}" y="{top:g}" width="{max(0.4, end - x - 0.6):.2f}" '
             f'height="{BAR:g}"><title>{escape(title)}</title></rect>'
         )
+    for pull in row.pulls:
+        if axis.shows(pull.time_s):
+            x = _x(axis.at(pull.time_s), axis)
+            parts.append(
+                f'<path class="pull" d="M{x:.1f} {top - 3:g}v{BAR + 6:g}">'
+                f"<title>{escape(row.name)} took version {pull.version}</title></path>"
+            )
     for death in filter(axis.shows, row.deaths_s):
         x = _x(axis.at(death), axis)
         parts.append(

@@ -45,6 +45,7 @@ def report(history: History, summary: Summary) -> str:
         _timeline(history),
         page.charts(_mechanics(history)),
         _outcomes(history),
+        _dropped(history),
         _rollouts(history, summary),
         _restarts(history),
         _configuration(history),
@@ -193,6 +194,9 @@ def _timeline(history: History) -> str:
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
     note = "darker is a newer version (lighter on a dark page); gaps had nothing to generate"
+    if any(len(rollout.serving) > 1 for rollout in history.rollouts.values()):
+        note += "; a green mark takes a version"
+    note += "; an arrow hands requests over" if history.moves else ""
     note += f"; {more} more rollouts are not drawn" if more > 0 else ""
     return page.wide("Who generated under which version", note, drawn) if drawn else ""
 
@@ -206,6 +210,23 @@ def _outcomes(history: History) -> str:
         rows = [(reason, number) for reason, number in history.reasons.most_common(20)]
         content += page.table(["why not trained", "times"], rows)
     return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
+
+
+def _dropped(history: History) -> str:
+    found = history.dropped.compared()
+    if not found.dropped:
+        return ""
+    head = ["", "answers", "median length", "median reward"]
+    rows = [
+        ("dropped", found.dropped, _figure(found.length_dropped), _figure(found.reward_dropped)),
+        ("trained", found.trained, _figure(found.length_trained), _figure(found.reward_trained)),
+    ]
+    note = "above max_lag, or at a deadline; a bias where the two differ"
+    return page.wide("What was dropped for its age", note, page.table(head, rows))
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
 
 
 def _rollouts(history: History, summary: Summary) -> str:

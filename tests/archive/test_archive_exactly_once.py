@@ -230,8 +230,6 @@ class Competition(RuleBasedStateMachine):
             action()
         except Killed:
             self.archivers.pop(who, None)
-        except PositionLost:  # it slept while another archived on and the log was truncated there
-            self.archivers.pop(who, None)
 
     def rows(self) -> list[tuple[int, bytes | None]]:
         found: list[tuple[int, bytes | None]] = []

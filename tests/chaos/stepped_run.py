@@ -82,7 +82,9 @@ class Shape:
     checkpoint_every: int = 3
     keep_version: bool = False
     restless: bool = False
-    """Dispatch moves whatever it can, and answers take long enough to be moved."""
+    """Dispatch moves whatever it can."""
+    is_slow: bool = False
+    """Answers take long, every token of them is in a partial, and the log forgets nothing."""
 
 
 @dataclass(eq=False)
@@ -204,7 +206,7 @@ class SteppedRun:
         pace = Pace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
         term, keep = self._term(process, store), self.shape.keep_version
         dispatch = Dispatch(
-            bus, store, settings, pace, keep, term, truncate=True, monotonic=self.baton.clock
+            bus, store, settings, pace, keep, term, not self.shape.is_slow, self.baton.clock
         )
         if self.shape.restless:
             drawn = random.Random(self.baton.random.random())
@@ -233,7 +235,7 @@ class SteppedRun:
                 rule_of(settings, MAX_LAG, shape.keep_version),
                 WeightsSettings(dtype="float32", versions_max=8),
                 CheckpointSettings(every=shape.checkpoint_every),
-                truncate=True,
+                truncate=not shape.is_slow,
                 archived=ArchiveSettings().topics,
             ),
             Begin(copy.deepcopy(begin.model), begin.model_files),
@@ -254,7 +256,8 @@ class SteppedRun:
     def _rollout(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         name, stop = process.name, self._stops[process.name]
         on_update = "keep_version" if self.shape.keep_version else "in_flight"
-        tokens = 1 if self.shape.restless else 4
+        is_slow = self.shape.restless or self.shape.is_slow  # enough to be moved
+        tokens = 1 if is_slow else 4
         settings = RolloutSettings(
             slots=4, context_max=64, status_s=0.3, partial_tokens=tokens, on_update=on_update
         )
@@ -269,7 +272,7 @@ class SteppedRun:
             return
         clock = self.baton.clock
         version, slots = fetched.announced.version, settings.slots
-        engine = FakeEngine(version, slots, clock, is_slow=self.shape.restless)
+        engine = FakeEngine(version, slots, clock, is_slow=is_slow)
         voice = Voice(bus, AtOnce(bus), name, term, settings, Pulse(settings.status_s), clock)
         voice.applied(compared_whole(fetched, engine.read_back, 0.0))
         rewards = FakeRewards()

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from consumers.dispatch.kept import kept_state, restored
 from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.moves import Repacking
+from consumers.dispatch.moves import Handed, Repacking
 from consumers.dispatch.ordering import Ordering
 from consumers.dispatch.state import DispatchState
 from consumers.dispatch.waves import Waves
@@ -74,6 +74,12 @@ def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
     (order,) = give(state)
     assert (order.kind, order.rollout, order.attempt) == ("resume", "b", 2)
     assert (order.partial, order.version) == (Address(0, 7), V3)
+
+
+def test_a_plan_says_who_hands_how_much_to_whom():
+    plan = repacking().plan(tails(), Lengths(), 10.0)
+    assert plan is not None
+    assert plan.handed() == (Handed("a", "b", 1),)
 
 
 def test_a_completion_that_is_faster_ends_the_move():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from producers.engines.connect import open_paced, roofline_from
+from producers.engines.paced.lengths import LogNormal
 from producers.engines.paced.settings import PacedSettings
 from rollstream.config import Configuration, fingerprint, load
 from streams.errors import ConfigurationError
@@ -22,8 +23,10 @@ def test_the_example_is_what_its_comments_say() -> None:
     assert c.trainer.steps * c.trainer.groups_per_step == 5 * prompts == 5 * 192
     assert c.paced.lengths.p99 == 10 * c.paced.lengths.median
     assert c.rollouts.context_max == 16_384
-    mean = c.paced.lengths.median * 1.6  # of the log-normal, cut
-    assert c.rollouts.slots * mean > (c.paced.kv_tokens or 0)
+    lengths = LogNormal(c.paced.lengths.median, c.paced.lengths.p99)
+    cut = [min(c.sampling.tokens_max, lengths.quantile((n + 0.5) / 10_000)) for n in range(10_000)]
+    half_done = sum(n * n for n in cut) / (2 * sum(cut))  # a slot has long answers for longer
+    assert c.rollouts.slots * (half_done + 64) > (c.paced.kv_tokens or 0)
     assert roofline_from(c.paced.roofline) == roofline_from(PacedSettings().roofline)
 
 

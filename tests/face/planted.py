@@ -172,3 +172,9 @@ def drawn(at: Snapshot, columns: int, lines: int | None = None, detailed: bool =
     console = Console(width=columns, file=io.StringIO(), force_terminal=False)
     console.print(render(at, Size(columns, lines), detailed))
     return console.file.getvalue()  # pyright: ignore
+
+
+def move(ago_s: float, source: str, destination: str, requests: int) -> dict[str, object]:
+    """A line of `moves.jsonl`."""
+    where = {"source": source, "destination": destination}
+    return {"time_s": NOW_S - ago_s, **where, "requests": requests, "plan_s": 0.001}

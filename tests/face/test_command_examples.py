@@ -117,16 +117,21 @@ def test_examples_of_evaluation(here: Path):
 
 @pytest.mark.parametrize("command", UNTIL_TOLD)
 def test_a_role_by_itself_runs_until_it_is_told_to_stop(command: str, here: Path):
-    (words,) = examples(command)
-    log = here / f"{command}.log"
+    for words in examples(command):
+        name = words[words.index("--name") + 1] if "--name" in words else command
+        _runs_until_told(words, name, 0 if "--preemptible" in words else 143, here)
+
+
+def _runs_until_told(words: list[str], name: str, code: int, here: Path) -> None:
+    log = here / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*PROGRAM, *words], cwd=here, env=_environment(), stdout=output, stderr=output
         )
         try:
-            _wait(lambda: _state(here, command) == "running", process, log)
+            _wait(lambda: _state(here, name) == "running", process, log)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S) == 143, log.read_text()
+            assert process.wait(WAIT_S) == code, log.read_text()
         finally:
             process.kill()
             process.wait()

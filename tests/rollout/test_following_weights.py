@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from following import Followed, damage
+from msgspec.structs import replace
 
 from producers.rollout.growing import Growing
 from producers.rollout.sampled import Rotation
@@ -81,6 +82,24 @@ def is_here(run: Followed, version: Version) -> bool:
     return fetched is not None and fetched.announced.version == version
 
 
+def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followed) -> None:
+    """Invariant 4: what it had fetched ahead is not served in between."""
+    old = run.publish()
+    engine = run.engine()
+    rollout = run.rollout(engine, "keep_version")
+    run.publish()
+    looked_until(rollout, lambda: engine.version > old)
+    newest = run.publish()
+    rollout.work.growing["0.0"], rollout.drawn = growing(), 8
+    looked_until(rollout, lambda: is_here(run, newest))
+    del rollout.work.growing["0.0"]
+    rollout.orders.waiting.append(replace(growing().order, version=old, from_history=True))
+    looked_until(rollout, lambda: engine.version == old)
+    assert newest not in [a.version for a in run.records("applied", Applied)]
+    tensors = run.follower._held.tensors
+    assert engine.read_back(tensors, tensors).differing == ()
+
+
 def test_what_was_overtaken_before_it_was_served_is_part_of_the_next_patch(run: Followed) -> None:
     run.publish()
     engine = run.engine()
@@ -130,7 +149,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     engine.submit(growing().request(hold=False))
     assert rollout._generate() == []
     looked_until(rollout, lambda: run.follower.verified)
-    assert rollout._generate() != []
+    assert any(rollout._generate() for _ in range(1000))
     assert engine.read_back(run.tensors, run.tensors).differing == ()
     assert [a.version for a in run.records("applied", Applied)] == [version]
     assert run.records("applied", Applied)[0].compared == len(run.tensors) - 1

@@ -1,30 +1,51 @@
-"""A second, independent S3 server: moto, in a thread of this process. It checks no credentials."""
+"""A second, independent S3 server: moto, in a thread of this process. It checks no credentials.
+
+S3 looks at a condition and writes in one step, moto in two, with a thread per request. Here a
+request is read whole, and then served by itself.
+"""
 
 import atexit
 import functools
+import io
 import logging
 import os
+import threading
 import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import boto3
-from moto.server import ThreadedMotoServer
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from tests.servers import use
 
 BUCKET = "rollstream"
 
 
+class _OneAtATime(DomainDispatcherApplication):
+    def __init__(self) -> None:
+        super().__init__(create_backend_app)
+        self._serving = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        whole = environ.get("wsgi.input_terminated")  # chunked: it ends by itself
+        length = -1 if whole else int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+        with self._serving:
+            return list(super().__call__(environ, start))
+
+
 @functools.cache
 def endpoint() -> str:
     """Address of the one server of this process, with its bucket made."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    atexit.register(server.stop)
-    host, port = server.get_host_and_port()
+    server = make_server("127.0.0.1", 0, _OneAtATime(), threaded=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    atexit.register(server.shutdown)
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "moto")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "moto")
-    address = f"http://{host}:{port}"
+    address = f"http://127.0.0.1:{server.server_port}"
     client = boto3.Session().client("s3", endpoint_url=address, region_name="us-east-1")
     client.create_bucket(Bucket=BUCKET)
     use("moto", address)

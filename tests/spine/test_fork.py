@@ -20,7 +20,7 @@ from rollstream.parentage import PromptsLeft, parentage_of, prompts_left
 from storage.connect import open_store
 from storage.manifest import read_manifest
 from storage.versions.pointer import believed
-from streams.records import Admitted, Configured, Prompt, StepDone, Take
+from streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
 from tests.replay.kept_run import STEPS, TASK, made
 from tests.run_process import read
 from tests.spine.test_resume import wait_for
@@ -110,14 +110,17 @@ def test_a_fork_asks_what_the_parent_had_not_finished_and_no_burst_follows(
         groups = [record.group for record in admitted]
         prompts = [record.group for record in run.records("prompts", Prompt)]
     assert groups == prompts[: len(groups)]
-    taken = taken_until(parent, 4)
-    assert not taken & set(prompts)
-    assert taken | set(prompts) == set(range(max(prompts) + 1))
+    ended = ended_until(parent, 4)
+    assert not ended & set(prompts)
+    assert ended | set(prompts) == set(range(max(prompts) + 1))
 
 
-def taken_until(folder: Path, step: int) -> set[int]:
+def ended_until(folder: Path, step: int) -> set[int]:
+    """Groups that were trained, or closed for another reason, by then."""
     takes = (take for take in read(folder, "ledger", Take) if take.step <= step)
-    return {group.group for take in takes for group in take.groups}
+    closed = (closed for closed in read(folder, "ledger", GroupClosed) if closed.step <= step)
+    taken = {group.group for take in takes for group in take.groups}
+    return taken | {one.group for one in closed}
 
 
 @contextmanager
@@ -218,7 +221,7 @@ def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:
     parentage = parentage_of(open_store(f"file:{tmp_path / 'fork'}/store"))
     assert parentage is not None
     prompts = {record.group for record in read(tmp_path / "fork", "prompts", Prompt)}
-    ended = taken_until(folder, parentage.step)
+    ended = ended_until(folder, parentage.step)
     assert ended | prompts == set(range(max(prompts) + 1))
     assert not ended & prompts
     assert RunFolder(tmp_path / "fork").configuration.exists()

@@ -55,4 +55,4 @@ def assert_what_flowed_is_real(folder: Path) -> None:
     assert deltas
     assert max(one.bytes for one in deltas) < 0.05 * 4_000_000
     statuses = read(folder, "status", RolloutStatus)
-    assert {(one.kv_capacity, one.decode_batch_max) for one in statuses} == {(160_000, 64)}
+    assert {(one.kv_capacity, one.decode_batch_max) for one in statuses} == {(176_000, 64)}

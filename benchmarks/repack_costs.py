@@ -1,0 +1,63 @@
+"""What the log of a run says of its moves: when each request was asked back, given up, and begun
+where it went on.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollstream.config import load
+from rollstream.folder import bus_url
+from rollstream.live.moves import MOVES, moves_of
+from storage.metrics import read_metrics
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.reader import Received, TopicReader, from_begin
+from streams.records import Assignment, Partial, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of each request that moved, and of each plan that moved any; `again` counts
+    trajectories that started again.
+    """
+
+    asked_ms: tuple[float, ...]
+    """From the release until its last partial was in the log."""
+    resumed_ms: tuple[float, ...]
+    """From there until its destination's engine had it; known of those that ended there."""
+    plan_ms: tuple[float, ...]
+    again: int
+
+
+def cost_of(folder: Path) -> Cost:
+    """Of a run that is over and truncated nothing."""
+    bus = open_bus(bus_url(load(folder / "config.json"), folder))
+    asked: dict[tuple[str, int], float] = {}
+    again = 0
+    for one in _read(bus, "assignments"):
+        if isinstance(one.record, Assignment):
+            again += one.record.kind == "start" and one.record.attempt > 1
+            if one.record.kind == "release" and one.record.onward:
+                asked[one.record.trajectory, one.record.attempt] = float(one.timestamp_ms)
+    given: dict[tuple[str, int], float] = {
+        (one.record.trajectory, one.record.attempt): float(one.timestamp_ms)
+        for one in _read(bus, "partials")
+        if isinstance(one.record, Partial) and one.record.last
+    }
+    begun = {
+        (one.record.trajectory, one.record.attempt - 1): 1000 * one.record.started_s
+        for one in _read(bus, "trajectories")
+        if isinstance(one.record, Trajectory) and one.record.finish != "dead"
+    }
+    bus.close()
+    moved = [key for key in asked if key in given]
+    return Cost(
+        tuple(given[key] - asked[key] for key in moved),
+        tuple(begun[key] - given[key] for key in moved if key in begun),
+        tuple(1000 * move.plan_s for move in moves_of(read_metrics(folder / "metrics" / MOVES))),
+        again,
+    )
+
+
+def _read(bus: Bus, topic: str) -> list[Received]:
+    return TopicReader(bus, topic, from_begin(bus, topic)).read_to(bus.end(topic))

@@ -1,0 +1,67 @@
+"""What dispatch does with the long tail, as figures of a moment: moves, waiting orders, and how
+well lengths were foreseen. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rollstream.live.moves import Moved
+from rollstream.live.rollouts import RolloutLine
+from rollstream.live.state import RunState
+
+RECENT_S = 60.0
+SHOWN = 3  # newest moves by name
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Of the last trajectories whose length was expected: how many, medians of what was expected
+    and what came, and the median of their difference as a share of what came.
+    """
+
+    count: int
+    expected: float
+    real: float
+    error_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """`queued` orders wait at rollouts for their turn or for newer weights, `waiting` requests in
+    engines for a slot or KV. `moves` and `moved` requests are of the last minute, `newest` the last
+    moves with their ages in seconds.
+    """
+
+    queued: int
+    waiting: int
+    moves: int
+    moved: int
+    newest: tuple[tuple[Moved, float], ...]
+    foreseen: Foreseen | None
+
+
+def scheduling_of(state: RunState, lines: Sequence[RolloutLine], at_s: float) -> Scheduling:
+    alive = [line for line in lines if line.is_alive()]
+    recent = [move for move in state.moves if at_s - move.time_s <= RECENT_S]
+    newest = list(reversed(state.moves))[:SHOWN]
+    queued = sum(line.queued for line in alive)
+    return Scheduling(
+        queued=queued,
+        waiting=max(0, sum(line.waiting for line in alive) - queued),
+        moves=len(recent),
+        moved=sum(move.requests for move in recent),
+        newest=tuple((move, max(0.0, at_s - move.time_s)) for move in newest),
+        foreseen=_foreseen(state.samples.foreseen()),
+    )
+
+
+def _foreseen(pairs: Sequence[tuple[int, int]]) -> Foreseen | None:
+    if not pairs:
+        return None
+    return Foreseen(
+        count=len(pairs),
+        expected=median(expected for expected, _ in pairs),
+        real=median(real for _, real in pairs),
+        error_share=median(abs(expected - real) / max(1, real) for expected, real in pairs),
+    )

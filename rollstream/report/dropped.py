@@ -1,0 +1,119 @@
+"""Length and reward of what was dropped for its age, against what was trained: dropping by lag, or
+at a deadline, is a bias against long answers (docs/scheduling.md).
+
+Dropped is what a trained group's rule left out, and what finished in groups that expired; dead
+answers are neither. Grows with the run: a name and two numbers per trajectory. Rewards that come
+late, as annotations, are not looked at.
+"""
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from rollstream.warnings.concern import Concern
+from streams.records import GroupClosed, Record, StepDone, Take, Trajectory
+
+DROPPED_MIN = 40
+"""Where lengths spread by half of their mean, the median of 40 errs by 1.25 · 0.5 / √40 = 10 %."""
+DIFFERS = 0.1
+
+
+@dataclass(slots=True)
+class Sort:
+    """One of the two: generated tokens, and rewards where they are known."""
+
+    lengths: "array[float]" = field(default_factory=lambda: array("f"))
+    rewards: "array[float]" = field(default_factory=lambda: array("f"))
+
+    def add(self, record: Trajectory) -> None:
+        self.lengths.append(len(record.logprobs))
+        if record.reward is not None:
+            self.rewards.append(record.reward)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Medians of both; None where there is nothing to take one of."""
+
+    dropped: int
+    trained: int
+    length_dropped: float | None
+    length_trained: float | None
+    reward_dropped: float | None
+    reward_trained: float | None
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Apply the ledger before the trajectories."""
+
+    dropped: Sort = field(default_factory=Sort)
+    trained: Sort = field(default_factory=Sort)
+    _used: set[str] = field(default_factory=set[str])
+    _left_out: set[str] = field(default_factory=set[str])
+    _members: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
+    _expired: set[int] = field(default_factory=set[int])
+    _seen: set[str] = field(default_factory=set[str])
+
+    def apply(self, record: Record) -> None:
+        match record:
+            case Take():
+                self._used.update(member.trajectory for member in record.members)
+                taken = self._members.setdefault(record.step, set())
+                taken.update(m.trajectory for group in record.groups for m in group.members)
+            case StepDone():
+                taken = self._members.pop(record.step, set())
+                if record.counts.get("dropped"):  # else they died, or nobody judged them
+                    self._left_out |= taken - self._used
+            case GroupClosed(reason="expired"):
+                self._expired.add(record.group)
+            case Trajectory() if record.finish != "dead":
+                self._finished(record)
+            case _:
+                pass
+
+    def compared(self) -> Compared:
+        return Compared(
+            len(self.dropped.lengths),
+            len(self.trained.lengths),
+            _median(self.dropped.lengths),
+            _median(self.trained.lengths),
+            _median(self.dropped.rewards),
+            _median(self.trained.rewards),
+        )
+
+    def _finished(self, record: Trajectory) -> None:
+        name = record.trajectory
+        if name in self._seen:  # a second completion is nobody's
+            return
+        self._seen.add(name)
+        if name in self._used:
+            self.trained.add(record)
+        elif name in self._left_out or record.group in self._expired:
+            self.dropped.add(record)
+
+
+def biases(found: Compared) -> Iterator[Concern]:
+    """A warning where the medians differ by more than a tenth."""
+    pairs = (
+        ("length", found.length_dropped, found.length_trained, "{:.0f} tokens"),
+        ("reward", found.reward_dropped, found.reward_trained, "{:.3g}"),
+    )
+    for name, dropped, trained, form in pairs:
+        if dropped is None or trained is None or found.dropped < DROPPED_MIN:
+            continue
+        if abs(dropped - trained) > DIFFERS * abs(trained):
+            yield Concern(
+                f"dropped_bias/{name}",
+                f"what was dropped for its age is not like what was trained: median {name} "
+                f"{form.format(dropped)} against {form.format(trained)} ({found.dropped} dropped, "
+                f"{found.trained} trained)",
+                "dropping is a bias against long answers: a higher dispatch.max_lag or "
+                "dispatch.group_deadline_s, more rollouts, or rollouts.on_update = in_flight, "
+                "which masks old tokens and keeps the rest",
+            )
+
+
+def _median(values: "array[float]") -> float | None:
+    return float(median(values)) if values else None

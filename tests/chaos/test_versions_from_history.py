@@ -1,0 +1,72 @@
+"""Invariant 4 while the only holders of versions are killed: an emptied rollout loads the version
+from history, or the trajectory starts again; never does one have two versions.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from consumers.audit.tally import Tally
+from storage.archive.whole import whole_topic
+from storage.memory_store import MemoryStore
+from streams.memory_bus import MemoryBus
+from streams.records import Assignment, Trajectory
+from tests.chaos.baton import Baton, Process
+from tests.chaos.crashes import Drawn, Rates, Side
+from tests.chaos.findings import findings
+from tests.chaos.stepped_run import MAX_LAG, RUN, Shape, SteppedRun
+
+SEEDS = range(6)
+SHAPE = Shape(steps=6, groups=2, samples=3, checkpoint_every=3, keep_version=True, is_slow=True)
+
+
+class OnlyRollouts(Drawn):
+    """One in twenty of their writes is their last."""
+
+    def passes(self, side: Side, process: Process, kind: str) -> None:
+        if process.name.startswith("rollout"):
+            super().passes(side, process, kind)
+
+
+def killed_run(seed: int, folder: Path) -> SteppedRun:
+    """To its end."""
+    baton = Baton(seed)
+    medium = (MemoryBus(baton.clock), MemoryStore())
+    run = SteppedRun(lambda: medium, folder, baton, SHAPE)
+    run.plan = OnlyRollouts(baton, run.alive, Rates(0.05, 0.0, 0.0), most=12)
+    run.run()
+    return run
+
+
+def audited(run: SteppedRun) -> list[Tally]:
+    return Audit(run.bus, run.store, RUN, Policy(MAX_LAG, keep_version=True)).check()
+
+
+def test_who_loses_the_only_holder_of_its_version_goes_on_under_it_or_starts_again(
+    tmp_path: Path,
+) -> None:
+    torch.set_num_threads(1)
+    happened: Counter[str] = Counter()
+    for seed in SEEDS:
+        run = killed_run(seed, tmp_path)
+        assert findings(run.bus, run.store, SHAPE).wrong == [], seed
+        orders = {
+            (o.trajectory, o.attempt): o
+            for o in whole_topic(run.bus, run.store, RUN, "assignments")
+            if isinstance(o, Assignment) and o.kind != "release"
+        }
+        for done in whole_topic(run.bus, run.store, RUN, "trajectories"):
+            assert isinstance(done, Trajectory)
+            order = orders.get((done.trajectory, done.attempt))
+            assert len(done.spans) <= 1, f"seed {seed}: {done.trajectory} has two versions"
+            if order is not None and order.from_history:
+                happened["finished"] += 1
+                assert [span.version for span in done.spans] == [order.version], seed
+        (said,) = [one for one in audited(run) if one.number == 4]
+        assert said.counts["loaded from history"] == sum(o.from_history for o in orders.values())
+        happened["loaded for"] += said.counts["loaded from history"]
+        happened["started again"] += said.counts["started again"]
+    assert min(happened[what] for what in ("loaded for", "finished", "started again")) > 0, happened

@@ -1,0 +1,18 @@
+"""The remainder task with rewards that are equal for every second prompt, whatever is answered."""
+
+import json
+from dataclasses import replace
+
+from producers.tasks.base import Score, TaskPrompt, Turns
+from producers.tasks.remainder import Remainder
+
+
+class HalfEqual(Remainder):
+    def prompt(self, seed: int, position: int) -> TaskPrompt:
+        prompt = super().prompt(seed, position)
+        return replace(prompt, reference=json.dumps({"equal": position % 2 == 0}))
+
+    def judge(self, reference: str, turns: Turns) -> Score:
+        if json.loads(reference)["equal"]:
+            return Score(1.0)
+        return Score(float(sum(map(sum, turns)) % 7))

@@ -1,0 +1,101 @@
+"""Dropping by lag is a bias against long answers: the report compares what was dropped with what
+was trained, and warns.
+"""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from rollstream.report.dropped import DROPPED_MIN, Compared, Dropped, biases
+from rollstream.report.history import History
+from rollstream.report.summary import summarise
+from rollstream.report.write import report
+from streams.records import (
+    Address,
+    GroupClosed,
+    GroupMembers,
+    Member,
+    StepDone,
+    Take,
+    Trajectory,
+    Version,
+)
+
+V0 = Version(0, 1)
+
+
+def finished(group: int, index: int, tokens: int, reward: float | None = 1.0) -> Trajectory:
+    return Trajectory(
+        f"{group}.{index}", group, index, 1, "t", "a", 1, np.zeros(tokens, np.uint32),
+        np.ones(tokens, np.uint8), np.zeros(tokens, np.float32), (), "stop", reward, V0, 0.0, 1.0,
+    )  # fmt: skip
+
+
+def taken(step: int, group: int, names: int, used: int) -> Take:
+    members = tuple(Member(f"{group}.{i}", Address(0, i), "h") for i in range(names))
+    return Take(step, 0, 0, members[:used], (GroupMembers(group, members),))
+
+
+def done(step: int, dropped: int) -> StepDone:
+    return StepDone(step, Version(step, 1), "h", 1, {}, {"dropped": dropped}, 1.0)
+
+
+def compared(*records: object) -> Compared:
+    fold = Dropped()
+    for record in records:
+        fold.apply(record)  # type: ignore[arg-type]
+    return fold.compared()
+
+
+def test_left_out_members_and_expired_groups_are_dropped_the_dead_are_not():
+    dead = replace(finished(0, 3, 9), finish="dead")
+    found = compared(
+        taken(1, 0, 4, used=2), done(1, dropped=1),
+        GroupClosed(1, "expired", "", 1), GroupClosed(2, "filtered", "", 1),
+        finished(0, 0, 10), finished(0, 1, 20, 0.0), finished(0, 2, 80, 0.5), dead,
+        finished(1, 0, 90, None), finished(2, 0, 500), finished(0, 0, 10),
+    )  # fmt: skip
+    assert (found.dropped, found.trained) == (2, 2)
+    assert (found.length_dropped, found.length_trained) == (85.0, 15.0)
+    assert (found.reward_dropped, found.reward_trained) == (0.5, 0.5)
+
+
+def test_who_was_left_out_for_another_reason_or_may_still_be_trained_is_not_dropped():
+    open_step = compared(taken(1, 0, 4, used=2), finished(0, 3, 80))
+    unscored = compared(taken(1, 0, 4, used=2), done(1, dropped=0), finished(0, 3, 80))
+    assert open_step.dropped == unscored.dropped == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "reward", "kinds"),
+    [
+        (DROPPED_MIN, 111.0, 1.0, ["dropped_bias/length"]),
+        (DROPPED_MIN, 89.0, 1.2, ["dropped_bias/length", "dropped_bias/reward"]),
+        (DROPPED_MIN, 110.0, 1.05, []),
+        (DROPPED_MIN, 100.0, 0.0, ["dropped_bias/reward"]),
+        (DROPPED_MIN - 1, 900.0, 0.0, []),
+    ],
+)
+def test_a_warning_where_medians_differ_by_more_than_a_tenth(
+    count: int, length: float, reward: float, kinds: list[str]
+):
+    found = Compared(count, 500, length, 100.0, reward, 1.0)
+    assert [concern.kind for concern in biases(found)] == kinds
+
+
+def test_nothing_trained_or_nothing_judged_warns_of_nothing():
+    assert list(biases(Compared(100, 0, 90.0, None, None, None))) == []
+
+
+def test_the_report_and_the_last_words_show_both():
+    history = History()
+    for record in (
+        taken(1, 0, 3, used=2), done(1, dropped=1),
+        finished(0, 0, 10), finished(0, 1, 12), finished(0, 2, 80, 0.0),
+    ):  # fmt: skip
+        history.apply(record)
+    summary = summarise(history)
+    assert dict(summary.rows())["dropped for age"] == "1 answers, median 80 tokens (trained 11)"
+    page = report(history, summary)
+    assert "What was dropped for its age" in page
+    assert "What was dropped for its age" not in report(History(), summarise(History()))

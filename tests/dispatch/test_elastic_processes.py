@@ -1,0 +1,157 @@
+"""Rollouts join and leave a living run, preemptible ones give everything up when they are asked to
+go, and a standby takes over from a dispatch that is gone: as real processes.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
+from tests.chaos.by_hand import Hand, RunByHand, by_hand
+from tests.run_process import (
+    assert_the_log_adds_up,
+    random_model,
+    read,
+    role,
+    started,
+    steps_done,
+    wait_for,
+)
+
+STEPS = 30
+PACED = [
+    "rollouts.engine=paced", "trainer.learner=paced", "paced.time_scale=0.25",
+    "paced.lengths.median=50", "paced.lengths.p99=60", "paced.emit_every=4",
+    "paced.weights_bytes=100000", "paced.train_step_s=0.01", "trainer.steps=3",
+    "truncate=false", "dispatch.max_lag=4",
+]  # fmt: skip
+"""Answers of some seconds, so that there is always one in progress."""
+MANY = [f"trainer.steps={STEPS}", "truncate=false", "dispatch.max_lag=20"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"))
+
+
+@contextmanager
+def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Iterator[Hand]:
+    """`rollstream rollout RUN --name NAME`, as somebody types it; ended by its id."""
+    log = folder.parent / f"{name}.log"
+    line = [sys.executable, "-m", "rollstream", "rollout", str(folder), "--name", name, *more]
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output)
+    try:
+        yield Hand(name, process, log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def finished_by(folder: Path, name: str) -> list[Trajectory]:
+    return [t for t in read(folder, "trajectories", Trajectory) if t.rollout == name]
+
+
+def ended(folder: Path) -> set[str]:
+    return {t.trajectory for t in read(folder, "trajectories", Trajectory)}
+
+
+def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
+    tmp_path: Path, model: Path
+) -> None:
+    """Invariants 1 and 2 afterwards; what it had in progress was finished by others."""
+    folder = tmp_path / "run"
+    with started(folder, model, ["trainer.steps=100000", "truncate=false"]) as process:
+        wait_for(lambda: steps_done(folder) > 0, process)
+        with rollout(folder, "third") as third:
+            wait_for(lambda: len(finished_by(folder, "third")) >= 3, process)
+            third.signal(signal.SIGINT)
+            assert third.process.wait(60) == 143, third.said()
+        orders = [o for o in read(folder, "assignments", Assignment) if o.rollout == "third"]
+        wait_for(lambda: {o.trajectory for o in orders} <= ended(folder), process)
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    audit = [sys.executable, "-m", "rollstream", "audit", str(folder)]
+    assert subprocess.run(audit, check=False).returncode == 0
+    said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "third"]
+    assert (said[-1].health, said[-1].running, said[-1].waiting) == ("leaving", 0, 0)
+
+
+def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
+    tmp_path: Path, model: Path
+) -> None:
+    """Promise 1: whoever goes on has every token that it generated."""
+    folder = tmp_path / "run"
+    with by_hand(folder, model, PACED) as run:
+        for name in ("trainer", "prompts", "dispatch", "archive"):
+            run.start(name)
+        with rollout(folder, "spot", ["--preemptible", "--grace", "30"]) as spot:
+            run.wait_for(lambda: finished_by(folder, "spot"))
+            spot.signal(signal.SIGTERM)
+            assert spot.process.wait(60) == 0, spot.said()
+        said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
+        assert all(status.preemptible for status in said)
+        assert (said[-1].health, said[-1].running) == ("leaving", 0)
+        given_up = {p.trajectory for p in read(folder, "partials", Partial) if p.last}
+        assert given_up, "nothing was in progress"
+        run.start("rollout-0")
+        run.wait_complete()
+    assert_the_log_adds_up(folder, 3)
+    gained = {p.trajectory: len(p.tokens) for p in read(folder, "partials", Partial) if p.last}
+    resumed = {
+        o.trajectory: o
+        for o in read(folder, "assignments", Assignment)
+        if o.rollout == "rollout-0" and o.attempt == 2
+    }
+    kept = [t for t, count in gained.items() if count]
+    assert kept
+    assert all(resumed[t].partial is not None for t in kept if t in resumed)
+
+
+def leads(hand: Hand) -> bool:
+    return "dispatch term" in hand.log.read_text()
+
+
+def both_dispatches(run: RunByHand) -> tuple[Hand, Hand]:
+    """The leader and its standby."""
+    first = run.start("dispatch")
+    run.wait_for(lambda: leads(first))
+    return first, run.start("dispatch")
+
+
+def test_a_standby_takes_over_from_a_dispatch_that_was_killed(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "run"
+    with by_hand(folder, model, [*MANY, "dispatch.lease_s=1"]) as run:
+        for name in ("trainer", "prompts", "rollout-0", "archive"):
+            run.start(name)
+        leader, standby = both_dispatches(run)
+        run.wait_for(lambda: read(folder, "ledger", StepDone) != [])
+        assert not leads(standby)
+        leader.kill()
+        run.wait_for(lambda: leads(standby))
+        run.wait_complete()
+    assert_the_log_adds_up(folder, STEPS)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
+    tmp_path: Path, model: Path
+) -> None:
+    """`dispatch.standby`: no death is seen, so nobody restarts it; it comes back as a zombie."""
+    folder = tmp_path / "run"
+    more = [*MANY, "trainer.steps=120", "dispatch.standby=true", "dispatch.lease_s=1"]
+    with started(folder, model, more) as process:
+        wait_for(lambda: read(folder, "ledger", StepDone) != [], process)
+        leader = role(process, "dispatch")
+        leader.send_signal(signal.SIGSTOP)
+        log = folder / "logs" / "dispatch-standby.log"
+        wait_for(lambda: "dispatch term 2" in log.read_text(), process)
+        leader.send_signal(signal.SIGCONT)
+        assert process.wait(240) == 0
+    assert_the_log_adds_up(folder, 120)

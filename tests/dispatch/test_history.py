@@ -1,0 +1,167 @@
+"""Invariant 4: what ran under a version that nobody holds goes on after an emptied rollout loaded
+that version, or starts again on the newest, whichever is cheaper.
+"""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consumers.dispatch.history import Behind, Emptied, cost, worth_loading
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.ordering import Ordering
+from consumers.dispatch.orders import free_rooms
+from consumers.dispatch.state import DispatchState
+from consumers.dispatch.stranded import PATIENCE_S, History
+from consumers.dispatch.waves import Waves
+from streams.records import Address, Assignment, Version
+from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status
+
+V4, V6 = Version(4, 1), Version(6, 1)
+FAST = Emptied(slots=8, load_s=1.0, speed=50.0, is_wanted=True, refills=False)
+
+behinds = st.lists(st.tuples(st.integers(1, 500), st.floats(1, 500)), min_size=1, max_size=6).map(
+    lambda pairs: [Behind(f"0.{i}", gained, left) for i, (gained, left) in enumerate(pairs)]
+)
+emptied = st.builds(
+    Emptied, st.integers(1, 8), st.floats(0, 10), st.floats(1, 100), st.booleans(), st.booleans()
+)
+
+
+def test_a_long_answer_that_is_nearly_done_is_loaded_for_and_one_that_just_began_is_not():
+    done, begun = Behind("0.0", 8000, 500.0), Behind("0.1", 40, 2000.0)
+    assert worth_loading([done, begun], FAST) == ("0.0",)
+    assert worth_loading([begun], FAST) == ()
+
+
+def test_many_bytes_make_it_dearer():
+    behind = [Behind("0.0", 400, 100.0)]
+    slow = Emptied(slots=8, load_s=60.0, speed=50.0, is_wanted=True, refills=False)
+    assert worth_loading(behind, FAST) == ("0.0",)
+    assert worth_loading(behind, slow) == ()
+
+
+def test_slots_that_nobody_wants_cost_nothing():
+    behind = [Behind("0.0", 100, 4000.0)]
+    idle = Emptied(slots=8, load_s=1.0, speed=50.0, is_wanted=False, refills=False)
+    assert worth_loading(behind, FAST) == ()
+    assert worth_loading(behind, idle) == ("0.0",)
+
+
+@given(behind=behinds, one=emptied)
+def test_never_more_than_there_are_slots_and_never_dearer_than_all_or_nothing(
+    behind: list[Behind], one: Emptied
+):
+    chosen = worth_loading(behind, one)
+    assert len(chosen) <= one.slots
+    mine = [b for b in behind if b.trajectory in chosen]
+    rest = [b for b in behind if b.trajectory not in chosen]
+    assert cost(mine, rest, one) <= cost([], behind, one)
+    if len(behind) <= one.slots:
+        assert cost(mine, rest, one) <= cost(behind, [], one)
+
+
+@given(behind=behinds, one=emptied)
+def test_without_a_limit_of_slots_no_other_choice_is_cheaper(behind: list[Behind], one: Emptied):
+    if len(behind) > one.slots or one.refills:
+        return
+    chosen = worth_loading(behind, one)
+    mine = cost([b for b in behind if b.trajectory in chosen],
+                [b for b in behind if b.trajectory not in chosen], one)  # fmt: skip
+    for count in range(len(behind) + 1):
+        for some in combinations(behind, count):
+            rest = [b for b in behind if b not in some]
+            assert mine <= cost(some, rest, one) + 1e-6
+
+
+# ---- from the state to orders --------------------------------------------------------------------
+
+
+def history(size: int | None = 1000, max_lag: int | None = 2) -> History:
+    return History(lambda version: size, 1e6, max_lag)
+
+
+def give(state: DispatchState, known: History, now_s: float = 0.0) -> list[Assignment]:
+    """Order what can be ordered, as the service does."""
+    ordering = Ordering(PACE, True, 0.25, Waves(True, 4), known)
+    records = [o.record for o in ordering.plan(state, Lengths(), (), now_s)]
+    for record in records:
+        state.apply_assignment(record, Address(0, 1))
+    return records
+
+
+def stranded(*others: tuple[str, Version], gained: int = 50) -> DispatchState:
+    """Both trajectories of the group ran under version 3 at "a", which is gone; 4 is out."""
+    state = state_with_group(status("a"))
+    give(state, history())
+    for trajectory in ("0.0", "0.1"):
+        state.apply_partial(partial(trajectory, 1, gained), Address(0, 7))
+    del state.rollouts["a"]
+    state.version = V4
+    for name, version in others:
+        state.apply_status(status(name, version=version), 0.0)
+    return state
+
+
+def test_an_empty_rollout_is_asked_to_load_the_version_and_to_go_on():
+    state = stranded(("b", V4))
+    orders = give(state, history())
+    assert {(o.kind, o.rollout, o.version, o.partial, o.from_history) for o in orders} == {
+        ("resume", "b", V3, Address(0, 7), True)
+    }
+    assert [o.attempt for o in orders] == [2, 2]
+    assert not any(o.given_up for o in state.orders.values())
+
+
+def test_who_loads_a_version_takes_nothing_new_until_it_serves_it():
+    state = stranded(("b", V4), ("c", V4))
+    give(state, history())
+    (loading,) = state.loading()
+    assert loading not in free_rooms(state, 0.25).new
+    state.apply_status(status(loading, version=V3, health="generating", quota_left=6), 1.0)
+    assert state.loading() == {}
+    assert free_rooms(state, 0.25).new[loading] == 6 - 2
+
+
+def test_what_else_is_left_of_that_version_follows_to_who_loads_it():
+    state = stranded(("b", V4), ("c", V4))
+    state.apply_status(status("d", version=V3), 0.0)
+    first = give(state, history())
+    assert {o.rollout for o in first} == {"d"}, "d still holds it"
+    del state.rollouts["d"]
+    state.orders.pop("0.1")
+    (held,) = [o for o in give(state, history()) if o.trajectory == "0.0"]
+    (later,) = [o for o in state.orders.items() if o[0] == "0.1"]
+    assert later[1].rollout == held.rollout
+
+
+@pytest.mark.parametrize(
+    ("size", "version", "why"),
+    [(None, V4, "versions_max took it"), (1000, V6, "its tokens are too old to be trained")],
+)
+def test_what_cannot_or_need_not_be_loaded_starts_again(
+    size: int | None, version: Version, why: str
+):
+    state = stranded(("b", version))
+    state.version = version
+    orders = give(state, history(size))
+    assert {(o.kind, o.partial, o.from_history) for o in orders} == {("start", None, False)}, why
+
+
+def test_nobody_empty_is_waited_for_a_while_and_then_all_start_again():
+    state, known = stranded(), history()
+    state.apply_status(status("b", version=V4, running=3), 0.0)
+    assert give(state, known, 1.0) == []
+    state.apply_status(status("c", version=V4, running=1), 0.0)
+    assert give(state, known, 1.0 + PATIENCE_S / 2) == []
+    assert {o.kind for o in give(state, known, 1.0 + PATIENCE_S)} == {"start"}
+
+
+def test_one_that_comes_back_from_who_was_to_load_its_version_starts_again():
+    """Whatever kept it from loading: nothing is tried without end (invariant 8)."""
+    state = stranded(("b", V4))
+    give(state, history())
+    for trajectory in ("0.0", "0.1"):
+        state.apply_partial(partial(trajectory, 2, 0, last=True), Address(0, 9))
+    assert {(o.kind, o.attempt) for o in give(state, history())} == {("start", 3)}

@@ -1,0 +1,112 @@
+"""Invariant 11: what a living rollout holds, an open partial names, or a partial may name that
+dispatch has not kept yet, is not deleted.
+"""
+
+import pytest
+
+from consumers.dispatch.kept import Keeper, kept_state
+from consumers.dispatch.state import DispatchState
+from consumers.trainer.pins import LIVE_S, OVERLAP_S, HeldVersions, PinnedVersions
+from storage.memory_store import MemoryStore
+from storage.objects import ObjectStore
+from storage.versions.pointer import Pointer
+from storage.versions.retention import StoredVersion, plan_retention
+from streams.bus import Bus
+from streams.memory_bus import MemoryBus
+from streams.records import Address, RolloutStatus, Version
+from streams.topics import catalogue
+from streams.writer import publish
+from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
+
+V3, V4, V5 = (Version(number, 1) for number in (3, 4, 5))
+LATER = OVERLAP_S + 1
+
+
+@pytest.fixture
+def bus() -> Bus:
+    made = MemoryBus()
+    made.create(catalogue(1))
+    return made
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return MemoryStore()
+
+
+def say(bus: Bus, one: RolloutStatus) -> None:
+    publish(bus, "status", f"{one.rollout}/{one.term}", one)
+
+
+def keep(store: ObjectStore, state: DispatchState) -> None:
+    keeper = Keeper(store, 1)
+    keeper.take_over()
+    keeper.keep(kept_state(state, 1, {"partials": {}}))
+
+
+def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:
+    """What dispatch knows after rollouts said this; version 3 generates 0.0 at "a"."""
+    state = state_with_group(*said)
+    order_all(state, "a", keep_version=True)
+    for one in said:
+        say(bus, one)
+    return state
+
+
+def test_what_a_rollout_of_the_last_minute_holds_stays_until_it_leaves(bus: Bus):
+    held = HeldVersions(bus)
+    say(bus, status("a", version=V3, time_s=0.0))
+    say(bus, status("b", version=V4, time_s=LIVE_S - 1))
+    assert held() == {V3, V4}
+    say(bus, status("b", version=V5, time_s=LIVE_S + 1))
+    assert held() == {V5}
+    say(bus, status("b", version=V5, time_s=LIVE_S + 2, health="leaving"))
+    assert held() == set()
+
+
+def test_a_version_that_an_open_partial_names_stays_however_long_its_holder_is_dead(
+    bus: Bus, store: ObjectStore
+):
+    pinned = PinnedVersions(bus, store)
+    state = heard(bus, status("a", version=V3), status("b", version=V4))
+    state.apply_partial(partial("0.0", 1), Address(0, 7))
+    keep(store, state)
+    say(bus, status("b", version=V5, time_s=10 * LIVE_S))
+    assert pinned() == {V3, V5}
+    del state.rollouts["a"]
+    state.apply_status(status("b", version=V5, time_s=10 * LIVE_S), 1.0)
+    keep(store, state)
+    assert pinned() == {V3, V5}
+    state.apply_completion(0, "0.0")
+    keep(store, state)
+    assert pinned() == {V5}
+
+
+def test_what_was_held_since_dispatch_kept_its_state_stays_while_dispatch_is_away(
+    bus: Bus, store: ObjectStore
+):
+    """A partial of it may lie in the log, and nobody has folded it yet."""
+    pinned = PinnedVersions(bus, store)
+    state = heard(bus, status("a", version=V3, time_s=100.0))
+    keep(store, state)
+    assert pinned() == {V3}
+    say(bus, status("a", version=V4, time_s=100.0 + LATER))
+    assert pinned() == {V3, V4}
+    say(bus, status("a", version=V5, time_s=100.0 + 2 * LATER))
+    say(bus, status("b", version=V5, time_s=100.0 + 10 * LIVE_S))
+    assert pinned() == {V3, V4, V5}
+    newest = status("a", version=V5, time_s=100.0 + 3 * LATER)
+    say(bus, newest)
+    for one in (newest, status("b", version=V5, time_s=100.0 + 10 * LIVE_S)):
+        state.apply_status(one, 1.0)
+    keep(store, state)
+    assert pinned() == {V5}, "dispatch has seen that no partial names the others"
+
+
+def test_where_the_bound_must_win_the_oldest_named_version_goes_first():
+    """Then its trajectories start again: `test_history.py`."""
+    versions = [StoredVersion(Version(number, 1)) for number in range(8)]
+    pointer = Pointer("run", 1, Version(7, 1), "", "", None)
+    plan = plan_retention(versions, pointer, {Version(1, 1), V3}, 0, 3)
+    assert plan.unpinned == (Version(1, 1),)
+    assert [v.number for v in plan.delete] == [0, 1, 2, 4, 5]

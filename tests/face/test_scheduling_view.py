@@ -1,0 +1,132 @@
+"""What `top` and the report show of dispatch's work on the long tail: moves, waiting orders, and
+lengths as they were expected and as they came.
+"""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import planted
+import pytest
+from planted import drawn
+
+from rollstream.live.moves import MOVES, Moved, move_of, moves_of
+from rollstream.live.state import MOVES_KEPT
+from rollstream.report.history import History, RolloutHistory, Serving
+from rollstream.report.opening import open_history
+from rollstream.report.timeline import draw_timeline
+from storage.metrics import MetricsFile
+
+
+def moved_state():
+    state = planted.healthy(3)
+    for line in (
+        planted.move(70, "rollout-0", "rollout-1", 9),
+        planted.move(30, "rollout-0", "rollout-2", 5),
+        planted.move(4, "rollout-2", "rollout-1", 7),
+    ):
+        state.apply_move(line)
+    return state
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_frame_names_the_newest_moves_and_counts_those_of_the_last_minute(columns):
+    text = drawn(planted.moment(moved_state()), columns, 60)
+    assert "12 requests in 2 moves" in text
+    assert "rollout-2 → rollout-1 (7) 4.0 s ago" in " ".join(text.split())
+
+
+def test_waiting_orders_and_waiting_requests_are_told_apart():
+    state = planted.healthy(1)
+    state.apply(replace_status(waiting=30, queued=22))
+    at = planted.moment(state)
+    assert (at.scheduling.queued, at.scheduling.waiting) == (22, 8)
+    assert "22 orders · 8 requests in engines" in drawn(at, 80, 60)
+
+
+def replace_status(**changes):
+    status = planted.status("rollout-0", planted.NOW_S)
+    return type(status)(**{f: getattr(status, f) for f in status.__struct_fields__} | changes)
+
+
+def test_lengths_are_compared_with_what_was_expected():
+    state = planted.plan().state()
+    for index, expected in enumerate((planted.LENGTH, 2 * planted.LENGTH, 0)):
+        state.apply(planted.finished(0, index, 1.0, predicted=expected))
+    foreseen = planted.moment(state).scheduling.foreseen
+    assert foreseen is not None
+    assert (foreseen.count, foreseen.real) == (2, planted.LENGTH), "0 is no expectation"
+    assert foreseen.error_share == 0.5
+    assert planted.moment(planted.plan().state()).scheduling.foreseen is None
+
+
+def test_a_line_that_is_no_move_is_passed_over_and_memory_is_bounded():
+    """Invariant 8; somebody else's file must not end who only looks."""
+    good = planted.move(1, "a", "b", 2)
+    rubbish = [{}, {**good, "requests": "two"}, {**good, "source": None}, {"time_s": "now"}]
+    assert moves_of([*rubbish, good]) == [Moved(planted.NOW_S - 1, "a", "b", 2, 0.001)]
+    assert move_of({**good, "plan_s": None}) == Moved(planted.NOW_S - 1, "a", "b", 2)
+    state = planted.healthy(1)
+    for _ in range(MOVES_KEPT + 10):
+        state.apply_move(good)
+    assert len(state.moves) == MOVES_KEPT
+
+
+def test_moves_of_long_ago_are_told_as_such():
+    state = planted.healthy(1)
+    state.apply_move(planted.move(600, "rollout-0", "rollout-1", 2))
+    assert "none in the last minute" in drawn(planted.moment(state), 80, 60)
+
+
+def test_a_name_cannot_move_the_cursor():
+    state = planted.healthy(1)
+    state.apply_move(planted.move(1, "\x1b[2Jroll", "b\nc", 1))
+    assert "\x1b[2J" not in drawn(planted.moment(state), 80, 60)
+
+
+def timeline_of(moves: list[Moved]) -> History:
+    history = History(moves=moves)
+    for name in ("a", "b", "<c>"):
+        rollout = RolloutHistory(serving=[Serving(100.0, 0, 1), Serving(130.0, 1, 1)])
+        rollout.busy.add(100.0, 160.0)
+        history.rollouts[name] = rollout
+    return history
+
+
+def test_the_timeline_draws_moves_as_arrows_and_marks_pulls():
+    moves = [Moved(120.0, "a", "b", 9), Moved(125.0, "b", "<c>", 1), Moved(126.0, "gone", "a", 1)]
+    drawing = draw_timeline(timeline_of(moves))
+    ElementTree.fromstring(drawing)
+    assert "a handed 9 requests to b" in drawing
+    assert "b handed 1 request to &lt;c&gt;" in drawing
+    assert drawing.count('class="move"') == 2, "a rollout that is not drawn has no arrows"
+    assert drawing.count('class="pull"') == 3, "the first version was not pulled"
+    down, up = (float(y) for y in re.findall(r'class="shaft" d="M[\d.]+ ([\d.]+)V', drawing))
+    tips = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)z", drawing)]
+    assert tips[0] > down, "from the row that gave …"
+    assert tips[1] < up, "… to the one that took"
+
+
+def test_moves_of_one_plan_stand_side_by_side():
+    moves = [Moved(120.0, "a", "b", 9), Moved(120.001, "b", "<c>", 1)]
+    left, right = re.findall(r'class="shaft" d="M([\d.]+) ', draw_timeline(timeline_of(moves)))
+    assert float(right) - float(left) > 5
+
+
+def test_moves_outside_of_what_is_drawn_are_left_out():
+    assert 'class="move"' not in draw_timeline(timeline_of([Moved(10_000.0, "a", "b", 1)]))
+
+
+def test_the_report_reads_moves_from_the_runs_folder(run_folder):
+    with MetricsFile(run_folder.metrics / MOVES) as lines:
+        lines.append(planted.move(1, "rollout-0", "rollout-1", 3))
+    assert open_history(run_folder).moves == [
+        Moved(planted.NOW_S - 1, "rollout-0", "rollout-1", 3, 0.001)
+    ]
+    (run_folder.metrics / MOVES).unlink()
+    assert open_history(run_folder).moves == []
+
+
+def test_a_snapshot_without_moves_says_so():
+    at = planted.moment(planted.healthy(1))
+    assert "none yet" in drawn(replace(at), 80, 60)

@@ -1,0 +1,63 @@
+"""Where the KV capacity binds, orders wait outside of the engine: what has not begun belongs to no
+version, and may go anywhere.
+"""
+
+import numpy as np
+import torch
+from test_giving_up import SETTINGS, V0, Scene, order
+
+from producers.engines.paced.engine import PacedEngine, Shape
+from producers.engines.paced.lengths import Lengths, LogNormal
+from producers.engines.paced.roofline import Roofline
+from producers.rollout.worker import Rollout
+
+SLOW = Roofline(weights_s=1.0, kv_token_s=0.0, row_s=0.0)
+
+
+class Still:
+    """No time passes, so what runs goes on running."""
+
+    scale = 1.0
+
+    def now(self) -> float:
+        return 0.0
+
+    def wait_until(self, at_s: float) -> None:
+        """Nothing comes."""
+
+
+def rollout_of(scene: Scene, kv_capacity: int) -> Rollout:
+    rollout, _ = scene.rollout("a")
+    shape = Shape(SETTINGS.slots, 64, kv_capacity, 19, SLOW, Lengths(LogNormal(30, 40), 0.0))
+    engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
+    return Rollout(
+        SETTINGS, engine, rollout.follower, rollout.orders, rollout.judging, rollout.voice
+    )
+
+
+def long_orders(scene: Scene, count: int) -> None:
+    prompt = np.arange(30, dtype=np.uint32) % 19
+    scene.order(*(order("a", trajectory=f"3.{n}", index=n, tokens=prompt) for n in range(count)))
+
+
+def started(kv_capacity: int) -> tuple[int, int]:
+    """Of nine orders: those begun after one of the first five ended, and those still outside."""
+    scene = Scene()
+    rollout = rollout_of(scene, kv_capacity)
+    long_orders(scene, 9)
+    rollout._take_orders()
+    rollout._start_waiting()
+    assert len(rollout.work.growing) == SETTINGS.slots + 1, "one more than there are slots"
+    rollout.engine.poll(0.0)
+    rollout.work.drop(next(iter(rollout.work.growing)))
+    rollout.engine.poll(0.0)  # who waits there takes its place, if there is room
+    rollout._start_waiting()
+    return len(rollout.work.growing), len(rollout.orders.waiting)
+
+
+def test_a_full_cache_keeps_orders_outside_although_slots_are_free() -> None:
+    assert started(kv_capacity=64) == (4, 4)
+
+
+def test_with_room_in_the_cache_a_slot_that_is_free_is_taken_at_once() -> None:
+    assert started(kv_capacity=400) == (5, 3)
