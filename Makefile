@@ -26,7 +26,7 @@ test: .venv/.testing
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.testing
-	$(BIN)/python -m pytest -m slow || test $$? -eq 5  # 5: there is none
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
 
 fuzz: .venv/.testing
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow"

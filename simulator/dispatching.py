@@ -178,9 +178,10 @@ class Dispatching:
         self.unplaced = rest
 
     def _parts(self) -> Iterator[tuple[Work, Seat]]:
-        """Waves are placed whole; a rollout takes its part of one when it has finished the one
-        before and holds a version for it.
+        """Waves are placed whole, as soon as any rollout is there; a rollout takes its part of one
+        when it has finished the one before and holds a version for it.
         """
+        rest: list[list[Work]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
                 Room(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
@@ -189,11 +190,15 @@ class Dispatching:
             ]  # fmt: skip
             plan = self.placing.plan(groups, rooms)
             by_rollout: dict[str, list[Work]] = {}
-            for work in (work for group in groups for work in group):
-                by_rollout.setdefault(plan[work.name], []).append(work)
+            for group in groups:
+                for work in group:
+                    if work.name in plan:
+                        by_rollout.setdefault(plan[work.name], []).append(work)
+                left = [work for work in group if work.name not in plan]
+                rest += [left] if left else []
             for name, part in by_rollout.items():
                 self.parts.setdefault(name, []).append(part)
-        self.unplaced = []
+        self.unplaced = rest
         for name, parts in self.parts.items():
             seat = self.seats[name]
             if not parts or not seat.is_open() or seat.given():

@@ -47,6 +47,7 @@ ONE_SHOT = (
     "checkpoints",
     "fork",
     "replay",
+    "simulate",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
 WAIT_S = 180.0

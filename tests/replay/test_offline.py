@@ -151,8 +151,10 @@ def test_what_the_model_or_the_steps_cannot_use_is_said(run: Path, tmp_path: Pat
 
 
 def test_filters_leave_trajectories_out_before_groups_are_made(run: Path, tmp_path, capsys):
-    words = ("--where", "step>=3", "--where", "lag<=1", "--set", "trainer.groups_per_step=1")
-    assert main(offline(run, tmp_path / "out", run, *words)) == 0
+    words = ("--where", "step>=3", "--set", "trainer.groups_per_step=1")
+    assert main(offline(run, tmp_path / "out", run, *words, "--where", "lag>=0")) == 0
     found = told(capsys)["gathered"]
     assert 0 < found["trajectories"] < found["trajectories"] + found["filtered_out"]
+    assert main(offline(run, tmp_path / "none", run, *words, "--where", "lag<0")) == 0
+    assert "trajectories" not in told(capsys)["gathered"]
     assert len(gathered(tmp_path / "out")) == found["trajectories"]
