@@ -47,7 +47,6 @@ ONE_SHOT = (
     "checkpoints",
     "fork",
     "replay",
-    "simulate",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
 WAIT_S = 180.0
@@ -201,7 +200,8 @@ def test_the_example_of_health(here: Path):
 
 def test_every_command_has_examples_that_some_test_runs():
     known = {*ONE_SHOT, *UNTIL_TOLD, "eval", "forward", "health", "query", "tail", "inspect"} | {
-        "audit"
+        "audit",
+        "simulate",
     }
     choices = parser()._subparsers._group_actions[0].choices  # pyright: ignore
     assert set(choices) == known
