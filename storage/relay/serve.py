@@ -32,8 +32,10 @@ log = logging.getLogger(__name__)
 
 CLIENT_S = 30.0  # for one read or write of a client
 STALL_S = 60.0  # without a new byte, a reader is sent away
+LINGER_BYTES = 1 << 20  # at once
 LOOK_S = 0.05  # within which the server notices that it is to end
 SILENCE_S = 1.0  # after which a reader that waits for bytes is looked after
+LINGER_S = 2.0  # for a client to read an answer that came before its body was taken
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
@@ -215,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             with held.writing():
                 if held.at != start or (held.verified and size):
-                    return self._close(409)
+                    raise ObjectBusy(f"object {key}: it is here up to byte {held.at}")
                 if self.headers.get("Expect", "").lower() == "100-continue":
                     self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                 self._write(held)
@@ -248,9 +250,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, 0, headers or {})
 
     def _close(self, status: int, headers: dict[str, str] | None = None) -> None:
-        """Answer and end the connection: there may be a body that nobody will read."""
+        """Answer and end the connection: there may be a body that nobody wants.
+
+        A client that is still sending it would be reset and never read the answer: what comes
+        within `LINGER_S` is taken and forgotten.
+        """
         self.close_connection = True
         self._empty(status, {"Connection": "close", **(headers or {})})
+        self.connection.shutdown(socket.SHUT_WR)
+        deadline_s = time.monotonic() + LINGER_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.connection.settimeout(left_s)
+            if not self.connection.recv(LINGER_BYTES):
+                return
 
     def _head(self, status: int, length: int, headers: dict[str, str]) -> None:
         self.send_response_only(status)

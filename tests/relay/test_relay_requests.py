@@ -172,6 +172,13 @@ def test_an_object_above_the_bound_is_refused_before_its_body_is_sent(server: Re
     assert server.shelf.bytes() == 0
 
 
+def test_a_refusal_is_read_by_a_client_that_sends_its_whole_body_first(
+    server: RelayServer,
+) -> None:
+    body = bytes(48 << 20)  # more than the sockets of both sides hold
+    assert ask(server, "PUT", f"/{KEY}", body, X_Content_Hash="0" * 32)[0] == 409
+
+
 def test_older_versions_make_room_and_are_not_taken_again(server: RelayServer) -> None:
     for number in (1, 2, 3):
         assert put(server, f"weights/{Version(number, 1)}/model.safetensors", b"x" * 100) == 201
