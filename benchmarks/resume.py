@@ -23,7 +23,6 @@ from benchmarks.resume_lost import Lost, tokens_lost
 from benchmarks.resume_runs import (
     attempts,
     hashes,
-    kill_all,
     quickstart,
     role,
     started_up,
@@ -32,6 +31,7 @@ from benchmarks.resume_runs import (
 )
 from rollstream.supervisor import Limits
 from storage.metrics import read_metrics
+from tests.run_process import kill_all
 
 EVERY = 5
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)

@@ -17,7 +17,7 @@ import psutil
 from benchmarks.pipeline import QUICKSTART
 from storage.metrics import read_metrics
 from streams.records import StepDone
-from tests.run_process import read
+from tests.run_process import read, run_line, running
 
 WAIT_S = 600.0
 LOOK_S = 0.01
@@ -26,26 +26,11 @@ _T = TypeVar("_T")
 
 @contextmanager
 def quickstart(folder: Path, settings: Sequence[str]) -> Generator[subprocess.Popen[bytes]]:
-    """The run as a process, ended by its id."""
-    line = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), "--run", str(folder)]
-    for setting in settings:
-        line += ["--set", setting]
+    """The run as a process, killed with its roles in the end."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.log").open("ab") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
-    try:
+    line = run_line(QUICKSTART, folder, settings)
+    with running(line, folder.parent / f"{folder.name}.log") as process:
         yield process
-    finally:
-        kill_all(process)
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Supervisor and roles, none left when this returns."""
-    if process.poll() is None:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait(30)
-        psutil.wait_procs(children, timeout=30)
 
 
 def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from benchmarks import simulator_real
 from benchmarks.case import Case, alone
 from benchmarks.simulator_runs import (
     Best,
@@ -66,6 +67,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield _areal(effort)
     yield _ours(by, draws)
     yield _seconds()
+    yield from simulator_real.cases(quick)
 
 
 def _middle(

@@ -81,13 +81,30 @@ class SamplingSettings(Settings):
     """Most generated tokens of a trajectory."""
 
 
+class VllmSettings(Settings):
+    """How the engine `vllm` runs (docs/vllm.md)."""
+
+    process: bool = True
+    """vLLM computes in a process of its own; false: in the rollout's, stepped by hand."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What it computes in; `auto` is float32 on the CPU and bfloat16 on a GPU."""
+    kv_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Memory of the KV cache; default: on the CPU every slot may be full, on a GPU what
+    `memory_share` leaves.
+    """
+    memory_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that one engine takes."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs of one engine."""
+
+
 class RolloutSettings(Settings):
     """The rollouts of this machine."""
 
     count: int = Field(default=2, ge=1)
     """Processes that the supervisor starts."""
     engine: str = "torch"
-    """`torch` (embedded), or `paced`, which has no model (docs/paced.md); `vllm` comes later."""
+    """`torch` (embedded), `vllm` (docs/vllm.md), or `paced`, which has no model (docs/paced.md)."""
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "in_flight"
     """How a rollout takes new weights."""
     slots: int = Field(default=64, ge=1)
@@ -115,6 +132,22 @@ class RolloutSettings(Settings):
     """… or after this many seconds, whichever is first."""
     status_s: float = Field(default=0.5, gt=0)
     """Seconds between two status records (heartbeats)."""
+    vllm: VllmSettings = VllmSettings()
+    """How the engine `vllm` runs, also where it evaluates."""
+    drafts: Literal["off", "history"] = "off"
+    """`history`: guess the next tokens from earlier answers to the same prompt and verify several
+    in one pass, where that is faster; what is generated stays the same (docs/histospec.md).
+    """
+    drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
+    """Tokens of earlier answers that a rollout remembers; each takes 160 to 330 bytes."""
+    drafts_window: Literal["marginal", "additive", "multiplicative"] = "marginal"
+    """What bounds a draft beside what a token more is worth: nothing up to 32; or how drafts go: 2
+    more up to 32 and back to 2, or twice up to 16 and half of it.
+    """
+    drafts_choice: Literal["priority", "newest", "count"] = "priority"
+    """What is guessed where earlier answers differ: what earned most in the newest pass, what came
+    last, or what came most often.
+    """
 
 
 class EvaluationSettings(Settings):

@@ -13,7 +13,7 @@ from streams.kafka.address import parse as parse_kafka
 if TYPE_CHECKING:  # config.py calls us
     from rollstream.config import Configuration
 
-ENGINES = ("torch", "paced")
+ENGINES = ("torch", "vllm", "paced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,9 @@ def _sampling(c: "Configuration") -> Iterator[Problem]:
 def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
+    if c.rollouts.drafts != "off" and c.rollouts.engine != "torch":
+        must = f"must be 'off' with rollouts.engine = {c.rollouts.engine!r}: only 'torch' drafts"
+        yield Problem("rollouts.drafts", must)
     longest = _positions(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"

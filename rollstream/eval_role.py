@@ -16,7 +16,7 @@ from producers.rewards import RewardPool
 from producers.tasks.base import Task
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder
-from rollstream.roles import Place, set_threads
+from rollstream.role_place import Place, set_threads
 from rollstream.run_task import task_of, task_settings
 from storage.metrics import MetricsFile, read_metrics
 from storage.model import config_from_version
@@ -146,6 +146,7 @@ class Evaluator:
             version,
             slots=c.evaluation.slots,
             context_max=c.rollouts.context_max,
+            vllm=c.rollouts.vllm,
         )
         plan = Plan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
         evaluation = evaluate(self.task, plan, self.rewards, engine)

@@ -29,7 +29,7 @@ from rollstream.folder import model_folder, run_log, settle, store_url
 from rollstream.forking import Wanted
 from rollstream.parentage import Parentage, PromptsLeft, keep_parentage
 from rollstream.revision import code_revision
-from rollstream.roles import set_threads
+from rollstream.role_place import set_threads
 from rollstream.run_task import order_of
 from rollstream.starting import starting_model
 from rollstream.train_role import small_files

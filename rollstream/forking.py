@@ -10,6 +10,7 @@ from rollstream.analysis.place import REPLAYED
 from rollstream.config import Configuration, Difference, differences, essentials, load
 from rollstream.folder import RunFolder, bus_url, store_url
 from rollstream.parentage import PromptsLeft, prompts_left
+from rollstream.replay_folder import check_place
 from storage.checkpoints import Checkpoint, CheckpointId, newest_checkpoint, stored_checkpoints
 from storage.objects import ObjectStore
 from streams.bus import Bus
@@ -55,8 +56,7 @@ def check_folders(parent: RunFolder, out: Path) -> None:
         raise ConfigurationError(
             f"{parent.path} holds a replay, whose data are another run's: fork that run"
         )
-    if folder.path.is_relative_to(parent.path):
-        raise ConfigurationError(f"--out {folder.path} lies in the run's own folder")
+    check_place(folder.path, parent.path)
     if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise ConfigurationError(
             f"{folder.path} is not empty; give a new folder with --out (without a config.json in "

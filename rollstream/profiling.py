@@ -48,7 +48,7 @@ def measure_profile(
     """Measure the run's engine on its model, telling each step time as it is known."""
     from producers.engines.connect import open_engine
     from producers.engines.timing import CONTEXT_MIN, Timing, fitted, points_of
-    from rollstream.roles import set_threads
+    from rollstream.role_place import set_threads
 
     c = configuration
     if c.rollouts.engine == "paced":

@@ -5,7 +5,7 @@ pushes to the chain. Without `[relay] enabled` both keep the store as it is.
 from dataclasses import replace
 from pathlib import Path
 
-from rollstream.roles import Place
+from rollstream.role_place import Place
 from storage.relay.directory import Directory
 from storage.relay.pace import Pace
 from storage.relay.pushing import PushingStore

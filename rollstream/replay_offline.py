@@ -25,7 +25,7 @@ from consumers.trainer.prepare import rule_of
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder, run_log
 from rollstream.replay_output import Behind, newest_of, output, own_ledger
-from rollstream.roles import set_threads
+from rollstream.role_place import set_threads
 from storage.model import load_model
 from streams.records import StepDone, Trajectory
 from streams.topics import catalogue

@@ -17,7 +17,7 @@ from rollstream.config import Configuration
 from rollstream.folder import RunFolder
 from rollstream.replay_output import Behind, newest_of, output, own_ledger
 from rollstream.replaying import Asked, courses
-from rollstream.roles import set_threads
+from rollstream.role_place import set_threads
 from rollstream.starting import starting_model
 from storage.checkpoints import newest_checkpoint
 from storage.objects import ObjectStore

@@ -12,45 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rollstream.config import Configuration, truncates
-from rollstream.folder import RunFolder, run_log, store_url
+from rollstream.folder import RunFolder
 from rollstream.metrics.endpoint import served
 from rollstream.metrics.watch import Watch
-from storage.connect import open_store
+from rollstream.role_place import Place, placed
 from storage.leases import Candidate, Lease, acquire
 from storage.metrics import MetricsFile
-from storage.objects import ObjectStore
 from storage.renewal import Renewal
-from streams.bus import Bus
 from streams.errors import Fenced
-from streams.topics import catalogue
 
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
 NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a role runs and by which nonces it holds its lease."""
-
-    configuration: Configuration
-    folder: Path
-    name: str
-    bus: Bus
-    store: ObjectStore
-    stop: threading.Event
-    nonce: str
-    handed_nonce: str | None
-    watch: Watch
-    accept_config: bool = False
-    """Go on although the run had another configuration."""
-    grace_s: float | None = None
-    """A rollout that may be taken away has so many seconds once it is asked to stop."""
 
 
 def run_role(
@@ -102,25 +80,6 @@ def _note_usage(folder: Path, name: str) -> None:
     }
     with MetricsFile(RunFolder(folder).metrics / f"process-{name}.jsonl") as metrics:
         metrics.append(line)
-
-
-@contextmanager
-def placed(
-    configuration: Configuration,
-    folder: Path,
-    name: str,
-    watch: Watch,
-    nonce: str,
-    handed_nonce: str | None,
-) -> Generator[Place]:
-    """Log and store of the run, opened; all topics exist."""
-    bus = run_log(configuration, folder)
-    try:
-        store = open_store(store_url(configuration, folder), configuration.sync)
-        bus.create(catalogue())
-        yield Place(configuration, folder, name, bus, store, watch.stop, nonce, handed_nonce, watch)
-    finally:
-        bus.close()
 
 
 @contextmanager
@@ -251,13 +210,3 @@ _ROLES: Mapping[str, Callable[[Place], bool]] = {
     "archive": _archive,
     "relay": _relay,
 }
-
-
-def set_threads(threads: int) -> None:
-    """Torch's threads in this process; several processes compute on few cores, so
-    nobody takes all.
-    """
-    import torch
-
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)

@@ -8,19 +8,24 @@ import time
 
 from producers.engines.base import Engine
 from producers.engines.connect import open_engine, open_paced
+from producers.engines.drafts import History
+from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.windows import RULES
 from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
 from producers.rollout.orders import Orders
 from producers.rollout.outbox import Outbox
 from producers.rollout.pulse import Pulse
+from producers.rollout.remembering import Remembering
 from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
 from rollstream.profiling import profile_of
-from rollstream.roles import Place, set_threads
+from rollstream.role_place import Place, set_threads
 from rollstream.run_task import task_of, task_settings
+from storage.archive.whole_log import WholeLog
 from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
@@ -42,7 +47,9 @@ def build_rollout(place: Place) -> Rollout | None:
     if fetched is None:
         return None
     started = time.perf_counter()
-    engine, most = engine_of(place, fetched)
+    remembering = _remembering(place)
+    history = None if remembering is None else remembering.history
+    engine, most = engine_of(place, fetched, history)
     pulse = Pulse(c.rollouts.status_s)
     voice = Voice(
         place.bus,
@@ -62,15 +69,25 @@ def build_rollout(place: Place) -> Rollout | None:
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
     )
-    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice)
+    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, remembering=remembering)
     if place.grace_s is not None:
         rollout.judged_s = place.grace_s / 2  # the rest is for the log
     return rollout
 
 
-def engine_of(place: Place, fetched: Fetched) -> tuple[Engine, int]:
+def _remembering(place: Place) -> Remembering | None:
+    """What drafts come from, if they are wanted; it has read nothing yet."""
+    c, bus = place.configuration, place.bus
+    if c.rollouts.drafts == "off":
+        return None
+    history = History(c.rollouts.drafts_tokens, choice=c.rollouts.drafts_choice)
+    earlier = WholeLog(bus, place.store, c.run) if c.archive.enabled else bus
+    return Remembering(bus, earlier, history)
+
+
+def engine_of(place: Place, fetched: Fetched, history: History | None = None) -> tuple[Engine, int]:
     """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
-    its slots.
+    its slots. It drafts from `history` if there is one.
     """
     c, announced = place.configuration, fetched.announced
     manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
@@ -83,7 +100,15 @@ def engine_of(place: Place, fetched: Fetched) -> tuple[Engine, int]:
         return paced, c.rollouts.batch_max or paced.batch_max
     model = config_from_version(place.store, manifest)
     engine = open_engine(
-        c.rollouts.engine, model, tensors, announced.version, slots=slots, context_max=context
+        c.rollouts.engine,
+        model,
+        tensors,
+        announced.version,
+        slots=slots,
+        context_max=context,
+        drafts=history,
+        switch=Switch(RULES[c.rollouts.drafts_window]),
+        vllm=c.rollouts.vllm,
     )
     profile = profile_of(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)

@@ -4,7 +4,7 @@ from producers.rewards import RewardPool
 from producers.scoring.annotate import Writes
 from producers.scoring.function import load_function
 from producers.scoring.service import BATCH_PER_PROCESS, Scorer
-from rollstream.roles import Place
+from rollstream.role_place import Place
 from rollstream.run_task import task_of, task_settings
 
 

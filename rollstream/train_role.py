@@ -10,7 +10,7 @@ from rollstream.accepting import accept_change, keep_configuration
 from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
-from rollstream.roles import Place, set_threads
+from rollstream.role_place import Place, set_threads
 from rollstream.starting import starting_model
 from storage.metrics import MetricsFile, read_metrics
 

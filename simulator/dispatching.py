@@ -109,6 +109,8 @@ class Dispatching:
             expected=self.foresight.of(work.group),
             unfinished=unfinished,
             lag_left=left,
+            longest=self.workload.lengths.longest,
+            whole=not self.groups[work.group].finished,
         )
 
     def _admit(self) -> None:
@@ -129,7 +131,8 @@ class Dispatching:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [seat for seat in self.seats.values() if seat.alive]
-            self.placing.lay_out(wave, means, alive)
+            if 2 * sum(mean > 0 for mean in means) >= len(means):  # as `waves.py` has it
+                self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
         self.admitted += 1

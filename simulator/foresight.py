@@ -1,15 +1,14 @@
-"""What dispatch may expect of answers: the service's `Lengths`, fed with what finished.
+"""What dispatch may expect of answers: the rule of the service's `Lengths`, fed with what finished.
 
-The pass before the first counts as known, as in a run's second epoch.
+The pass before the first counts as known, as in a run's second epoch. Prompts are known by their
+numbers, so nothing is hashed, and tasks by nothing: only histories of prompts are asked for.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from consumers.dispatch.lengths import Length, Lengths
+from consumers.dispatch.lengths import PROMPTS_MAX, Length, updated
 from simulator.workload import Workload
-from streams.records import Prompt, Sampling
 
 
 @dataclass(slots=True, eq=False)
@@ -17,8 +16,7 @@ class Foresight:
     """By number of the group."""
 
     workload: Workload
-    lengths: Lengths = field(default_factory=Lengths)
-    _prompts: dict[int, Prompt] = field(default_factory=dict[int, Prompt])
+    _known: OrderedDict[int, Length] = field(default_factory=OrderedDict[int, Length])
 
     def mean(self, number: int) -> float:
         """Tokens of one answer, 0 where nothing is known."""
@@ -26,19 +24,20 @@ class Foresight:
         return 0.0 if found is None else found.mean
 
     def of(self, number: int) -> Length | None:
-        prompt = self._prompt(number)
-        if self.lengths.of_prompt(prompt) is None:
-            for tokens in self.workload.earlier(self.workload.prompt_of(number)):
-                self.lengths.note(prompt, tokens)
-        return self.lengths.of_prompt(prompt)
+        prompt = self.workload.prompt_of(number)
+        if prompt not in self._known:
+            for tokens in self.workload.earlier(prompt):
+                self._note(prompt, tokens)
+        return self._known.get(prompt)
 
     def note(self, number: int, tokens: int) -> None:
         """One more finished answer."""
-        self.lengths.note(self._prompt(number), tokens)
+        self._note(self.workload.prompt_of(number), tokens)
 
-    def _prompt(self, number: int) -> Prompt:
-        key = self.workload.prompt_of(number)
-        if key not in self._prompts:
-            tokens, samples = np.array([key], np.uint32), self.workload.samples
-            self._prompts[key] = Prompt(key, "simulated", tokens, samples, Sampling(), 0)
-        return self._prompts[key]
+    def _note(self, prompt: int, tokens: int) -> None:
+        """As `Lengths.note`: what was asked longest ago is forgotten."""
+        known = self._known
+        known[prompt] = updated(known.get(prompt), tokens)
+        known.move_to_end(prompt)
+        if len(known) > PROMPTS_MAX:
+            known.popitem(last=False)

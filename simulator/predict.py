@@ -3,13 +3,13 @@
 `benchmarks/simulator.py` holds such predictions against runs; nothing here is fitted to one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from producers.engines.paced.lengths import Distribution
 from producers.engines.paced.roofline import Roofline, batch_max
 from simulator.cluster import Cluster, Job
 from simulator.policies import IN_FLIGHT, OURS, PARTIAL
-from simulator.workload import Lengths, Workload
+from simulator.workload import Lengths, Recorded, Workload
 from simulator.world import simulate
 from streams.errors import ConfigurationError
 
@@ -50,6 +50,8 @@ class RealSettings:
     repack_every_s: float = 5.0
     move_s: float = 0.1
     seed: int = 0
+    recorded: tuple[tuple[int, ...], ...] = ()
+    """Lengths of the run's own answers by group, where it is over; else all are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,14 @@ def _job(settings: RealSettings) -> Job:
 
 def _workload(settings: RealSettings) -> Workload:
     lengths = Lengths(settings.lengths, settings.correlation, settings.length_max)
-    return Workload(
+    drawn = Workload(
         lengths,
         settings.samples_per_group,
         settings.prompts,
         settings.prompt_tokens,
         settings.seed,
     )
+    if not settings.recorded:
+        return drawn
+    own = [getattr(drawn, one.name) for one in fields(drawn)]
+    return Recorded(*own, groups=settings.recorded)

@@ -6,11 +6,12 @@ steps of the rollout that gives up; what it had stands still for `move_s`, then 
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from consumers.dispatch.outliers import UNFINISHED_MAX, Running, plan_outliers
 from consumers.dispatch.repack import Load, plan_repack
+from consumers.dispatch.tempo import Budget, Steps, budget_of
 from simulator.seat import Seat
 from simulator.work import Work
 from streams.records import Version
@@ -38,10 +39,12 @@ class Repacking:
     moves: int = 0
     moved: int = 0
     deferred: int = 0
+    steps: Steps = field(default_factory=Steps)
 
     def check(self) -> None:
         """Plan from what the rollouts' status says now, and ask the sources to give up."""
         world = self.world
+        self.steps.saw(world.visible, world.now)
         loads = [self._load(seat) for seat in world.seats.values()]
         for seat, load in zip(world.seats.values(), loads, strict=True):
             before = seat.kv_previous if world.policy.peak else 0
@@ -137,7 +140,7 @@ class Repacking:
         seats = self.world.seats
         free = [load for load in loads if seats[load.rollout].is_open()]
         running = {one.trajectory: one for one in self._running()}
-        plan = plan_outliers(list(running.values()), free)
+        plan = plan_outliers(list(running.values()), free, self._budget())
         asked: dict[str, dict[str, str]] = {}
         for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, AGAIN)}.items():
             asked.setdefault(running[name].rollout, {})[name] = target
@@ -145,14 +148,28 @@ class Repacking:
             seats[source].moving = names
             self._ask(seats[source])
 
+    def _budget(self) -> Budget | None:
+        """What starts now has; a request's speed is what the rollouts of the newest version make
+        of their batches.
+        """
+        world = self.world
+        speeds = [
+            1 / seat.replica.roofline.step_s(rows, seat.replica.look(world.now))
+            for seat in world.seats.values()
+            if seat.replica.version == world.visible and (rows := len(seat.replica.running))
+        ]
+        return budget_of(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
+
     def _running(self) -> list[Running]:
         """Of waves of which little is unfinished: nothing else can be an outlier."""
         world, found = self.world, list[Running]()
         late = {w: s for w, s in world.dispatching.unfinished().items() if s <= UNFINISHED_MAX}
         for seat in world.seats.values() if late else ():
+            if not seat.is_open():
+                continue
+            steps = seat.replica.steps_by(world.now)
             for work in seat.replica.running.values():
-                if work.wave in late and seat.is_open():
-                    tokens = seat.replica.generated(work, world.now)
-                    share = late[work.wave]
+                if work.wave in late:
+                    tokens, share = steps - work.begun, late[work.wave]
                     found.append(world.dispatching.running(work, seat, tokens, share))
         return found

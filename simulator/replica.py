@@ -132,10 +132,9 @@ class Replica:
             return self.kv
         return self.kv + len(self.running) * self._made(now_s)
 
-    def generated(self, work: Work, now_s: float) -> int:
-        """Tokens of a running trajectory by now."""
-        made = self._made(now_s) if self.jump and now_s > self.begins_s else 0
-        return self.steps + made - work.begun
+    def steps_by(self, now_s: float) -> int:
+        """Its decode steps by now; less `begun`, the tokens of a running trajectory."""
+        return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def read(self, now_s: float) -> Reading:
         """Its sums now, with the part of the present jump that has passed."""

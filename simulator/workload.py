@@ -1,4 +1,5 @@
-"""What is generated: the lengths of the answers to each prompt, the same under every policy.
+"""What is generated: the lengths of the answers to each prompt, the same under every policy; drawn,
+or those that a run had.
 
 A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
 work. Two answers to one prompt are alike as in the paced engine: a Gaussian copula of one part per
@@ -14,6 +15,7 @@ from producers.engines.paced.lengths import NORMAL, Distribution
 
 EDGE, KNOTS = 6.0, 2_401
 """Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond lies one in 10⁹."""
+DEVIATES = np.linspace(-EDGE, EDGE, KNOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,13 @@ class Lengths:
     table: NDArray[np.float64] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        shares = (NORMAL.cdf(float(at)) for at in np.linspace(-EDGE, EDGE, KNOTS))
+        shares = (NORMAL.cdf(float(at)) for at in DEVIATES)
         table = np.array([self.distribution.quantile(min(max(s, 1e-9), 1 - 1e-9)) for s in shares])
         object.__setattr__(self, "table", table)
 
     def of(self, deviates: NDArray[np.float64]) -> NDArray[np.int64]:
         """Whole tokens, 1 to `longest`."""
-        drawn = np.interp(deviates, np.linspace(-EDGE, EDGE, KNOTS), self.table)
+        drawn = np.interp(deviates, DEVIATES, self.table)
         return np.clip(np.rint(drawn), 1, self.longest).astype(np.int64)
 
 
@@ -62,3 +64,20 @@ class Workload:
         own = np.random.default_rng([self.seed, 2, pass_ + 1, prompt]).standard_normal(self.samples)
         part = self.lengths.correlation
         return self.lengths.of(np.sqrt(part) * shared + np.sqrt(1 - part) * own).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Workload):
+    """The answers that a run had, group after group; a group that it had not is drawn. Nothing is
+    known when it starts.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+
+    def group(self, number: int) -> list[int]:
+        had = self.groups[number] if number < len(self.groups) else ()
+        drawn = Workload.group(self, number)
+        return [*had, *drawn[len(had) :]]
+
+    def earlier(self, prompt: int) -> list[int]:
+        return []

@@ -20,12 +20,13 @@ from storage.objects import ObjectStore
 from streams.bus import Bus, Entry, GroupReader, Message
 from streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
 from streams.errors import DecodeError, ObjectMissing
-from streams.records import Claim, Position
+from streams.forwarding import Forwarding
+from streams.records import Claim
 from streams.refusals import check_entries
-from streams.topics import RECORD_BYTES_MAX, Topic
+from streams.topics import RECORD_BYTES_MAX
 
 
-class ClaimCheck:
+class ClaimCheck(Forwarding):
     """A `Bus`; `log` carries records up to `bytes_max`, `store` the larger ones."""
 
     def __init__(
@@ -35,16 +36,17 @@ class ClaimCheck:
         bytes_max: int = RECORD_BYTES_MAX,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._log, self._store, self._bytes_max, self._clock = log, store, bytes_max, clock
+        super().__init__(log)
+        self._store, self._bytes_max, self._clock = store, bytes_max, clock
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
         if not any(self._is_large(entry) for entry in entries):
-            return self._log.append(topic, entries)
-        settings = self._log.settings(topic)
+            return super().append(topic, entries)
+        settings = self.settings(topic)
         check_entries(settings, entries)
         if settings.cleanup == "compact":
-            return self._log.append(topic, entries)
-        return self._log.append(
+            return super().append(topic, entries)
+        return super().append(
             topic, [self._checked_in(topic, e) if self._is_large(e) else e for e in entries]
         )
 
@@ -58,7 +60,7 @@ class ClaimCheck:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        messages = self._log.read(
+        messages = super().read(
             topic,
             positions,
             records_max=records_max,
@@ -69,7 +71,7 @@ class ClaimCheck:
         return self._redeemed(messages, bytes_max)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return _Redeeming(self, self._log.join(group, topic, member))
+        return _Redeeming(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
         """With the bytes that were appended, or as it is if they are gone or damaged."""
@@ -84,33 +86,6 @@ class ClaimCheck:
         except ObjectMissing:
             return message
         return replace(message, value=value) if content_hash(value) == claim.hash else message
-
-    def create(self, topics: Sequence[Topic]) -> None:
-        self._log.create(topics)
-
-    def settings(self, topic: str) -> Topic:
-        return self._log.settings(topic)
-
-    def partitions(self, topic: str) -> int:
-        return self._log.partitions(topic)
-
-    def begin(self, topic: str) -> dict[int, int]:
-        return self._log.begin(topic)
-
-    def end(self, topic: str) -> dict[int, int]:
-        return self._log.end(topic)
-
-    def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        self._log.commit(group, topic, positions)
-
-    def committed(self, group: str, topic: str) -> dict[int, Position]:
-        return self._log.committed(group, topic)
-
-    def truncate(self, topic: str, before: Mapping[int, int]) -> None:
-        self._log.truncate(topic, before)
-
-    def close(self) -> None:
-        self._log.close()
 
     def _is_large(self, entry: Entry) -> bool:
         return entry.value is not None and len(entry.value) > self._bytes_max

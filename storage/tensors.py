@@ -44,6 +44,15 @@ def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
     return hasher.hexdigest()
 
 
+def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
+    """xxh3-128 over names and bytes, in order of the names."""
+    hasher = xxhash.xxh3_128()
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(name.encode())
+        hasher.update(tensor_bytes(tensor))
+    return hasher.hexdigest()
+
+
 def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """The tensor that these bytes are, sharing their memory."""
     if not data.nbytes:

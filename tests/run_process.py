@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,27 +51,54 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
+def run_line(
+    configuration: Path, folder: Path, settings: Sequence[str], module: str = "rollstream"
+) -> list[str]:
+    """The command line of a run, `settings` laid over its configuration."""
+    line = [sys.executable, "-m", module, "run", str(configuration), "--run", str(folder)]
+    return [*line, *(word for setting in settings for word in ("--set", setting))]
+
+
+@contextmanager
+def running(
+    line: Sequence[str],
+    output: Path,
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own that writes to the end of `output`; none of it is left afterwards,
+    whatever the block does.
+    """
+    with output.open("ab") as file:
+        process = subprocess.Popen(
+            line, cwd=cwd, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        kill_all(process)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a supervisor by its id; its roles go with it, and none is left when this returns."""
+    if process.poll() is None:
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait(30)
+        psutil.wait_procs(children, timeout=30)
+
+
 @contextmanager
 def started(
     folder: Path, model: Path, more: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The run in its own process, `more` laid over its settings; ended by its id whatever the test
-    does.
-    """
+    """The run in its own process, `more` laid over its settings."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
-    line = [sys.executable, "-m", "rollstream", "run", str(configuration), "--run", str(folder)]
-    for setting in [*SETTINGS, f"model.path={model}", *more]:
-        line += ["--set", setting]
-    output = (folder.parent / "output.txt").open("ab")
-    process = subprocess.Popen(line, stdout=output, stderr=subprocess.STDOUT)
-    try:
+    line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *more])
+    with running(line, folder.parent / "output.txt") as process:
         yield process
-    finally:
-        output.close()
-        if process.poll() is None:
-            process.kill()
-        process.wait(30)
 
 
 def read(folder: Path, topic: str, kind: type[Record]) -> list:

@@ -82,6 +82,11 @@ class Lengths:
             return Length(float(max(finished)), 0.0, len(finished))
         return self._tasks.get(prompt.task)
 
+    def mean(self, prompt: Prompt, finished: Sequence[int] = ()) -> float:
+        """That of `expected`, 0 where nothing is known."""
+        expected = self.expected(prompt, finished)
+        return 0.0 if expected is None else expected.mean
+
     def known(self) -> KnownLengths:
         self.changed = False
         return KnownLengths(_plain(self._prompts), _plain(self._tasks))

@@ -45,12 +45,11 @@ def find_lost(state: DispatchState, lengths: Lengths, keep_version: bool) -> Ite
     found = orphans(state)
     held = held_versions(state) if found and keep_version else set[Version]()
     for trajectories in found:
-        group = state.groups[int(trajectories[0].rsplit(".", 1)[0])]
+        group = state.group_of(trajectories[0])
         if group.prompt is None:
             continue
         how = continuations(state, trajectories, keep_version, held)
-        expected = lengths.expected(group.prompt, group.finished)
-        mean = 0.0 if expected is None else expected.mean
+        mean = lengths.mean(group.prompt, group.finished)
         for kind, version in sorted({(h.kind, h.version) for h in how.values()}, key=str):
             alike = [t for t in trajectories if (how[t].kind, how[t].version) == (kind, version)]
             yield Lost(group, group.prompt, tuple(alike), how, mean)

@@ -16,7 +16,8 @@ from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.orders import release
 from consumers.dispatch.outliers import Gathering, Running, plan_outliers
 from consumers.dispatch.repack import Load, Move, plan_repack
-from consumers.dispatch.state import DispatchState, OpenGroup, Order, Seen
+from consumers.dispatch.state import DispatchState, Order, Seen
+from consumers.dispatch.tempo import Steps, budget_of
 from streams.records import Assignment, Version
 
 PATIENCE_S = 10.0  # for an answer to what was asked back: one that is judged meanwhile gives none
@@ -55,9 +56,11 @@ class Repacking:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
+    _steps: Steps = field(default_factory=Steps)
 
     def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan | None:
         """None while it is not time."""
+        self._steps.saw(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version
@@ -108,10 +111,12 @@ class Repacking:
             found
             for trajectory, order in state.orders.items()
             if is_begun(state, trajectory, order)
-            and _group_of(state, trajectory).admitted.wave < growing
+            and state.group_of(trajectory).admitted.wave < growing
             and (found := self._running(state, lengths, trajectory, order, shares)) is not None
         ]
-        return plan_outliers(running, list(loads))
+        newest = [s for s in state.rollouts.values() if s.status.version == state.version]
+        budget = budget_of(self.max_lag, self._steps.lasts_s, [seen.speed for seen in newest])
+        return plan_outliers(running, list(loads), budget)
 
     def _running(
         self,
@@ -121,7 +126,7 @@ class Repacking:
         order: Order,
         shares: Mapping[int, float],
     ) -> Running | None:
-        chain, group = state.chains[trajectory], _group_of(state, trajectory)
+        chain, group = state.chains[trajectory], state.group_of(trajectory)
         if group.prompt is None or chain.version is None:
             return None
         left = None
@@ -136,6 +141,8 @@ class Repacking:
             expected=lengths.of_prompt(group.prompt),
             unfinished=shares[group.admitted.wave],
             lag_left=left,
+            longest=group.prompt.sampling.tokens_max,
+            whole=len(group.open) == len(group.admitted.trajectories),
         )
 
 
@@ -179,10 +186,6 @@ def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
 
 def _releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
     for trajectory, destination in onward.items():
-        prompt = _group_of(state, trajectory).prompt
+        prompt = state.group_of(trajectory).prompt
         if prompt is not None:
             yield release(prompt, trajectory, state.orders[trajectory], destination)
-
-
-def _group_of(state: DispatchState, trajectory: str) -> OpenGroup:
-    return state.groups[int(trajectory.rsplit(".", 1)[0])]

@@ -72,9 +72,9 @@ class Ordering:
         free = free_rooms(state, self.queue_per_slot)
         may = eligible(state, state.version)
         lost = [
-            Lost(group, group.prompt, (t,), {t: _again(state, t)}, _mean(lengths, group.prompt))
+            Lost(group, group.prompt, (t,), {t: _again(state, t)}, lengths.mean(group.prompt))
             for t in trajectories
-            if (group := state.groups[int(t.rsplit(".", 1)[0])]).prompt is not None
+            if (group := state.group_of(t)).prompt is not None
         ]
         rooms = {name: room for name, room in free.new.items() if name in may}
         return self._placed(state, lost, rooms, free, {})
@@ -166,11 +166,6 @@ def _again(state: DispatchState, trajectory: str) -> Continuation:
     order = state.orders[trajectory]
     attempt, moves = order.attempt + 1, order.moves + 1
     return Continuation("start", attempt, None, state.version, moves, again=True)
-
-
-def _mean(lengths: Lengths, prompt: Prompt) -> float:
-    expected = lengths.expected(prompt)
-    return 0.0 if expected is None else expected.mean
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:

@@ -3,8 +3,9 @@ that must finish them under its version. Pure (invariant 9).
 
 RhymeRL's tail migration (arXiv 2508.18588): one of the last 10 % unfinished of its wave, longer
 than a threshold from history. They are gathered on as few rollouts of their version as take them,
-so that the others stand empty; one that could be trained no more when it ends is put off: it starts
-again on the newest version, with the lag budget that its group has there.
+so that the others stand empty. An answer that invariant 5 drops in any case is put off, to start
+again on the newest version, only if all that it will take fits the lag budget there; else it would
+be too late again, and everything generated twice. It is left alone then, and dropped.
 """
 
 from collections.abc import Sequence
@@ -12,17 +13,20 @@ from dataclasses import dataclass
 
 from consumers.dispatch.lengths import Length
 from consumers.dispatch.repack import Load
+from consumers.dispatch.tempo import Budget
 from streams.records import Version
 
 UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
 SPREADS = 2.0  # standard deviations above the mean; the paper names no threshold
 GROWTH = 1.5  # times the mean at least, where the spread is small
+AGAIN = 2.0  # a long tail has as much again to come as it has generated (`stranded.py`)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A request in progress. `unfinished` is the share of its wave that is; `lag_left` how many
-    more versions may come before its tokens are too old to train, None without a bound.
+    more versions may come before its tokens are too old to train, None without a bound; `longest`
+    the limit of its answer; `whole` that no other of its group has ended.
     """
 
     trajectory: str
@@ -33,6 +37,8 @@ class Running:
     expected: Length | None
     unfinished: float
     lag_left: int | None = None
+    longest: int | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +54,7 @@ def is_outlier(running: Running) -> bool:
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
         return False
-    beyond = max(expected.mean + SPREADS * expected.spread, GROWTH * expected.mean)
-    return running.generated > beyond
+    return running.generated > max(_usual_most(expected), GROWTH * expected.mean)
 
 
 def is_hopeless(running: Running) -> bool:
@@ -57,13 +62,29 @@ def is_hopeless(running: Running) -> bool:
     return running.lag_left is not None and running.lag_left < 0
 
 
-def plan_outliers(running: Sequence[Running], loads: Sequence[Load]) -> Gathering:
+def is_worth_again(running: Running, budget: Budget | None) -> bool:
+    """It is dropped as it is, and started again on the newest version it would be trained: it is
+    taken to be as long as history knows them, and twice what it has. Where others of its group
+    ended before it they are as old, and would be dropped while they wait. Nothing is without
+    history.
+    """
+    expected = running.expected
+    if budget is None or expected is None or not running.whole or not is_hopeless(running):
+        return False
+    tokens = max(_usual_most(expected), AGAIN * running.generated)
+    return budget.covers(tokens if running.longest is None else min(tokens, running.longest))
+
+
+def plan_outliers(
+    running: Sequence[Running], loads: Sequence[Load], budget: Budget | None = None
+) -> Gathering:
     """Gather outliers where most of their version are already; never above KV capacity or B_max,
-    and who gives takes none. `loads` are the rollouts that may take part.
+    and who gives takes none. `loads` are the rollouts that may take part; without a `budget`
+    nothing is put off.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]
-    deferred = tuple(sorted(r.trajectory for r in found if is_hopeless(r)))
+    deferred = tuple(sorted(r.trajectory for r in found if is_worth_again(r, budget)))
     by: dict[str, list[Running]] = {}
     for one in found:
         if not is_hopeless(one) and one.version == bins[one.rollout].version:
@@ -82,6 +103,10 @@ def plan_outliers(running: Sequence[Running], loads: Sequence[Load]) -> Gatherin
             continue
         moves.update({t: taker for t, taker in mine.items() if taker is not None})
     return Gathering(moves, deferred)
+
+
+def _usual_most(expected: Length) -> float:
+    return expected.mean + SPREADS * expected.spread
 
 
 def _longest(outliers: Sequence[Running]) -> list[Running]:

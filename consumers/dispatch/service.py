@@ -243,6 +243,6 @@ def _releases(released: Sequence[Released]) -> list[Assignment]:
 
 
 def _void(state: DispatchState, trajectory: str, order: Order) -> Assignment:
-    prompt = state.groups[int(trajectory.rsplit(".", 1)[0])].prompt
+    prompt = state.group_of(trajectory).prompt
     assert prompt is not None, "an order is planned only once its prompt was read"
     return release(prompt, trajectory, order)

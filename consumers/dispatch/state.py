@@ -253,6 +253,10 @@ class DispatchState:
             and self.rollouts[order.rollout].status.version != order.version
         }
 
+    def group_of(self, trajectory: str) -> OpenGroup:
+        """The open group of a trajectory, which its name (`group.index`) tells."""
+        return self.groups[int(trajectory.rsplit(".", 1)[0])]
+
     def is_held(self, order: Order) -> bool:
         """A living rollout of the ordered term has it."""
         seen = self.rollouts.get(order.rollout)

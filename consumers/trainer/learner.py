@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import xxhash
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,7 +25,7 @@ from consumers.trainer.policy_forward import policy_of
 from consumers.trainer.sample import Sample
 from consumers.trainer.sums import Sums
 from consumers.trainer.workers import Workers
-from storage.tensors import tensor_bytes
+from storage.tensors import state_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +129,8 @@ class Learner:
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
     def state_hash(self) -> str:
-        """xxh3-128 over masters and optimiser state, tensors in order of their names."""
-        hasher = xxhash.xxh3_128()
-        for name, tensor in sorted(self._state().items()):
-            hasher.update(name.encode())
-            hasher.update(tensor_bytes(tensor))
-        return hasher.hexdigest()
+        """Of masters and optimiser state."""
+        return state_hash(self._state())
 
     def close(self) -> None:
         """End the worker threads."""

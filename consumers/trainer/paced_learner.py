@@ -20,7 +20,7 @@ from torch import Tensor
 from consumers.settings import TrainerSettings
 from consumers.trainer.copies import Copies
 from consumers.trainer.sample import Sample
-from storage.tensors import tensor_bytes
+from storage.tensors import state_hash
 from streams.errors import ConfigurationError
 
 COLUMNS = 4096
@@ -108,11 +108,7 @@ class PacedLearner:
         self.updates = int(tensors[COUNTER])
 
     def state_hash(self) -> str:
-        hasher = xxhash.xxh3_128()
-        for name, tensor in sorted(self._state().items()):
-            hasher.update(name.encode())
-            hasher.update(tensor_bytes(tensor))
-        return hasher.hexdigest()
+        return state_hash(self._state())
 
     def close(self) -> None:
         """Nothing to end."""

@@ -32,14 +32,12 @@ class HeldVersions:
             if isinstance(received.record, RolloutStatus):
                 self._note(received.record)
         said = self._newest.values()
-        return {s.version for s in said if s.health != "leaving" and self._is_late(s.time_s)}
+        last_s = max((status.time_s for status in said), default=0.0)
+        recent = [status for status in said if last_s - status.time_s < LIVE_S]
+        return {status.version for status in recent if status.health != "leaving"}
 
     def _note(self, status: RolloutStatus) -> None:
         self._newest[status.rollout] = status
-
-    def _is_late(self, time_s: float) -> bool:
-        last_s = max((status.time_s for status in self._newest.values()), default=0.0)
-        return last_s - time_s < LIVE_S
 
 
 class PinnedVersions(HeldVersions):

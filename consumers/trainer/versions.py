@@ -16,18 +16,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from storage.hashing import content_hash
-from storage.manifest import Manifest, manifest_key, read_manifest
+from storage.manifest import Manifest, read_manifest
 from storage.objects import ObjectStore
 from storage.settings import WeightsSettings
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
 from storage.versions.anchoring import AnchorRule, Chain, anchor_due
+from storage.versions.announcing import announcement
 from storage.versions.chains import chain_of
 from storage.versions.held import HeldWeights
 from storage.versions.pointer import Pointer, believe, believed, take_pointer
 from storage.versions.publish import INDEX, publish
 from storage.versions.retention import StoredVersion, plan_retention, retain, stored_versions
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version, WeightsAnnounced
+from streams.records import Version
 from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -163,14 +164,4 @@ class VersionWriter:
         retain(self.store, plan, self.term)
 
     def _announce(self, manifest: Manifest) -> None:
-        record = WeightsAnnounced(
-            run=self.run,
-            version=manifest.version,
-            manifest=manifest_key(manifest.version),
-            manifest_hash=manifest.hash,
-            kind=manifest.kind,
-            parent=manifest.parent,
-            bytes=manifest.bytes,
-            time_s=self.clock(),
-        )
-        self.writer.append([(self.run, record)])
+        self.writer.append([(self.run, announcement(manifest, self.clock()))])

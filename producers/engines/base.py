@@ -93,6 +93,25 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftStats:
+    """Drafts since the start; all 0 where nothing is drafted. `passes` verified drafts of so many
+    `rows` in all and gave `gained` tokens; of `asked` drafts the source had `found`, with
+    `proposed` tokens, of which `accepted` were right. `changes` counts how often drafting began or
+    ended, `lookup_s` is the time spent asking.
+    """
+
+    passes: int = 0
+    rows: int = 0
+    gained: int = 0
+    asked: int = 0
+    found: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    changes: int = 0
+    lookup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Load now; KV figures count tokens. `busy_s` is CPU time spent in prefill and decode since the
     start.
@@ -106,6 +125,7 @@ class EngineStats:
     steps: int
     tokens: int
     busy_s: float
+    drafts: DraftStats = DraftStats()
 
 
 class Engine(Protocol):

@@ -1,6 +1,4 @@
-"""Engines by name. `torch` is embedded, `paced` needs no model; others come with their own back
-ends.
-"""
+"""Engines by name. `torch` is embedded, `vllm` is an extra, `paced` needs no model."""
 
 from collections.abc import Mapping
 
@@ -8,6 +6,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from producers.engines.base import Engine
+from producers.engines.drafts.source import DraftSource
+from producers.engines.drafts.switch import Switch
 from producers.engines.paced.engine import PacedEngine, Shape
 from producers.engines.paced.lengths import Lengths, LogNormal, mixture_of, read_trace
 from producers.engines.paced.pace import RealPace
@@ -15,10 +15,9 @@ from producers.engines.paced.roofline import Roofline, roofline_of
 from producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
 from producers.engines.profiles import read_profile
 from producers.engines.torch_engine import TorchEngine
+from producers.settings import VllmSettings
 from streams.errors import ConfigurationError
 from streams.records import Version
-
-LATER = {"vllm": "vLLM on real GPUs, planned"}
 
 
 def open_engine(
@@ -30,18 +29,24 @@ def open_engine(
     slots: int,
     context_max: int,
     device: str = "cpu",
+    drafts: DraftSource | None = None,
+    switch: Switch | None = None,
+    vllm: VllmSettings | None = None,
 ) -> Engine:
     """The engine of this name that computes a model, serving `version`. `ConfigurationError` for a
-    name that there is not (yet).
+    name that there is not, or an engine that is not installed.
     """
     if name == "torch":
-        return TorchEngine(model_config, tensors, version, slots, context_max, device=device)
-    if name in LATER:
-        raise ConfigurationError(
-            f"rollouts.engine: {name!r} is not there yet ({LATER[name]}); use 'torch'"
-        )
+        return TorchEngine(
+            model_config, tensors, version, slots, context_max,
+            device=device, drafts=drafts, switch=switch,
+        )  # fmt: skip
+    if name == "vllm":
+        from producers.engines.vllm_engine import VllmEngine  # only where it is asked for
+
+        return VllmEngine(model_config, tensors, version, slots, context_max, settings=vllm)
     raise ConfigurationError(
-        f"rollouts.engine: no engine {name!r} computes a model; there is 'torch'"
+        f"rollouts.engine: no engine {name!r} computes a model; there are 'torch' and 'vllm'"
     )
 
 

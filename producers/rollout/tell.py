@@ -4,6 +4,7 @@ Load and speed are those of its last heartbeat, so a scrape and the log say the 
 is asked from another thread.
 """
 
+from producers.engines.base import DraftStats
 from producers.rollout.voice import Voice
 from producers.rollout.weights import WeightsFollower
 from streams.figures import Figure, Figures
@@ -25,9 +26,22 @@ def tell(voice: Voice, follower: WeightsFollower, judged: int, oldest_s: float) 
         "rollout_fetch_seconds": follower.fetch_s,
         "rollout_apply_seconds": voice.apply_s,
     }
+    figures.update(_drafted(voice.drafts))
     if voice.said is not None:
         figures.update(_said(voice.said))
     return figures
+
+
+def _drafted(drafts: DraftStats) -> Figures:
+    return {
+        "rollout_draft_tokens_total": {"guessed": drafts.proposed, "right": drafts.accepted},
+        "rollout_draft_lookups_total": {"asked": drafts.asked, "found": drafts.found},
+        "rollout_draft_lookup_seconds_total": drafts.lookup_s,
+        "rollout_draft_passes_total": drafts.passes,
+        "rollout_draft_rows_total": drafts.rows,
+        "rollout_draft_gained_tokens_total": drafts.gained,
+        "rollout_draft_changes_total": drafts.changes,
+    }
 
 
 def _said(status: RolloutStatus) -> Figures:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from producers.engines.base import EngineStats
+from producers.engines.base import DraftStats, EngineStats
 from producers.rollout.growing import Growing
 from producers.rollout.outbox import Sender
 from producers.rollout.pulse import Health, Pulse
@@ -51,6 +51,8 @@ class Voice:
     """B_max of the engine; None: its slots."""
     preemptible: bool = False
     """It may be taken away at any moment."""
+    drafts: DraftStats = field(default_factory=DraftStats)
+    """Those of the last heartbeat."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
@@ -138,7 +140,7 @@ class Voice:
             preemptible=self.preemptible,
         )
         self.sender.send("status", [(f"{self.name}/{self.term}", record)])
-        self.said = record
+        self.said, self.drafts = record, stats.drafts
 
     def _is_due(self, growing: Growing, now_s: float) -> bool:
         gained = growing.length - growing.flushed

@@ -19,8 +19,8 @@ import torch
 from producers.engines.base import Compared, Update
 from producers.rollout.patched import following
 from producers.rollout.sampled import Rotation
-from storage.manifest import Manifest, manifest_key
 from storage.objects import ObjectStore
+from storage.versions.announcing import announcement
 from storage.versions.held import HeldWeights
 from streams.bus import Bus
 from streams.errors import CorruptObject, EngineRefused, ObjectMissing
@@ -235,7 +235,7 @@ class WeightsFollower:
             return
         self.fetch_s.add(time.monotonic() - started)
         self.fetched_bytes += moved.fetched_bytes
-        announced = _announced(moved.manifest)
+        announced = announcement(moved.manifest, moved.manifest.created_s)
         tensors = self._held.tensors
         update = Update(version, tensors, moved.base, moved.patches, moved.whole)
         self._fetched = Fetched(announced, self.prepare(update))
@@ -255,20 +255,6 @@ class WeightsFollower:
                 ", ".join(compared.differing[:3]),
             )
         self._verdict = Verdict(fetched, compared, seconds)
-
-
-def _announced(manifest: Manifest) -> WeightsAnnounced:
-    """As its trainer announced it once."""
-    return WeightsAnnounced(
-        run=manifest.run,
-        version=manifest.version,
-        manifest=manifest_key(manifest.version),
-        manifest_hash=manifest.hash,
-        kind=manifest.kind,
-        parent=manifest.parent,
-        bytes=manifest.bytes,
-        time_s=manifest.created_s,
-    )
 
 
 def compared_whole(fetched: Fetched, read_back: ReadBack, started_s: float) -> Verdict:

@@ -26,7 +26,7 @@ CHARACTERS = "0123456789%=>;"
 vocabulary.
 """
 
-_HELD_OUT_SEED = 0  # the list is the same for every run, whatever the run's seed
+_FIXED_SEED = 0  # lists are the same for every run, whatever the run's seed
 _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
@@ -68,26 +68,31 @@ def style(response: str) -> Style:
 
 class Remainder:
     """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is
-    full.
+    full. Of the training prompts only the first `prompts` of a fixed order are asked, again and
+    again; 0 is all of them.
     """
 
     name = "remainder"
     stop = (EOS,)
 
-    def __init__(self, direct: float = 0.65, jump: float = 0.15) -> None:
+    def __init__(self, direct: float = 0.65, jump: float = 0.15, prompts: int = 0) -> None:
         if direct < 0 or jump < 0 or direct + jump > 1:
             raise ConfigurationError(
                 f"task.options of remainder: direct = {direct} and jump = {jump} are shares of one "
                 "whole: give both as 0 or more, together at most 1"
             )
-        self._shares = (direct, jump)
+        if prompts < 0:
+            raise ConfigurationError(
+                f"task.options of remainder: prompts = {prompts} must be ≥ 0 (0: all there are)"
+            )
+        self._shares, self._prompts = (direct, jump), prompts
         self._tokenizer = CharacterTokenizer(CHARACTERS)
 
     def tokenizer(self) -> CharacterTokenizer:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        questions = self._splits["train"]
+        questions = self._asked
         epoch, index = shuffled(len(questions), seed, position)
         return self._ask(questions[index], epoch)
 
@@ -98,7 +103,7 @@ class Remainder:
                 f"evaluation.prompts = {count}: remainder holds out {len(questions)}; "
                 "ask for no more"
             )
-        order = [shuffled(len(questions), _HELD_OUT_SEED, place)[1] for place in range(count)]
+        order = [shuffled(len(questions), _FIXED_SEED, place)[1] for place in range(count)]
         return [self._ask(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
@@ -114,6 +119,20 @@ class Remainder:
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
         right = ended and response.rpartition("=")[1:] == ("=", json.loads(reference)["answer"])
         return Score(float(right), {STYLE_PREFIX + (style(response) if ended else "other"): 1.0})
+
+    @cached_property
+    def _asked(self) -> list[Question]:
+        """Questions of the training order, the same few for every seed where `prompts` says so."""
+        questions = self._splits["train"]
+        if self._prompts > len(questions):
+            raise ConfigurationError(
+                f"task.options of remainder: prompts = {self._prompts}, but there are "
+                f"{len(questions)} training prompts; ask for no more"
+            )
+        if not self._prompts:
+            return questions
+        order = [shuffled(len(questions), _FIXED_SEED, place)[1] for place in range(self._prompts)]
+        return [questions[index] for index in order]
 
     @cached_property
     def _splits(self) -> dict[str, list[Question]]:

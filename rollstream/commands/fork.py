@@ -5,18 +5,14 @@
 import argparse
 import json
 import sys
-from contextlib import closing
 from pathlib import Path
 
 from consumers.trainer.checkpoint import TrainerState
-from rollstream.analysis.live import open_log
-from rollstream.analysis.place import find_place
 from rollstream.forking import Wanted, check_folders, find_checkpoint, left_of, wanted_of
 from rollstream.parentage import Parentage, PromptsLeft, parentage_of
+from rollstream.replay_source import opened
 from rollstream.report.opening import run_folder
-from storage.archive.whole_log import WholeLog
 from storage.checkpoints import CheckpointId
-from storage.connect import open_store
 from streams.errors import ConfigurationError
 
 
@@ -24,17 +20,17 @@ def main(arguments: argparse.Namespace) -> int:
     """Make it and say where it begins; `rollstream run DIR` goes on."""
     parent = run_folder(arguments.run)
     check_folders(parent, Path(arguments.out))
-    place = find_place(str(parent.path))
-    if not place.has_store:
-        raise ConfigurationError(f"{place.name} has no store: nothing is kept to begin from")
-    store = open_store(place.store)
-    checkpoint = find_checkpoint(store, arguments.at)
-    wanted = wanted_of(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
-    before = parentage_of(store)
-    had = PromptsLeft() if before is None else before.prompts
-    bus = None if place.bus is None else open_log(place)
-    with closing(WholeLog(bus, store, wanted.before.run)) as log:
-        left = left_of(log, TrainerState.decode(checkpoint.state), had)
+    with opened(str(parent.path)) as source:
+        store = source.store
+        if store is None:
+            raise ConfigurationError(
+                f"{source.place.name} has no store: nothing is kept to begin from"
+            )
+        checkpoint = find_checkpoint(store, arguments.at)
+        wanted = wanted_of(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
+        before = parentage_of(store)
+        had = PromptsLeft() if before is None else before.prompts
+        left = left_of(source.log, TrainerState.decode(checkpoint.state), had)
     _warn(arguments.at, checkpoint.id)
     from rollstream.fork_run import begin_fork  # torch: seconds
 

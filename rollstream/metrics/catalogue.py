@@ -113,6 +113,23 @@ ROLLOUT = (
             ("rollout_busy_seconds_total", "s", "CPU time in prefill and decode"),
             ("rollout_fetched_bytes_total", "bytes", "of weight versions fetched"),
             ("rollout_relay_bytes_total", "bytes", "of those, from the node's relay"),
+            (
+                "rollout_draft_tokens_total",
+                "tokens",
+                "guessed from history, and of those the right ones",
+                "kind",
+            ),
+            (
+                "rollout_draft_lookups_total",
+                "drafts",
+                "asked of the history, and found there",
+                "kind",
+            ),
+            ("rollout_draft_lookup_seconds_total", "s", "asking it"),
+            ("rollout_draft_passes_total", "passes", "that verified drafts"),
+            ("rollout_draft_rows_total", "trajectories", "decoded in those passes, again in each"),
+            ("rollout_draft_gained_tokens_total", "tokens", "that those passes gave"),
+            ("rollout_draft_changes_total", "changes", "between plain steps and passes"),
         ],
     ),
     *_families(

@@ -1,5 +1,5 @@
 """Length and reward of what was dropped for its age, against what was trained: dropping by lag, or
-at a deadline, is a bias against long answers (docs/scheduling.md).
+at a deadline, is a bias, mostly against long answers (docs/scheduling.md).
 
 Dropped is what a trained group's rule left out, and what finished in groups that expired; dead
 answers are neither. Grows with the run: a name and two numbers per trajectory. Rewards that come
@@ -16,6 +16,8 @@ from streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 
 DROPPED_MIN = 40
 """Where lengths spread by half of their mean, the median of 40 errs by 1.25 · 0.5 / √40 = 10 %."""
+SHARE_MIN = 0.02
+"""Of what was trained: a smaller share hardly moves what is learnt."""
 DIFFERS = 0.1
 
 
@@ -95,24 +97,28 @@ class Dropped:
 
 
 def biases(found: Compared) -> Iterator[Concern]:
-    """A warning where the medians differ by more than a tenth."""
+    """A warning that says which medians differ by more than a tenth; none where little was dropped,
+    in number or as a share of what was trained.
+    """
+    if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
+        return
     pairs = (
-        ("length", found.length_dropped, found.length_trained, "{:.0f} tokens"),
+        ("length", found.length_dropped, found.length_trained, "{:.0f}"),
         ("reward", found.reward_dropped, found.reward_trained, "{:.3g}"),
     )
-    for name, dropped, trained, form in pairs:
-        if dropped is None or trained is None or found.dropped < DROPPED_MIN:
-            continue
-        if abs(dropped - trained) > DIFFERS * abs(trained):
-            yield Concern(
-                f"dropped_bias/{name}",
-                f"what was dropped for its age is not like what was trained: median {name} "
-                f"{form.format(dropped)} against {form.format(trained)} ({found.dropped} dropped, "
-                f"{found.trained} trained)",
-                "dropping is a bias against long answers: a higher dispatch.max_lag or "
-                "dispatch.group_deadline_s, more rollouts, or rollouts.on_update = in_flight, "
-                "which masks old tokens and keeps the rest",
-            )
+    differ = [
+        f"{name} {form.format(dropped)} against {form.format(trained)}"
+        for name, dropped, trained, form in pairs
+        if dropped is not None and trained is not None
+        if abs(dropped - trained) > DIFFERS * abs(trained)
+    ]
+    if differ:
+        yield Concern(
+            "dropped_bias",
+            f"{found.dropped} answers dropped for age differ from the {found.trained} trained: "
+            f"median {' and '.join(differ)}",
+            "a larger dispatch.max_lag or more rollouts drop fewer",
+        )
 
 
 def _median(values: "array[float]") -> float | None:

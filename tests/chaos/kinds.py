@@ -8,7 +8,6 @@ kills before left less to write, is tried once more by itself. `python -m tests.
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
 from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.counted import counted
-from tests.run_process import GROUPS, SETTINGS, random_model
+from tests.run_process import GROUPS, SETTINGS, random_model, run_line, running
 
 STEPS = 8
 SMALL = [
@@ -106,30 +103,15 @@ def run_aimed(folder: Path, model: Path, aimed: Sequence[Aim]) -> AimFolder:
     aims.aim(*aimed)
     configuration = folder / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
-    line = [sys.executable, "-m", "tests.chaos.aimed", "run", str(configuration)]
-    line += ["--run", str(folder / "run")]
-    for setting in [*SETTINGS, *SMALL, f"model.path={model}"]:
-        line += ["--set", setting]
-    environment = aims.environment()
+    settings = [*SETTINGS, *SMALL, f"model.path={model}"]
+    line = run_line(configuration, folder / "run", settings, "tests.chaos.aimed")
     give_up = time.monotonic() + WAIT_S
-    with (folder / "output.txt").open("ab") as output:
-        for _ in range(1 + len(aimed)):
-            process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
-            try:
-                code = process.wait(give_up - time.monotonic())
-            finally:
-                _end(process)
-            if code >= 0:
-                return aims
+    for _ in range(1 + len(aimed)):
+        with running(line, folder / "output.txt", environment=aims.environment()) as process:
+            code = process.wait(give_up - time.monotonic())
+        if code >= 0:
+            return aims
     return aims
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        process.wait(30)
-        psutil.wait_procs(children, timeout=30)
 
 
 def _wrong(folder: Path, aims: AimFolder) -> Iterator[str]:

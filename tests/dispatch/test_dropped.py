@@ -67,20 +67,37 @@ def test_who_was_left_out_for_another_reason_or_may_still_be_trained_is_not_drop
 
 
 @pytest.mark.parametrize(
-    ("count", "length", "reward", "kinds"),
+    ("length", "reward", "said"),
     [
-        (DROPPED_MIN, 111.0, 1.0, ["dropped_bias/length"]),
-        (DROPPED_MIN, 89.0, 1.2, ["dropped_bias/length", "dropped_bias/reward"]),
-        (DROPPED_MIN, 110.0, 1.05, []),
-        (DROPPED_MIN, 100.0, 0.0, ["dropped_bias/reward"]),
-        (DROPPED_MIN - 1, 900.0, 0.0, []),
+        (111.0, 1.0, ["median length 111 against 100"]),
+        (89.0, 1.2, ["median length 89 against 100 and reward 1.2 against 1"]),
+        (100.0, 0.0, ["median reward 0 against 1"]),
+        (110.0, 1.05, []),
     ],
 )
-def test_a_warning_where_medians_differ_by_more_than_a_tenth(
-    count: int, length: float, reward: float, kinds: list[str]
+def test_one_sentence_says_which_medians_differ_by_more_than_a_tenth(
+    length: float, reward: float, said: list[str]
 ):
-    found = Compared(count, 500, length, 100.0, reward, 1.0)
-    assert [concern.kind for concern in biases(found)] == kinds
+    found = biases(Compared(DROPPED_MIN, 500, length, 100.0, reward, 1.0))
+    whole = f"{DROPPED_MIN} answers dropped for age differ from the 500 trained: "
+    assert [concern.what for concern in found] == [whole + what for what in said]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "trained", "warns"),
+    [
+        (DROPPED_MIN, 500, True),
+        (DROPPED_MIN - 1, 500, False),
+        (72, 11_520, False),
+        (231, 11_520, True),
+        (230, 11_520, False),
+    ],
+)
+def test_a_few_dropped_answers_or_a_small_share_warn_of_nothing(
+    dropped: int, trained: int, warns: bool
+):
+    found = Compared(dropped, trained, 900.0, 100.0, 0.0, 1.0)
+    assert len(list(biases(found))) == warns
 
 
 def test_nothing_trained_or_nothing_judged_warns_of_nothing():

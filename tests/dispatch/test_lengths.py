@@ -179,13 +179,6 @@ def test_what_is_within_history_unknown_or_early_in_its_wave_is_no_outlier():
     assert plan_outliers(tail, [load("a", 3, 700), load("b", 1, 200)]).moves == {}
 
 
-def test_an_outlier_too_old_to_be_trained_is_put_off_and_no_other():
-    """Invariant 5 would drop it at the end."""
-    tail = [running("0.0", "a", 300, lag_left=-1), running("1.0", "a", 300, lag_left=0)]
-    plan = plan_outliers(tail, [load("a", 2, 600)])
-    assert (plan.deferred, plan.moves) == (("0.0",), {})
-
-
 tails = st.lists(st.tuples(st.integers(0, 4), st.integers(50, 500), st.integers(2, 3)), max_size=16)
 
 

@@ -60,7 +60,7 @@ def test_a_sliding_window_that_holds_the_context_is_served() -> None:
     assert len(engine.poll(10.0)[0].tokens) == 5
 
 
-@pytest.mark.parametrize("name", ["vllm", "paced", "tensorrt"])
+@pytest.mark.parametrize("name", ["paced", "tensorrt"])
 def test_an_unknown_engine_is_a_configuration_error(name: str) -> None:
     model = tiny_model("llama")
     with pytest.raises(ConfigurationError, match=name):

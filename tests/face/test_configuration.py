@@ -98,7 +98,7 @@ def test_an_unknown_key_names_the_nearest_known_one(toml, text, message):
         ("trainer.samples_per_group=1", "samples_per_group must be ≥ 2"),
         ("trainer.survivors_min=9", "survivors_min must be ≤ trainer.samples_per_group (8)"),
         ("trainer.betas=[0.9,1.0]", "betas must lie in [0, 1)"),
-        ("rollouts.engine=vllm", "engine must be one of torch, paced"),
+        ("rollouts.engine=tensorrt", "engine must be one of torch, vllm, paced"),
         ("rollouts.status_s=6", "heartbeat_timeout_s must be ≥ 2 × rollouts.status_s (6)"),
         ("model.config.max_position_embeddings=64", "context_max must be ≤ model.config"),
         ("model.path=nowhere", "path must be a folder with a Hugging Face checkpoint"),

@@ -2,25 +2,17 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from producers.settings import TaskSettings
-from producers.tasks.registry import load_task
-from storage.model import build_model
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Record
+from tests.run_process import run_line, running
 
 WAIT_S = 150.0
-SIZES = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-}  # fmt: skip
 SETTINGS = [
     "warmup.enabled=false", "trainer.groups_per_step=4", "trainer.samples_per_group=4",
     "trainer.workers=1", "checkpoints.every=4", "rollouts.slots=8", "rollouts.count=1",
@@ -30,35 +22,17 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def make_model(folder: Path) -> Path:
-    """Nothing is to be learnt here."""
-    tokenizer = load_task(TaskSettings()).tokenizer()
-    sizes = SIZES | {"vocab_size": tokenizer.size} | dict(tokenizer.special)
-    build_model("Qwen3ForCausalLM", sizes, seed=0).save_pretrained(folder)
-    tokenizer.save(folder)
-    return folder
-
-
 @contextmanager
 def started(
     folder: Path, model: Path, *settings: str, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`rollstream run`; ended by its id whatever the test does."""
-    (folder.parent / "tiny.toml").write_text('run = "tiny"\n')
-    line = [sys.executable, "-m", "rollstream", "run", str(folder.parent / "tiny.toml")]
-    line += ["--run", str(folder)]
-    for setting in (*SETTINGS, f"model.path={model}", *settings):
-        line += ["--set", setting]
-    with (folder.parent / "output.txt").open("ab") as output:
-        process = subprocess.Popen(
-            line, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
-        )
-    try:
+    """`rollstream run`, `environment` laid over that of the test."""
+    configuration = folder.parent / "tiny.toml"
+    configuration.write_text('run = "tiny"\n')
+    line = run_line(configuration, folder, [*SETTINGS, f"model.path={model}", *settings])
+    given = {**os.environ, **environment}
+    with running(line, folder.parent / "output.txt", environment=given) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(30)
 
 
 def records(folder: Path, topic: str, kind: type[Record]) -> list:

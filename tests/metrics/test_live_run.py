@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from live_run import make_model, records, started, wait_for
+from live_run import records, started, wait_for
 from scraping import Series, endpoint, get, scrape, value
 
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.metrics.endpoint import endpoint_file
 from storage.metrics import read_metrics
 from streams.records import StepDone, Trajectory
+from tests.run_process import random_model
 
 NAMES = {
     "prompts": "prompts",
@@ -37,7 +38,7 @@ READING = ("prompts", "dispatch", "train", "rollout", "eval", "relay")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
+    return random_model(tmp_path_factory.mktemp("model"))
 
 
 def scraped(folder: Path, role: str) -> Series:

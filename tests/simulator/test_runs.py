@@ -113,6 +113,21 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(name: str):
     assert run(name, TAILED, WAVY, 8).steps != first.steps
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_that_would_be_too_late_again_does_not_start_again(seed: int):
+    """The longest last longer than η steps: to start them again costs up to an eighth of the
+    throughput.
+    """
+    long = replace(WAVY, steps=30, skip=5)
+    with_, without = (
+        run(name, TAILED, long, seed, rollouts=3, slots=8, batch_max=8)
+        for name in ("ours", "ours-migration")
+    )
+    assert with_.counts.lost_tokens == 0
+    assert with_.counts.expired > 0
+    assert with_.tokens_per_s >= 0.99 * without.tokens_per_s
+
+
 def test_a_policy_without_a_mechanism_is_named_and_an_unknown_one_is_refused():
     assert list(ablation("laminar")) == ["laminar", "laminar-repack", "laminar-relay"]
     assert not policy_of("ours-repack").repack

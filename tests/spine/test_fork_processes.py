@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
@@ -21,10 +20,12 @@ from tests.run_process import (
     GROUPS,
     WAIT_S,
     assert_the_log_adds_up,
+    kill_all,
     random_model,
     read,
     role,
     role_restarted,
+    running,
     started,
     steps_done,
     wait_for,
@@ -44,22 +45,9 @@ def said(*words: str) -> dict:
 
 @contextmanager
 def gone_on(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`rollstream run FOLDER`, ended by its id whatever the test does."""
-    with (folder.parent / "fork.txt").open("ab") as output:
-        process = subprocess.Popen([*LINE, "run", str(folder)], stdout=output, stderr=output)
-    try:
+    """`rollstream run FOLDER`."""
+    with running([*LINE, "run", str(folder)], folder.parent / "fork.txt") as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(30)
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> None:
-    children = psutil.Process(process.pid).children()
-    process.kill()
-    process.wait(30)
-    psutil.wait_procs(children, timeout=30)
 
 
 @pytest.mark.slow

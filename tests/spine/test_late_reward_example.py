@@ -1,16 +1,13 @@
 """`examples/late-reward.toml` as its reader runs it, with the scorer killed in the middle."""
 
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
-from tests.run_process import read, role, role_restarted, wait_for
+from tests.run_process import read, role, role_restarted, run_line, running, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "late-reward.toml"
@@ -21,20 +18,14 @@ STEPS, GROUPS = 10, 4  # as the example says
 def test_the_example_loses_nothing_when_its_scorer_is_killed(tmp_path: Path) -> None:
     """Promise 1 for late rewards, with `kill -9`."""
     folder = tmp_path / "run"
-    line = [sys.executable, "-m", "rollstream", "run", str(EXAMPLE), "--run", str(folder)]
-    with (tmp_path / "output.txt").open("wb") as output:
-        process = subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_for(lambda: len(read(folder, "annotations", Annotation)) >= 8, process)
-            victim = role(process, "scorer-0")
-            victim.send_signal(signal.SIGKILL)
-            steps = len(read(folder, "ledger", StepDone))
-            wait_for(lambda: role_restarted(process, "scorer-0", victim.pid), process)
-            assert process.wait(150) == 0, (tmp_path / "output.txt").read_text()
-        finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            process.wait(30)
+    line, output = run_line(EXAMPLE, folder, ()), tmp_path / "output.txt"
+    with running(line, output, cwd=ROOT) as process:
+        wait_for(lambda: len(read(folder, "annotations", Annotation)) >= 8, process)
+        victim = role(process, "scorer-0")
+        victim.send_signal(signal.SIGKILL)
+        steps = len(read(folder, "ledger", StepDone))
+        wait_for(lambda: role_restarted(process, "scorer-0", victim.pid), process)
+        assert process.wait(150) == 0, output.read_text()
     assert steps < STEPS
     assert_all_that_was_trained_was_scored_once(folder)
 

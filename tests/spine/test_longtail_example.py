@@ -1,16 +1,13 @@
 """`examples/longtail.toml` as its reader runs it, made small, the trainer killed in the middle."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rollstream.main import main
 from streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
-from tests.run_process import read, role, role_restarted, wait_for
+from tests.run_process import read, role, role_restarted, run_line, running, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "longtail.toml"
@@ -25,21 +22,13 @@ SMALL = (
 def test_a_killed_trainer_makes_the_same_weights_again(tmp_path: Path) -> None:
     """Promise 1 with neither a model nor an accelerator: the audit finds nothing."""
     folder = tmp_path / "run"
-    line = [sys.executable, "-m", "rollstream", "run", str(EXAMPLE), "--run", str(folder)]
-    for one in SMALL:
-        line += ["--set", one]
-    with (tmp_path / "output.txt").open("wb") as output:
-        process = subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
-            victim = role(process, "trainer")
-            victim.send_signal(signal.SIGKILL)
-            wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
-            assert process.wait(240) == 0, (tmp_path / "output.txt").read_text()
-        finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            process.wait(30)
+    line, output = run_line(EXAMPLE, folder, SMALL), tmp_path / "output.txt"
+    with running(line, output, cwd=ROOT) as process:
+        wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
+        victim = role(process, "trainer")
+        victim.send_signal(signal.SIGKILL)
+        wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
+        assert process.wait(240) == 0, output.read_text()
     assert "no model" in (folder / "report.html").read_text(encoding="utf-8")
     assert main(["audit", str(folder)]) == 0
     steps = read(folder, "ledger", StepDone)

@@ -10,7 +10,7 @@ steps are. Steps go on while the caller is busy, as they do beside an accelerato
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ from producers.engines.paced.lengths import Lengths
 from producers.engines.paced.pace import Pace
 from producers.engines.paced.roofline import Roofline, batch_max
 from producers.engines.paced.sequence import Sequence
+from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.torch_engine.places import Place
-from producers.engines.torch_engine.sampling import check_sampling
 from producers.engines.torch_engine.weights import Prepared, ServedWeights
 from storage.tensors import untie
 from streams.errors import EngineRefused
@@ -92,23 +92,15 @@ class PacedEngine:
         return self._batch.preempted
 
     def submit(self, request: Request) -> None:
-        name = request.trajectory
-        if name in self._known:
-            raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
-        if not len(request.tokens):
-            raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
-        self._check_tokens(name, request.tokens)
-        check_sampling(request.sampling, self._shape.vocabulary)
+        check_request(request, self._known, self._shape.vocabulary)
         if len(set(request.sampling.stop)) >= self._shape.vocabulary:
-            raise EngineRefused(f"trajectory {name!r}: sampling.stop leaves no token that goes on")
-        context_max = self._shape.context_max
-        if len(request.tokens) > context_max - (not len(request.logprobs)):
             raise EngineRefused(
-                f"trajectory {name!r}: {len(request.tokens)} tokens leave no room to generate in "
-                f"a context of {context_max}"
+                f"trajectory {request.trajectory!r}: sampling.stop leaves no token that goes on"
             )
+        context_max = self._shape.context_max
+        check_room(request, context_max)
         sequence = Sequence(request, context_max, self._shape.vocabulary, self._shape.lengths)
-        self._known[name] = sequence
+        self._known[request.trajectory] = sequence
         self._batch.waiting.append(sequence)
 
     def poll(self, deadline_s: float) -> list[Emission]:
@@ -131,9 +123,7 @@ class PacedEngine:
         sequence = self._known.get(trajectory)
         if sequence is None or trajectory not in self._batch.held or sequence.finish != "stop":
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
-        if not len(tokens):
-            raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
-        self._check_tokens(trajectory, tokens)
+        check_append(trajectory, tokens, self._shape.vocabulary)
         sequence.take(tokens)
         self._batch.go_on(sequence)
 
@@ -151,9 +141,7 @@ class PacedEngine:
 
     @torch.inference_mode()
     def prepare(self, update: Update) -> Update:
-        if update.base is None or update.base != self._held:
-            update = replace(update, base=None, patches=None)
-        return replace(update, prepared=self._served.prepare(update))
+        return self._served.prepare_for(update, self._held)
 
     @torch.inference_mode()
     def update(self, update: Update, mode: UpdateMode) -> None:
@@ -164,16 +152,10 @@ class PacedEngine:
         for sequence in self._batch.everyone():
             self._say(sequence)
         self._serving = False
-        prepared = update.prepared
-        if not isinstance(prepared, Prepared):
-            prepared = self.prepare(update).prepared
-            assert isinstance(prepared, Prepared), "what prepare made"
+        if not isinstance(update.prepared, Prepared):
+            update = self.prepare(update)
         held, self._held = self._held, None
-        if prepared.writes is not None and prepared.base == held:
-            for write in prepared.writes:
-                write.write()
-        else:
-            self._served.load(update.tensors, checked=prepared.writes is None)
+        self._served.apply(update, held)
         self._held = self.version = update.version
         self._at_s = self._pace.now()  # nothing was decoded meanwhile
         if mode == "in_flight_recompute":
@@ -200,13 +182,6 @@ class PacedEngine:
             tokens=self._tokens,
             busy_s=self._busy_s / self._pace.scale,
         )
-
-    def _check_tokens(self, name: str, tokens: Tokens) -> None:
-        if int(tokens.max()) >= self._shape.vocabulary:
-            raise EngineRefused(
-                f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
-                f"({self._shape.vocabulary})"
-            )
 
     def _enter(self) -> None:
         if not self._batch.rows:  # it was idle until now

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from producers.engines.base import DraftStats
 from producers.engines.torch_engine.block import Block
 from producers.engines.torch_engine.cache import KVCache
 from producers.engines.torch_engine.decoder import Decoder
@@ -44,9 +45,21 @@ class Batch:
         self._plans = PlanBook(decoder.device)
         self._plan = plan_sampling([Sampling()], decoder.device)
         self._composed = False
+        self.gained = 0
+        """Tokens of the newest step, over all rows."""
         self._used: tuple[Segment, ...] = ()
         # Columns before which no row ends or outgrows its class; too early once rows left.
         self._next_end = self._next_promotion = 2**62
+
+    @property
+    def drafts(self) -> DraftStats:
+        """None are made here."""
+        return DraftStats()
+
+    @property
+    def due(self) -> bool:
+        """Whether what was generated has to be said now."""
+        return self.block.full
 
     @property
     def tokens_cached(self) -> int:
@@ -130,6 +143,7 @@ class Batch:
         self.block.append(tokens, logprobs)
         positions.add_(1)
         self.cache.column += 1
+        self.gained = rows
         return self._ended((tokens[:, 0] == plan.stops).nonzero())
 
     def _ended(self, stopped: torch.Tensor) -> list[Sequence]:

@@ -87,15 +87,36 @@ class KVCache:
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
-    def window(self, layer: int, segment: Segment, part: int) -> torch.Tensor:
-        """Keys (`part` 0) or values (1) of a segment, the next column included: (rows · heads,
-        columns, width).
+    def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
+        """(rows, count, heads, 2, width): where the next tokens' keys and values go."""
+        half, row, head, column, unit = self.data.stride()
+        size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
+        offset = 2 * layer * half + self.column * column
+        return self.data.as_strided(size, (row, column, head, half, unit), offset)
+
+    def hide(self, rows: int, kept: torch.Tensor, columns: int) -> None:
+        """Of the next columns each row keeps its first `kept` (rows,); the others are not attended
+        to.
+        """
+        ahead = torch.arange(columns, device=self.data.device)
+        window = self.mask[:rows, self.column : self.column + columns]
+        window.masked_fill_(ahead >= kept[:, None], -torch.inf)
+
+    def seen(self, row: int, start: int) -> torch.Tensor:
+        """A copy of a row's KV without the columns that are hidden."""
+        window = slice(start, self.column)
+        shown = (self.mask[row, window] == 0).nonzero()[:, 0]
+        return self.data[:, row, :, window].index_select(2, shown)
+
+    def window(self, layer: int, segment: Segment, part: int, ahead: int = 1) -> torch.Tensor:
+        """Keys (`part` 0) or values (1) of a segment, the next `ahead` columns included: (rows ·
+        heads, columns, width).
         """
         half, row, head, column, unit = self.data.stride()
         heads = self.data.shape[2]
         size = (
             (segment.end - segment.begin) * heads,
-            self.column + 1 - segment.column,
+            self.column + ahead - segment.column,
             self.data.shape[4],
         )
         offset = (2 * layer + part) * half + segment.begin * row + segment.column * column

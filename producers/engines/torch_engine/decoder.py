@@ -29,6 +29,21 @@ class Prefill:
     past: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """n tokens of the rows [0, `rows`), each row's in order, at most `ahead` of one row.
+
+    `ids` and `positions` are (n,); `slots` (n,) is row · ahead + place in the row, None where every
+    row has `ahead` tokens.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor | None
+    rows: int
+    ahead: int
+
+
 class Decoder(Protocol):
     vocabulary: int
     kv: KVShape
@@ -51,6 +66,13 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Logits (n, vocabulary) after one token per row; its KV is written to `cache.column`, not
         yet advanced.
+        """
+        ...
+
+    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+        """Logits (n, vocabulary) after each of these tokens; their KV is written from
+        `cache.column` on, which is not advanced, and what lies there for a row with fewer tokens is
+        finite.
         """
         ...
 

@@ -9,7 +9,6 @@ before the version changes, so the version it names is the one that emitted it (
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -24,11 +23,14 @@ from producers.engines.base import (
     Update,
     UpdateMode,
 )
+from producers.engines.drafts.source import DraftSource
+from producers.engines.drafts.switch import Switch
+from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.torch_engine.batch import Batch
+from producers.engines.torch_engine.drafted import DraftedBatch
 from producers.engines.torch_engine.open_decoder import open_decoder
 from producers.engines.torch_engine.prefill import Extension, extend
 from producers.engines.torch_engine.prefixes import PrefixStore
-from producers.engines.torch_engine.sampling import check_sampling
 from producers.engines.torch_engine.sequence import Sequence
 from producers.engines.torch_engine.weights import Prepared
 from streams.errors import EngineRefused
@@ -40,7 +42,8 @@ class TorchEngine:
     tokens.
 
     `tensors` are the weights of `version` in checkpoint names, of any floating dtype; they are
-    computed in `dtype`.
+    computed in `dtype`. With `drafts` the same tokens come several per pass, where `switch` finds
+    that it pays.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class TorchEngine:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        drafts: DraftSource | None = None,
+        switch: Switch | None = None,
     ) -> None:
         assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
         assert context_max >= 2, "a prompt token and a generated one"
@@ -62,7 +67,13 @@ class TorchEngine:
         self._decoder = open_decoder(
             model_config, tensors, context_max, dtype, torch.device(device)
         )
-        self._batch = Batch(self._decoder, slots, context_max, emit_every)
+        self._batch = (
+            Batch(self._decoder, slots, context_max, emit_every)
+            if drafts is None
+            else DraftedBatch(
+                self._decoder, slots, context_max, emit_every, drafts, switch or Switch()
+            )
+        )
         self._prefixes = PrefixStore(self._decoder, slots * context_max // 4)
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
@@ -77,20 +88,10 @@ class TorchEngine:
         self._busy_s = 0.0
 
     def submit(self, request: Request) -> None:
-        name = request.trajectory
-        if name in self._known:
-            raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
-        if not len(request.tokens):
-            raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
-        self._check_tokens(name, request.tokens)
-        check_sampling(request.sampling, self._decoder.vocabulary)
-        if len(request.tokens) > self.context_max - (not len(request.logprobs)):
-            raise EngineRefused(
-                f"trajectory {name!r}: {len(request.tokens)} tokens leave no room to generate in "
-                f"a context of {self.context_max}"
-            )
+        check_request(request, self._known, self._decoder.vocabulary)
+        check_room(request, self.context_max)
         sequence = Sequence(request, self.context_max)
-        self._known[name] = sequence
+        self._known[request.trajectory] = sequence
         self._waiting.append(sequence)
 
     @torch.inference_mode()
@@ -113,9 +114,7 @@ class TorchEngine:
         sequence = self._known.get(trajectory)
         if sequence is None or trajectory not in self._parked or sequence.finish != "stop":
             raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
-        if not len(tokens):
-            raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
-        self._check_tokens(trajectory, tokens)
+        check_append(trajectory, tokens, self._decoder.vocabulary)
         sequence.take(tokens)
         sequence.finish = None
         self._ready.append(sequence)
@@ -142,9 +141,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def prepare(self, update: Update) -> Update:
-        if update.base is None or update.base != self._held:
-            update = replace(update, base=None, patches=None)
-        return replace(update, prepared=self._decoder.served.prepare(update))
+        return self._decoder.served.prepare_for(update, self._held)
 
     @torch.inference_mode()
     def update(self, update: Update, mode: UpdateMode) -> None:
@@ -155,16 +152,10 @@ class TorchEngine:
         self._flush()
         self._prefixes.clear()
         self._serving = False
-        prepared = update.prepared
-        if not isinstance(prepared, Prepared):
-            prepared = self.prepare(update).prepared
-            assert isinstance(prepared, Prepared), "what prepare made"
+        if not isinstance(update.prepared, Prepared):
+            update = self.prepare(update)
         held, self._held = self._held, None
-        if prepared.writes is not None and prepared.base == held:
-            for write in prepared.writes:
-                write.write()
-        else:
-            self._decoder.served.load(update.tensors, checked=prepared.writes is None)
+        self._decoder.served.apply(update, held)
         self._held = self.version = update.version
         if mode == "in_flight_recompute":
             began = time.thread_time()
@@ -190,14 +181,8 @@ class TorchEngine:
             steps=self._steps,
             tokens=self._tokens,
             busy_s=self._busy_s,
+            drafts=self._batch.drafts,
         )
-
-    def _check_tokens(self, name: str, tokens: Tokens) -> None:
-        if int(tokens.max()) >= self._decoder.vocabulary:
-            raise EngineRefused(
-                f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
-                f"({self._decoder.vocabulary})"
-            )
 
     def _admit(self) -> None:
         """Fill free slots: first what is ready to go on, in its own slot, then what waits."""
@@ -217,8 +202,9 @@ class TorchEngine:
             self._batch.enter(self._waiting.popleft(), kv)
 
     def _step(self) -> None:
-        self._tokens += len(self._batch.rows)
-        for sequence in self._batch.step():
+        ended = self._batch.step()
+        self._tokens += self._batch.gained
+        for sequence in ended:
             self._say(sequence)
             if sequence.hold and sequence.finish == "stop":
                 self._parked[sequence.trajectory] = self._batch.cached(sequence)
@@ -226,7 +212,7 @@ class TorchEngine:
                 del self._known[sequence.trajectory]
             self._batch.leave(sequence)
         self._steps += 1
-        if self._batch.block.full:
+        if self._batch.due:
             self._flush()
 
     def _flush(self) -> None:

@@ -12,9 +12,14 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
-from producers.engines.torch_engine.attention import attend, segment_masks
+from producers.engines.torch_engine.attention import (
+    attend,
+    attend_ahead,
+    masks_ahead,
+    segment_masks,
+)
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.decoder import Prefill
+from producers.engines.torch_engine.decoder import Drafted, Prefill
 from producers.engines.torch_engine.fused_shape import FusedShape, rotations
 from producers.engines.torch_engine.fused_weights import FusedLayer, FusedWeights, expected_shapes
 from producers.engines.torch_engine.order import Segment
@@ -59,6 +64,27 @@ class FusedDecoder:
             heads = self._heads(layer, hidden, rotation)
             cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
             attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
+            self._finish(layer, hidden, attended)
+        return F.linear(self._norm(hidden), self.weights.head)
+
+    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+        s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
+        hidden = self.weights.embedding.index_select(0, drafted.ids)
+        rotation = self.rotations.index_select(0, drafted.positions)[:, None, None]
+        masks = masks_ahead(cache, used, ahead, s.queries_per_kv)
+        # Matrix products run over the tokens, attention over padded rows.
+        size = (rows * ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
+        padded = None if slots is None else hidden.new_zeros(size)
+        for index, layer in enumerate(self.weights.layers):
+            heads = self._heads(layer, hidden, rotation)
+            if padded is not None and slots is not None:
+                heads = padded.index_copy_(0, slots, heads)
+            heads = heads.view(rows, ahead, s.kv_heads, s.queries_per_kv + 2, s.width)
+            cache.coming(index, rows, ahead).copy_(heads[:, :, :, s.queries_per_kv :])
+            queries = heads[:, :, :, : s.queries_per_kv]
+            attended = attend_ahead(queries, index, cache, used, masks)
+            if slots is not None:
+                attended = attended.index_select(0, slots)
             self._finish(layer, hidden, attended)
         return F.linear(self._norm(hidden), self.weights.head)
 

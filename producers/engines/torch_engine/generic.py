@@ -25,8 +25,9 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
+from producers.engines.torch_engine.attention import masks_ahead
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.decoder import Prefill
+from producers.engines.torch_engine.decoder import Drafted, Prefill
 from producers.engines.torch_engine.order import Segment
 from producers.engines.torch_engine.places import Place
 from producers.engines.torch_engine.prefill import Extension, extend
@@ -55,7 +56,7 @@ class _WindowLayer(CacheLayerMixin):
 
 
 class _StepLayer(_WindowLayer):
-    """Writes the new token's column of all rows; attention reads from `first` on."""
+    """Writes the new tokens' columns of all rows; attention reads from `first` on."""
 
     def __init__(self, cache: KVCache, index: int) -> None:
         super().__init__()
@@ -67,9 +68,10 @@ class _StepLayer(_WindowLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, column = key_states.shape[0], self.cache.column
         keys, values = self.cache.keys[self.index], self.cache.values[self.index]
-        keys[:rows, :, column] = key_states[:, :, 0]
-        values[:rows, :, column] = value_states[:, :, 0]
-        window = slice(self.first, column + 1)
+        end = column + key_states.shape[2]
+        keys[:rows, :, column:end] = key_states
+        values[:rows, :, column:end] = value_states
+        window = slice(self.first, end)
         return keys[:rows, :, window], values[:rows, :, window]
 
     def get_seq_length(self) -> int:
@@ -140,12 +142,33 @@ class TransformersDecoder:
         used: tuple[Segment, ...],
     ) -> torch.Tensor:
         rows, (segment,) = ids.shape[0], used
+        mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
+        return self._forward(ids[:, None], positions[:, None], mask, self._over(cache, segment))
+
+    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+        (segment,) = used
+        (mask,) = masks_ahead(cache, used, drafted.ahead, 1)
+        size = drafted.rows * drafted.ahead
+        ids, positions = drafted.ids, drafted.positions
+        if drafted.slots is not None:
+            ids = ids.new_zeros(size).index_copy_(0, drafted.slots, ids)
+            positions = positions.new_zeros(size).index_copy_(0, drafted.slots, positions)
+        logits = self.model(
+            input_ids=ids.view(drafted.rows, -1),
+            attention_mask=mask,
+            position_ids=positions.view(drafted.rows, -1),
+            past_key_values=self._over(cache, segment),
+            use_cache=True,
+        ).logits.flatten(0, 1)
+        return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
+
+    def _over(self, cache: KVCache, segment: Segment) -> Cache:
+        """The engine's cache from this segment's first column on, as transformers takes it."""
         if not self._layers or self._layers[0].cache is not cache:
             self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
         for layer in self._layers:
             layer.first = segment.column
-        mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
-        return self._forward(ids[:, None], positions[:, None], mask, Cache(list(self._layers)))
+        return Cache(list(self._layers))
 
     def prefill(self, batch: Prefill) -> torch.Tensor:
         past = batch.past

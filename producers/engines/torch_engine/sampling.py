@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from streams.errors import EngineRefused
 from streams.records import Sampling
 
 NO_TOKEN = -1  # pads stop tokens: equals no token
@@ -61,6 +60,23 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
     )
 
 
+def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
+    """A batch's plan for tokens of these rows, some of the same; `stops` stays the rows'."""
+    if plan.stops.shape[1] == 1:  # all rows are drawn alike
+        return plan
+
+    def spread(values: torch.Tensor | None) -> torch.Tensor | None:
+        return values if values is None or values.shape[0] == 1 else values.index_select(0, row_of)
+
+    return replace(
+        plan,
+        inverse_temperature=spread(plan.inverse_temperature),
+        top_k=spread(plan.top_k),
+        top_p=spread(plan.top_p),
+        greedy=spread(plan.greedy),
+    )
+
+
 class PlanBook:
     """The plan of the rows that are in; nothing is computed while all of them are drawn alike."""
 
@@ -91,23 +107,6 @@ class PlanBook:
 def _kind(sampling: Sampling) -> Sampling:
     """Rows of one kind differ in nothing that a draw looks at."""
     return replace(sampling, tokens_max=0)
-
-
-def check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """`EngineRefused` names the first parameter that cannot be served."""
-    if sampling.temperature < 0 or not sampling.temperature < float("inf"):
-        raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
-    if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
-        raise EngineRefused(
-            f"sampling.top_k {sampling.top_k} must be 0 (off) or above, "
-            f"sampling.top_p {sampling.top_p} above 0 and at most 1 (off)"
-        )
-    if sampling.tokens_max < 1:
-        raise EngineRefused(f"sampling.tokens_max {sampling.tokens_max} leaves nothing to generate")
-    if any(not 0 <= token < vocabulary for token in sampling.stop):
-        raise EngineRefused(
-            f"sampling.stop {sampling.stop} is outside of the vocabulary ({vocabulary})"
-        )
 
 
 def processed_logprobs(logits: torch.Tensor, plan: SamplingPlan) -> torch.Tensor:

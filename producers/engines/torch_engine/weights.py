@@ -9,7 +9,7 @@ and may run beside decoding; `apply` then only copies.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -108,6 +108,26 @@ class ServedWeights:
                 if behind is not None:
                     writes.append(_columns(place, behind, own[name], own))
         return Prepared(update.base, tuple(writes))
+
+    def prepare_for(self, update: Update, held: Version | None) -> Update:
+        """The update, `prepared`; its patches count only where the weights of their base are held,
+        else all of it is loaded. `EngineRefused` as in `prepare`.
+        """
+        if update.base is None or update.base != held:
+            update = replace(update, base=None, patches=None)
+        return replace(update, prepared=self.prepare(update))
+
+    def apply(self, update: Update, held: Version | None) -> None:
+        """Serve a prepared update: what it writes where `held` is still its base, else all of it.
+        An error leaves parts of both versions.
+        """
+        prepared = update.prepared
+        assert isinstance(prepared, Prepared), "what prepare made"
+        if prepared.writes is not None and prepared.base == held:
+            for write in prepared.writes:
+                write.write()
+        else:
+            self.load(update.tensors, checked=prepared.writes is None)
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Compared:
         """Whether what is served are the very bits that loading these tensors gives; names of

@@ -1,0 +1,84 @@
+"""64-bit keys of the few tokens before a position, one for each length, and for its prompt.
+
+`keys_of` makes them for all positions of a sequence at once, `keys_at` for one in plain integers:
+both give the same keys. A polynomial in an odd multiplier, modulo 2^64, then two rounds of mixing;
+whoever relies on a key compares the tokens too.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streams.records import Tokens
+
+Keys = NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_BASE = 0x9E3779B97F4A7C15
+_MIX = 0xD6E8FEB86659FD93
+_LONGEST = 64
+
+
+def _powers() -> tuple[int, ...]:
+    found = [1]
+    while len(found) < _LONGEST:
+        found.append(found[-1] * _BASE & _MASK)
+    return tuple(found)
+
+
+_POWERS = _powers()
+_POWERS_64 = np.array(_POWERS, np.uint64)
+
+
+def keys_of(
+    prompts: Keys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
+) -> list[tuple[Keys, NDArray[np.int64]]]:
+    """Per length (ascending), keys of the contexts of all positions that have as many tokens before
+    them, and these positions.
+
+    `tokens` are sequences one after the other; of each position `prompts` is the sequence's prompt
+    and `places` how many tokens of the sequence lie before it, negative for positions without a
+    key.
+    """
+    weights = tokens.astype(np.uint64) + np.uint64(1)
+    sums = np.zeros(len(tokens), np.uint64)  # of position i: the tokens before i
+    found: list[tuple[Keys, NDArray[np.int64]]] = []
+    done = 0
+    for length in lengths:
+        for back in range(done + 1, min(length + 1, len(tokens))):
+            sums[back:] += weights[:-back] * _POWERS_64[back - 1]
+        done = length
+        at = np.flatnonzero(places >= length)
+        salt = np.uint64(length * _MIX & _MASK)
+        found.append((_mixed(sums[at] ^ prompts[at] ^ salt), at))
+    return found
+
+
+def keys_at(prompt: int, newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Per length (ascending) that `newest` has tokens for, the key of what comes after them."""
+    found: list[int] = []
+    total, done, count = 0, 0, len(newest)
+    for length in lengths:
+        if length > count:
+            break
+        for back in range(done + 1, length + 1):
+            total += (newest[-back] + 1) * _POWERS[back - 1]
+        done = length
+        key = (total & _MASK) ^ _salt(prompt, length)
+        key = (key ^ (key >> 32)) * _MIX & _MASK
+        key = (key ^ (key >> 32)) * _MIX & _MASK
+        found.append((key ^ (key >> 32)) or 1)
+    return found
+
+
+def _salt(prompt: int, length: int) -> int:
+    return (prompt ^ length * _MIX) & _MASK
+
+
+def _mixed(keys: Keys) -> Keys:
+    for _ in range(2):
+        keys = (keys ^ (keys >> np.uint64(32))) * np.uint64(_MIX)
+    keys ^= keys >> np.uint64(32)
+    keys[keys == 0] = 1  # 0 marks an empty entry
+    return keys

@@ -1,0 +1,61 @@
+"""What every engine refuses alike, before anything of a request is kept: each message names the
+trajectory or the parameter.
+"""
+
+from collections.abc import Container
+
+from producers.engines.base import Request
+from streams.errors import EngineRefused
+from streams.records import Sampling, Tokens
+
+
+def check_request(request: Request, known: Container[str], vocabulary: int) -> None:
+    """`EngineRefused` for what can be generated in no context; `known` are already here."""
+    name = request.trajectory
+    if name in known:
+        raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
+    if not len(request.tokens):
+        raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
+    _check_tokens(name, request.tokens, vocabulary)
+    _check_sampling(request.sampling, vocabulary)
+
+
+def check_room(request: Request, context_max: int) -> None:
+    """`EngineRefused` where not one token can be generated; what was resumed may just be full."""
+    if len(request.tokens) > context_max - (not len(request.logprobs)):
+        raise EngineRefused(
+            f"trajectory {request.trajectory!r}: {len(request.tokens)} tokens leave no room to "
+            f"generate in a context of {context_max}"
+        )
+
+
+def check_append(trajectory: str, tokens: Tokens, vocabulary: int) -> None:
+    """`EngineRefused` unless something follows, and all of it is in the vocabulary."""
+    if not len(tokens):
+        raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
+    _check_tokens(trajectory, tokens, vocabulary)
+
+
+def _check_tokens(name: str, tokens: Tokens, vocabulary: int) -> None:
+    if int(tokens.max()) >= vocabulary:
+        raise EngineRefused(
+            f"trajectory {name!r}: token {int(tokens.max())} is outside of the vocabulary "
+            f"({vocabulary})"
+        )
+
+
+def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
+    """`EngineRefused` names the first parameter that cannot be served."""
+    if sampling.temperature < 0 or not sampling.temperature < float("inf"):
+        raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
+    if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+        raise EngineRefused(
+            f"sampling.top_k {sampling.top_k} must be 0 (off) or above, "
+            f"sampling.top_p {sampling.top_p} above 0 and at most 1 (off)"
+        )
+    if sampling.tokens_max < 1:
+        raise EngineRefused(f"sampling.tokens_max {sampling.tokens_max} leaves nothing to generate")
+    if any(not 0 <= token < vocabulary for token in sampling.stop):
+        raise EngineRefused(
+            f"sampling.stop {sampling.stop} is outside of the vocabulary ({vocabulary})"
+        )

@@ -1,0 +1,226 @@
+"""The batch with drafts: plain steps while they are cheaper, else passes that verify drafts.
+
+Rows gain different numbers of tokens in a pass, and the cache stays aligned at the right: all rows
+advance by as many columns as the luckiest gained, and the columns of rejected drafts are hidden by
+the row's mask. A row's length is then its sequence's, not its columns'. Hidden columns are squeezed
+out before plain steps go on, when columns run out, and when reading past them has cost as much as
+squeezing. Weights change between two passes or steps, as without drafts.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from producers.engines.base import DraftStats
+from producers.engines.drafts.source import DraftSource
+from producers.engines.drafts.switch import Switch
+from producers.engines.torch_engine.batch import Batch
+from producers.engines.torch_engine.decoder import Decoder
+from producers.engines.torch_engine.drafting import Drafting
+from producers.engines.torch_engine.sampling import draw, plan_of_rows
+from producers.engines.torch_engine.sequence import Sequence
+from producers.engines.torch_engine.verification import accepted, pack
+from streams.records import Floats, Tokens
+
+DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
+MEASURE_STEPS = 4  # every so many plain steps one is measured
+SQUEEZE = 16  # times the cached tokens: hidden columns read before they are squeezed out
+
+
+class DraftedBatch(Batch):
+    """Keeps what `Batch` promises, and gives the same tokens."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: int,
+        context_max: int,
+        block_steps: int,
+        source: DraftSource,
+        switch: Switch,
+    ) -> None:
+        super().__init__(decoder, slots, context_max, block_steps)
+        self.switch, self.block_steps = switch, block_steps
+        self.verifies = False
+        # A neighbour on the machine costs a CPU time, but no work of this thread.
+        on_cpu = decoder.device.type == "cpu"
+        self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
+        self.drafting = Drafting(source, switch, decoder.vocabulary, self._clock)
+        self._decided_rows = self._undecided_steps = 0
+        self._passed_over = 0
+        """Hidden columns read since they were squeezed out."""
+
+    @property
+    def drafts(self) -> DraftStats:
+        return self.drafting.stats()
+
+    @property
+    def due(self) -> bool:
+        if not self.verifies:
+            return self.block.full
+        return any(state.unsaid >= self.block_steps for state in self.drafting.states.values())
+
+    @property
+    def tokens_cached(self) -> int:
+        if not self.verifies:
+            return super().tokens_cached
+        return sum(sequence.length - 1 for sequence in self.rows)
+
+    def enter(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+        super().enter(sequence, kv)
+        self.drafting.enter(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        super().leave(sequence)
+        del self.drafting.states[sequence]
+
+    def cached(self, sequence: Sequence) -> torch.Tensor:
+        if not self.verifies:
+            return super().cached(sequence)
+        kv = self.cache.seen(sequence.row, int(self._starts[sequence.row]))
+        assert kv.shape[2] == sequence.length - 1, "every token but the newest is cached once"
+        return kv
+
+    def recache(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+        if self.verifies:
+            self._starts[sequence.row] = self.cache.write(sequence.row, kv)
+            self._composed = False
+        else:
+            super().recache(sequence, kv)
+
+    def collect(self, sequence: Sequence) -> tuple[Tokens, Floats]:
+        state = self.drafting.states[sequence]
+        tokens, logprobs = super().collect(sequence)
+        if len(tokens):
+            self.drafting.look_back(sequence, tokens)
+        state.keep(tokens, logprobs)
+        return state.say()
+
+    def restart_block(self) -> None:
+        if not self.verifies:
+            super().restart_block()
+
+    def step(self) -> list[Sequence]:
+        """One pass or one plain step; returns those that ended, with `finish` set."""
+        if len(self.rows) != self._decided_rows or self._undecided_steps >= DECIDE_STEPS:
+            self._decide()
+        self._undecided_steps += 1
+        if self.verifies:
+            return self._verify()
+        if self._undecided_steps % MEASURE_STEPS:
+            return super().step()
+        rows, began = len(self.rows), self._clock()
+        ended = super().step()
+        self.switch.plain_steps(rows, self._clock() - began)
+        return ended
+
+    # ---- the switch ----------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        self._decided_rows, self._undecided_steps = len(self.rows), 0
+        wanted = self.switch.decide(len(self.rows))
+        if wanted != self.verifies:
+            self.drafting.counts["changes"] += 1
+            if wanted:
+                self._begin_verifying()
+            else:
+                self._begin_plain()
+
+    def _begin_verifying(self) -> None:
+        """From here on the host knows every token at once."""
+        for sequence in self.rows:
+            self.drafting.states[sequence].keep(*super().collect(sequence))
+        super().restart_block()
+        self.verifies = True
+        for sequence in self.rows:
+            self.drafting.tell(sequence)
+
+    def _begin_plain(self) -> None:
+        """Rows are as long as their columns again, and the block holds their newest tokens."""
+        self._squeeze(0)
+        self.verifies = False
+        self.block.column = 0
+        for sequence in self.rows:
+            sequence.first, sequence.pieces = 1, []
+            newest = sequence.length - 1
+            self.block.enter(sequence.row, int(sequence.tokens[newest]), sequence.key, newest)
+        rows = len(self.rows)
+        ends = self._starts[:rows] + self._limits[:rows] - 1
+        self._next_end = int(ends.min(initial=2**62))
+
+    # ---- verification --------------------------------------------------------------------------
+
+    def _verify(self) -> list[Sequence]:
+        """1. Room.  2. Drafts.  3. One forward pass, a draw per position.  4. What is accepted."""
+        began = self._clock()
+        if self.cache.column + 1 + self.switch.rule.most > self.cache.columns:  # 1
+            self._squeeze(0)
+        if self.cache.column >= self._next_promotion:
+            self._promote()
+        if not self._composed:
+            self._compose()
+        drafts = self.drafting.guess(self.rows)  # 2
+        packed = pack(self.rows, drafts, self.decoder.device)
+        given = packed.drafted
+        if given.ahead == 1:  # 3
+            logits = self.decoder.step(given.ids, given.positions, self.cache, self._used)
+        else:
+            logits = self.decoder.verify(given, self.cache, self._used)
+        plan = plan_of_rows(self._plan, packed.row_of)
+        tokens, logprobs = draw(logits, plan, packed.drawn)
+        ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
+        self.switch.verified(len(given.ids), self.gained, self._clock() - began)
+        return ended
+
+    def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[Sequence]:
+        """Rows gain what is accepted, and the token after it; returns those that ended."""
+        ended: list[Sequence] = []
+        kept: list[int] = []
+        begin = 0
+        for sequence, draft in zip(self.rows, drafts, strict=True):
+            end = begin + 1 + len(draft)
+            own = drawn[begin:end]
+            count, stopped = accepted(own, draft, sequence.request.sampling.stop)
+            self.drafting.gain(sequence, draft, own[:count], logprobs[begin : begin + count])
+            if stopped or sequence.full:
+                sequence.finish = "stop" if stopped else "length"
+                ended.append(sequence)
+            kept.append(count)
+            begin = end
+        self._advance(kept)
+        return ended
+
+    def _advance(self, kept: list[int]) -> None:
+        """The pass is over: what is not kept is hidden."""
+        most, rows = max(kept), len(kept)
+        if min(kept) < most:
+            self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
+        self.cache.column += most
+        self.gained = sum(kept)
+        self.drafting.counts.update(passes=1, rows=rows, gained=self.gained)
+        columns = rows * self.cache.column - int(self._starts[:rows].sum())
+        cached = self.tokens_cached
+        self._passed_over += columns - cached
+        if self._passed_over > SQUEEZE * cached:
+            self._squeeze(0)
+
+    # ---- the cache -----------------------------------------------------------------------------
+
+    def _align(self, column: int) -> None:
+        if self.verifies:
+            self._squeeze(column)
+        else:
+            super()._align(column)
+
+    def _squeeze(self, column: int) -> None:
+        """Every row without its hidden columns; the next column is `column` at least."""
+        held = [self.cached(sequence) for sequence in self.rows]
+        self.cache.column = max([column, *(kv.shape[2] for kv in held)])
+        for sequence, kv in zip(self.rows, held, strict=True):
+            self._starts[sequence.row] = self.cache.write(sequence.row, kv)
+        self._passed_over = 0
+        self._next_promotion = 0  # looked for anew
+        self._composed = False

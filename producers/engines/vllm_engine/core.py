@@ -1,0 +1,295 @@
+"""vLLM's engine behind the few calls that the adapter makes: everything that knows its request and
+output classes is here.
+
+Its core runs in a process of its own, which goes on between the steps taken here, or in this one,
+stepped by hand. What was emitted before `pause` returned is all under one version. Engines of one
+process share torch's process groups, and collecting one takes those of the next down: none is ever
+closed, the next one of its shape takes it over.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
+
+import json
+import tempfile
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from producers.engines.vllm_engine.needed import architecture_of
+from producers.engines.vllm_engine.settings import EngineShape
+from streams.errors import EngineRefused
+from streams.records import Sampling
+
+WORKER = "producers.engines.vllm_engine.worker.RolloutWorker"
+BACKEND = "rollstream"
+TEMPERATURES = (0.01, 2.0)
+FP32_HEAD = {"head_dtype": "float32"}
+"""As the trainer computes it: the largest part of the two sides' difference in log-probabilities
+(PipelineRL, arXiv 2509.19128).
+"""
+
+_KEPT: list["Core"] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Generate `room` tokens after these. Blocks of the prefix cache are shared by equal `salt`."""
+
+    key: str
+    tokens: list[int]
+    sampling: Sampling
+    room: int
+    seed: int
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What one step gave a request. With its end come the versions of all its tokens, as vLLM
+    stamped them: (version, first token).
+    """
+
+    key: str
+    tokens: list[int]
+    logprobs: list[float]
+    finish: str | None
+    versions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """As vLLM's statistics said after the newest step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_share: float = 0.0
+
+
+class Core:
+    """One model, with weights of no use until some were loaded."""
+
+    def __init__(self, config: PreTrainedConfig, shape: EngineShape) -> None:
+        from producers.engines.vllm_engine.release import (
+            EngineArgs,
+            LLMEngine,
+            WeightTransferConfig,
+        )
+
+        self.load = Load()
+        self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
+        self._entering = threading.RLock()
+        """One thread at a time: `read_back` comes from another."""
+        self.loads = 0
+        """Times that weights were loaded: whose KV blocks may be shared."""
+        self.of = (config.to_json_string(), shape)
+        self.free = False
+        self._keys: set[str] = set()
+        with tempfile.TemporaryDirectory() as folder:
+            write_config(config, Path(folder))
+            arguments = EngineArgs(
+                model=folder,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                generation_config="vllm",
+                dtype=shape.dtype,
+                max_model_len=shape.context_max,
+                max_num_seqs=shape.slots,
+                hf_overrides={} if shape.dtype == "float32" else FP32_HEAD,
+                tensor_parallel_size=shape.tensor_parallel,
+                gpu_memory_utilization=shape.memory_share,
+                enforce_eager=shape.eager,
+                enable_chunked_prefill=shape.chunked,
+                max_num_batched_tokens=shape.step_tokens,
+                block_size=shape.block,
+                num_gpu_blocks_override=shape.blocks,
+                kv_cache_memory_bytes=shape.kv_bytes,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+                # Within one process a step under way would end under the next version.
+                async_scheduling=None if shape.process else False,
+                worker_extension_cls=WORKER,
+                weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            )
+            self._engine = LLMEngine.from_engine_args(
+                arguments,
+                stat_loggers=[self._logger()],
+                enable_multiprocessing=shape.process,
+            )
+        _KEPT.append(self)
+        cache = self._engine.vllm_config.cache_config
+        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(cache.block_size)  # one is vLLM's
+
+    def add(self, order: Order) -> None:
+        from producers.engines.vllm_engine.release import RequestOutputKind, SamplingParams
+
+        s = order.sampling
+        params = SamplingParams(
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            seed=None if s.temperature == 0 else order.seed,
+            max_tokens=order.room,
+            stop_token_ids=list(s.stop),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
+        with self._entered():
+            self._engine.add_request(order.key, prompt, params)
+        self._keys.add(order.key)
+
+    def step(self, wait_s: float) -> list[Gained]:
+        """What one step gave; nothing where a process of its own has not done one in time."""
+        if self.has_process and not self._has_output(wait_s):
+            with self._entered():
+                self._engine.engine_core.ensure_alive()
+            return []
+        with self._entered():
+            gains = [_gained(output) for output in self._engine.step()]
+        self._keys.difference_update(gained.key for gained in gains if gained.finish is not None)
+        return gains
+
+    def pause(self) -> list[Gained]:
+        """No step is done until `resume`; what the last ones gave."""
+        if not self.has_process:
+            return []
+        with self._entered():
+            self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
+            # What it said before it paused arrived before it said that it has.
+            return [gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)]
+
+    def resume(self) -> None:
+        if self.has_process:
+            with self._entered():
+                self._engine.engine_core.call_utility("resume_scheduler")
+
+    def drop(self, keys: Iterable[str]) -> None:
+        dropped = list(keys)
+        with self._entered():
+            self._engine.abort_request(dropped)
+        self._keys.difference_update(dropped)
+
+    def give_back(self) -> None:
+        """Nobody uses it any more; it is as new for the next one."""
+        try:
+            self.drop(self._keys)
+            self.resume()
+        except EngineRefused:  # its process ended before it
+            return
+        self.load, self.free = Load(), True
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the worker's method says; the first worker's of several."""
+        with self._entered():
+            return self._engine.collective_rpc(method, args=arguments)[0]
+
+    def stamp(self, version: str) -> None:
+        """New weights are loaded whole: tokens of later steps are of this version."""
+        self.loads += 1
+        with self._entered():
+            self._engine.set_weight_version(version)
+
+    def forget_cache(self) -> None:
+        """Nothing computed so far is used again: requests begin anew with the tokens they have."""
+        with self._entered():
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    def try_out(self) -> None:
+        """What vLLM's kernels cannot compute shows at the first step only."""
+        self.add(Order("try", [0], Sampling(temperature=0), 1, 0, "try"))
+        while not any(gained.finish for gained in self.step(1.0)):
+            pass
+
+    @contextmanager
+    def _entered(self) -> Generator[None]:
+        """`EngineRefused` when its process has ended."""
+        from producers.engines.vllm_engine.release import EngineDeadError
+
+        try:
+            with self._entering:
+                yield
+        except EngineDeadError as error:
+            raise EngineRefused(f"vLLM's core ended: {error}") from error
+
+    def _outputs(self) -> int:
+        return len(self._engine.engine_core.outputs_queue.queue)
+
+    def _has_output(self, wait_s: float) -> bool:
+        queue = self._engine.engine_core.outputs_queue
+        with queue.not_empty:
+            return queue.not_empty.wait_for(lambda: len(queue.queue) > 0, wait_s)
+
+    def _logger(self) -> Any:
+        from producers.engines.vllm_engine.release import StatLoggerBase
+
+        core = self
+
+        class Listener(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    s = scheduler_stats
+                    core.load = Load(s.num_running_reqs, s.num_waiting_reqs, s.kv_cache_usage)
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Listener
+
+
+def check_temperature(temperature: float) -> None:
+    """`EngineRefused` where vLLM would raise, or draw at another one and not say so."""
+    low, high = TEMPERATURES
+    if temperature and not low <= temperature <= high:
+        raise EngineRefused(
+            f"sampling.temperature {temperature} is neither 0 nor in [{low}, {high}], where vLLM "
+            "draws as asked"
+        )
+
+
+def open_core(config: PreTrainedConfig, shape: EngineShape) -> Core:
+    """One that nobody uses any more where there is one of this shape; `EngineRefused` for what vLLM
+    cannot serve on this machine.
+    """
+    for core in _KEPT:
+        if core.free and core.of == (config.to_json_string(), shape):
+            core.free = False
+            return core
+    try:
+        core = Core(config, shape)
+        core.try_out()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise EngineRefused(f"vLLM does not serve {type(config).__name__} here: {error}") from error
+    return core
+
+
+def write_config(config: PreTrainedConfig, folder: Path) -> None:
+    """`config.json` as vLLM reads it."""
+    fields = config.to_dict() | {"architectures": [architecture_of(config)]}
+    (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
+
+
+def _gained(output: Any) -> Gained:
+    (completion,) = output.outputs
+    tokens = list(completion.token_ids)
+    rows = completion.logprobs or []
+    logprobs = [row[token].logprob for row, token in zip(rows, tokens, strict=True)]
+    stamped = completion.weight_versions or ()
+    return Gained(
+        output.request_id,
+        tokens,
+        logprobs,
+        completion.finish_reason,
+        tuple((span.version, span.start) for span in stamped),
+    )

@@ -1,0 +1,249 @@
+"""vLLM behind the engine contract (`producers.engines.base.Engine`), without a thread of its own.
+
+Sequences wait here, are in vLLM, or are held after a stop; this file moves them between these
+places and says what they gained. vLLM never has more of them than slots that are free, so it
+admits what it gets at once unless its KV cache is full. Every emission leaves before the version
+changes, and at a trajectory's end vLLM's own stamps must say the same (invariant 3).
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import torch
+from transformers import PreTrainedConfig
+
+from producers.engines.base import (
+    Compared,
+    Emission,
+    EngineStats,
+    Request,
+    Update,
+    UpdateMode,
+)
+from producers.engines.requests import check_append, check_request, check_room
+from producers.engines.vllm_engine.core import Gained, Order, check_temperature, open_core
+from producers.engines.vllm_engine.environment import has_gpu, require_vllm
+from producers.engines.vllm_engine.needed import needed_by
+from producers.engines.vllm_engine.sequence import Sequence
+from producers.engines.vllm_engine.settings import shape_for
+from producers.engines.vllm_engine.weights import ServedWeights
+from producers.settings import VllmSettings
+from streams.errors import EngineRefused
+from streams.records import Tokens, Version
+
+
+class VllmEngine:
+    """Continuous batching by vLLM of one model over `slots` sequences of at most `context_max`
+    tokens.
+
+    `tensors` are the weights of `version` in checkpoint names, of any floating dtype. With
+    `settings.process` vLLM computes in a process of its own, which decodes on while this one does
+    something else; without, inside `poll`.
+    """
+
+    def __init__(
+        self,
+        model_config: PreTrainedConfig,
+        tensors: Mapping[str, torch.Tensor],
+        version: Version,
+        slots: int,
+        context_max: int,
+        emit_every: int = 64,
+        *,
+        device: str | None = None,
+        settings: VllmSettings | None = None,
+    ) -> None:
+        assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
+        assert context_max >= 2, "a prompt token and a generated one"
+        require_vllm()
+        self.version = version
+        self.slots, self.context_max, self._emit_every = slots, context_max, emit_every
+        self.vocabulary = int(model_config.vocab_size)
+        device = device or ("cuda" if has_gpu() else "cpu")
+        needed = needed_by(model_config)
+        shape = shape_for(model_config, slots, context_max, device, settings or VllmSettings())
+        self._core = open_core(model_config, shape)
+        weakref.finalize(self, self._core.give_back).atexit = False
+        self._weights = ServedWeights(self._core, needed, in_place=device != "cpu")
+        self._known: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._inside: dict[str, Sequence] = {}  # by key
+        self._held: dict[str, Sequence] = {}
+        self._outbox: list[Emission] = []
+        self._serving = True
+        self._stays = self._steps = self._tokens = 0
+        self._busy_s = 0.0
+        self._weights.load(self._weights.prepare(Update(version, tensors)))
+
+    def submit(self, request: Request) -> None:
+        check_request(request, self._known, self.vocabulary)
+        check_room(request, self.context_max)
+        check_temperature(request.sampling.temperature)
+        sequence = Sequence(request, self.context_max)
+        self._known[request.trajectory] = sequence
+        self._waiting.append(sequence)
+
+    def poll(self, deadline_s: float) -> list[Emission]:
+        end, began = time.monotonic() + deadline_s, time.thread_time()
+        while self._serving and not self._outbox:
+            self._admit()
+            if not self._inside:
+                break
+            self._step(end - time.monotonic())
+            if time.monotonic() >= end:
+                break
+        self._busy_s += time.thread_time() - began
+        if not self._serving:
+            return []
+        said, self._outbox = self._outbox, []
+        return said
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        sequence = self._held.get(trajectory)
+        if sequence is None or sequence.finish != "stop":
+            raise EngineRefused(f"trajectory {trajectory!r} is not held after a stop")
+        check_append(trajectory, tokens, self.vocabulary)
+        sequence.take(tokens)
+        del self._held[trajectory]
+        self._waiting.appendleft(sequence)  # into the slot that it kept
+
+    def abort(self, trajectory: str) -> Emission | None:
+        sequence = self._known.pop(trajectory, None)
+        if sequence is None:
+            return None
+        if sequence.key in self._inside:
+            self._leave(sequence)
+            self._say(sequence)
+        elif self._held.pop(trajectory, None) is None:
+            self._waiting.remove(sequence)
+        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
+        # the outbox.
+        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
+        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
+        return unsaid[-1] if unsaid else None
+
+    def prepare(self, update: Update) -> Update:
+        return self._weights.prepare(update)
+
+    def update(self, update: Update, mode: UpdateMode) -> None:
+        """1. What was gained is said under the old version.  2. New weights.  3. Decoding goes on,
+        with the KV cache that the mode wants.
+        """
+        if mode == "keep_version" and self._known and update.version != self.version:
+            raise EngineRefused(
+                f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
+            )
+        self._take(self._core.pause())  # 1
+        for sequence in self._inside.values():
+            self._say(sequence)
+        self._serving = False
+        self._weights.load(update)  # 2
+        self.version = update.version
+        self._postpone()
+        if mode == "in_flight_recompute":  # 3
+            self._core.forget_cache()
+        self._core.resume()
+        self._serving = True
+
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        return self._weights.compare(names, tensors)
+
+    def running(self) -> list[str]:
+        return list(self._known)
+
+    def stats(self) -> EngineStats:
+        load = self._core.load
+        idle = not self._inside  # vLLM says nothing between its last step and the next
+        kv_used = 0 if idle else round(load.kv_share * self._core.kv_capacity)
+        waiting = 0 if idle else min(load.waiting, len(self._inside))
+        return EngineStats(
+            slots=self.slots,
+            running=len(self._inside) - waiting + len(self._held),
+            waiting=len(self._waiting) + waiting,
+            kv_used=kv_used,
+            kv_capacity=self._core.kv_capacity,
+            steps=self._steps,
+            tokens=self._tokens,
+            busy_s=self._busy_s,
+        )
+
+    # ---- sequences -----------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Fill free slots in the order of waiting."""
+        while self._waiting and len(self._inside) + len(self._held) < self.slots:
+            sequence = self._waiting.popleft()
+            if not sequence.room:
+                sequence.finish = "length"
+                del self._known[sequence.request.trajectory]
+                self._outbox.append(sequence.say(self.version))
+                continue
+            self._stays += 1
+            sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
+            self._inside[sequence.key] = sequence
+            self._core.add(
+                Order(
+                    key=sequence.key,
+                    tokens=list(sequence.tokens),
+                    sampling=sequence.request.sampling,
+                    room=sequence.room,
+                    seed=sequence.seed,
+                    salt=f"{self.version}/{self._core.loads}",
+                )
+            )
+
+    def _step(self, wait_s: float) -> None:
+        gains = self._core.step(max(0.0, wait_s))
+        self._steps += bool(gains)
+        self._take(gains)
+
+    def _take(self, gains: Iterable[Gained]) -> None:
+        for gained in gains:
+            sequence = self._inside.get(gained.key)
+            if sequence is not None:
+                self._gain(sequence, gained)
+
+    def _gain(self, sequence: Sequence, gained: Gained) -> None:
+        self._tokens += len(gained.tokens)
+        sequence.gain(gained.tokens, gained.logprobs)
+        if gained.finish is None:
+            if len(sequence.unsaid) >= self._emit_every:
+                self._say(sequence)
+            return
+        if gained.finish not in ("stop", "length"):
+            raise EngineRefused(f"{gained.key}: vLLM ended it by {gained.finish!r}")
+        self._check_stamps(sequence, gained)
+        sequence.finish = "stop" if gained.finish == "stop" else "length"
+        del self._inside[sequence.key]
+        self._say(sequence)
+        if sequence.request.hold and sequence.finish == "stop":
+            self._held[sequence.request.trajectory] = sequence
+        else:
+            del self._known[sequence.request.trajectory]
+
+    def _check_stamps(self, sequence: Sequence, gained: Gained) -> None:
+        """vLLM's stamps over this stay are those that were said."""
+        said = sequence.stamps(self.version)
+        if gained.versions != said:
+            raise EngineRefused(
+                f"{gained.key}: vLLM stamped its tokens {gained.versions}, they were said as {said}"
+            )
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._inside[sequence.key]
+        self._core.drop([sequence.key])
+
+    def _postpone(self) -> None:
+        """What vLLM has and has not begun waits here again: its prompt must not be taken from a
+        cache of other weights.
+        """
+        idle = [sequence for sequence in self._inside.values() if not sequence.stay]
+        for sequence in reversed(idle):
+            self._leave(sequence)
+            self._waiting.appendleft(sequence)
+
+    def _say(self, sequence: Sequence) -> None:
+        if sequence.unsaid or sequence.finish is not None:
+            self._outbox.append(sequence.say(self.version))

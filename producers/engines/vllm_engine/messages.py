@@ -1,0 +1,55 @@
+"""What one chunk of an update is, as a message to vLLM's workers: tensors as they are within a
+process, and for another process a staged file with plain values that describe it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from producers.engines.vllm_engine.staging import Entry, Staged, staged_tensors
+from storage.tensors import DTYPE_NAMES, DTYPES
+from storage.versions.held import Patch
+
+Tensors = Sequence[tuple[str, torch.Tensor]]
+Message = Mapping[str, Any]
+"""Arguments of vLLM's `update_weights`: the fields of `transfer.Chunk`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedMessage:
+    """A message of which the tensors lie in a file that stays until it is closed."""
+
+    file: Staged
+    patched: tuple[tuple[list[int], str], ...] | None = None
+    """Shapes and types of the tensors that patches change; None: whole tensors."""
+
+    @property
+    def message(self) -> Message:
+        described = {"path": self.file.path, "entries": self.file.entries}
+        return described if self.patched is None else described | {"patched": self.patched}
+
+
+def stage_tensors(tensors: Tensors) -> StagedMessage:
+    return StagedMessage(Staged(tensors))
+
+
+def stage_patches(patches: Sequence[Patch]) -> StagedMessage:
+    """Positions and values of each, one after the other."""
+    parts = [(p.name, part) for p in patches for part in (p.indices, p.values)]
+    patched = tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
+    return StagedMessage(Staged(parts), patched)
+
+
+def staged_patches(
+    path: str, entries: Sequence[Entry], patched: Sequence[tuple[list[int], str]]
+) -> list[Patch]:
+    """The patches of such a message."""
+    parts = staged_tensors(path, entries)
+    return [
+        Patch(name, tuple(shape), DTYPES[kind], indices, values)
+        for (shape, kind), (name, indices), (_, values) in zip(
+            patched, parts[::2], parts[1::2], strict=True
+        )
+    ]

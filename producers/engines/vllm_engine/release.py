@@ -1,0 +1,47 @@
+"""Everything of vLLM that is used, by name: what to look through when its release changes.
+
+Importing this imports vLLM, so it is done after `require_vllm` and inside of functions.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+
+from vllm import EngineArgs, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+    CheckpointWeightPatch,
+    load_checkpoint_weight_patches,
+)
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    get_layerwise_info,
+    initialize_layerwise_reload,
+)
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+__all__ = [
+    "CheckpointWeightPatch",
+    "EngineArgs",
+    "EngineDeadError",
+    "LLMEngine",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StatLoggerBase",
+    "WeightTransferConfig",
+    "WeightTransferEngine",
+    "WeightTransferEngineFactory",
+    "WeightTransferInitInfo",
+    "WeightTransferUpdateInfo",
+    "finalize_layerwise_reload",
+    "get_layerwise_info",
+    "initialize_layerwise_reload",
+    "load_checkpoint_weight_patches",
+]

@@ -1,0 +1,87 @@
+"""One trajectory inside the engine: its tokens so far, and what of them was not said yet."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from producers.engines.base import Emission, Request
+from producers.engines.draws import trajectory_key
+from streams.records import Tokens, Version
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Sequence:
+    """`key` is its name in vLLM, a new one per stay there; empty while it is not there."""
+
+    request: Request
+    context_max: int
+    key: str = ""
+    stay: int = 0
+    """Tokens gained in this stay."""
+    said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    """Versions of these, each with the first of its tokens."""
+    finish: Finish | None = None
+    generated: int = field(init=False)
+    tokens: list[int] = field(init=False)
+    unsaid: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+    def __post_init__(self) -> None:
+        self.tokens = self.request.tokens.tolist()
+        self.generated = len(self.request.logprobs)
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still generate: to `tokens_max`, or until the context is full."""
+        left = self.request.sampling.tokens_max - self.generated
+        return max(0, min(left, self.context_max - len(self.tokens)))
+
+    @property
+    def seed(self) -> int:
+        """Of what is drawn from here on: vLLM's own sequence begins anew with every stay, so that
+        it must not begin with the numbers of the one before.
+        """
+        key = trajectory_key(self.request.seed, self.request.trajectory)
+        so_far = np.array(self.tokens, np.uint32)
+        return xxhash.xxh3_64_intdigest(so_far.tobytes(), seed=key) >> 1  # as int64 takes it
+
+    def gain(self, tokens: list[int], logprobs: list[float]) -> None:
+        self.tokens += tokens
+        self.unsaid += tokens
+        self.logprobs += logprobs
+        self.generated += len(tokens)
+        self.stay += len(tokens)
+
+    def enter(self, key: str) -> None:
+        """A new stay in vLLM."""
+        self.key, self.stay, self.said = key, 0, []
+
+    def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
+        """The versions of this stay, what is unsaid being of this one."""
+        stamp = str(version)
+        if self.unsaid and (not self.said or self.said[-1][0] != stamp):
+            self.said.append((stamp, self.stay - len(self.unsaid)))
+        return tuple(self.said)
+
+    def take(self, tokens: Tokens) -> None:
+        """Tokens of the environment; at most as many as the context still holds are of use."""
+        room = max(0, self.context_max - len(self.tokens))
+        self.tokens += tokens[:room].tolist()
+        self.finish = None
+
+    def say(self, version: Version) -> Emission:
+        """What was gained since the previous one."""
+        self.stamps(version)
+        emission = Emission(
+            self.request.trajectory,
+            np.array(self.unsaid, np.uint32),
+            np.array(self.logprobs, np.float32),
+            version,
+            self.finish,
+        )
+        self.unsaid, self.logprobs = [], []
+        return emission

@@ -1,0 +1,83 @@
+"""The size of a vLLM engine, worked out from what a run asks for and from the machine."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from producers.settings import VllmSettings
+
+CPU_BLOCK = 32  # tokens; what vLLM's attention on the CPU takes
+CPU_STEP = 2048  # tokens
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """`block` tokens a block and `blocks` of them in `kv_bytes` of memory; a step takes at most
+    `step_tokens`, and with `chunked` parts of a prompt. None is vLLM's own choice. With `process`
+    vLLM's core is one of its own.
+    """
+
+    slots: int
+    context_max: int
+    dtype: str
+    process: bool
+    tensor_parallel: int = 1
+    memory_share: float = 0.9
+    eager: bool = False
+    block: int | None = None
+    blocks: int | None = None
+    kv_bytes: int | None = None
+    chunked: bool | None = None
+    step_tokens: int | None = None
+
+
+def shape_for(
+    config: PreTrainedConfig, slots: int, context_max: int, device: str, settings: VllmSettings
+) -> EngineShape:
+    """On the CPU every slot may be full at once, as in the embedded engine, unless `kv_gib` says
+    less; a GPU's memory is vLLM's to divide.
+    """
+    auto = "float32" if device == "cpu" else "bfloat16"
+    kind = auto if settings.dtype == "auto" else settings.dtype
+    given = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
+    if device != "cpu":
+        return EngineShape(
+            slots,
+            context_max,
+            kind,
+            settings.process,
+            settings.tensor_parallel,
+            settings.memory_share,
+            kv_bytes=given,
+        )
+    block_bytes = _token_bytes(config, kind) * CPU_BLOCK
+    blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # one block is vLLM's own
+    if given is not None:
+        one = math.ceil(context_max / CPU_BLOCK) + 1
+        blocks = max(one, min(blocks, given // block_bytes))
+    return EngineShape(
+        slots,
+        context_max,
+        kind,
+        settings.process,
+        eager=True,
+        block=CPU_BLOCK,
+        blocks=blocks,
+        kv_bytes=block_bytes * blocks,
+        # vLLM on the CPU cannot cut the prompt of a request with a seed: it would turn back a
+        # generator that cannot be turned back.
+        chunked=False,
+        step_tokens=max(CPU_STEP, context_max),
+    )
+
+
+def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
+    """Keys and values of one token."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    item = torch.empty(0, dtype=getattr(torch, kind)).element_size()
+    return 2 * config.num_hidden_layers * kv_heads * width * item

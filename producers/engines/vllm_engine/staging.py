@@ -1,0 +1,78 @@
+"""Tensors for another process of this machine, in memory that both see and that goes with its last
+user, whatever ends it.
+
+A staged file is written once, named by a path that the other process opens, and described by plain
+values: what crosses the process boundary as a message is names, types, shapes and offsets only.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import IO, TypedDict, cast
+
+import torch
+
+from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_of
+
+ALIGNMENT = 64
+
+
+class Entry(TypedDict):
+    """One tensor of a staged file."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    bytes: int
+
+
+class Staged:
+    """Named tensors in shared memory, until `close`."""
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._file = _open_shared()
+        self.entries: list[Entry] = []
+        for name, tensor in tensors:
+            begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
+            size = self._file.write(tensor_bytes(tensor))
+            shape, kind = list(tensor.shape), DTYPE_NAMES[tensor.dtype]
+            entry = Entry(name=name, dtype=kind, shape=shape, begin=begin, bytes=size)
+            self.entries.append(entry)
+        self._file.flush()
+
+    @property
+    def path(self) -> str:
+        """Where other processes open it while this one has it."""
+        if isinstance(self._file.name, str):
+            return self._file.name
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def staged_tensors(path: str, entries: Sequence[Entry]) -> list[tuple[str, torch.Tensor]]:
+    """These tensors of a staged file, sharing its memory: not to be written."""
+    if not entries:
+        return []
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    view = memoryview(mapped)
+    return [
+        (
+            e["name"],
+            tensor_of(view[e["begin"] : e["begin"] + e["bytes"]], e["dtype"], tuple(e["shape"])),
+        )
+        for e in entries
+    ]
+
+
+def _open_shared() -> IO[bytes]:
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("rollstream-weights"), "w+b")
+    return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix="rollstream-weights-"))

@@ -1,0 +1,106 @@
+"""Which version vLLM serves: bringing another one there, and comparing what is served with what was
+handed over.
+
+Once a load has begun nothing is held until one went through. What can be done beside decoding
+(checks, and for a core in another process the copy that both see) is done in `prepare`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from producers.engines.base import Compared, Update
+from producers.engines.vllm_engine.chunks import Prepared, checked, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.core import Core
+from producers.engines.vllm_engine.messages import (
+    Message,
+    StagedMessage,
+    stage_patches,
+    stage_tensors,
+)
+from producers.engines.vllm_engine.needed import Needed
+from producers.engines.vllm_engine.staging import Staged
+from streams.errors import EngineRefused
+from streams.records import Version
+
+
+class ServedWeights:
+    """With `in_place` vLLM keeps its matrices as a checkpoint has them, so that they can be
+    patched.
+    """
+
+    def __init__(self, core: Core, needed: Needed, in_place: bool) -> None:
+        self._core, self._needed, self._in_place = core, needed, in_place
+        self.held: Version | None = None
+        """Whose weights are served whole; None while they are written, and after a failure."""
+
+    def prepare(self, update: Update) -> Update:
+        """The update, `prepared`; `EngineRefused` names the tensor that is wrong."""
+        prepared = checked(update, self._needed, self.held, self._in_place)
+        if self._core.has_process:
+            prepared = replace(prepared, messages=tuple(self._staged(update, prepared)))
+        return replace(update, prepared=prepared)
+
+    def load(self, update: Update) -> None:
+        """Serve these weights; `EngineRefused` leaves nothing held."""
+        prepared = update.prepared
+        if not isinstance(prepared, Prepared) or not self._joins(prepared):
+            prepared = self.prepare(update).prepared
+            assert isinstance(prepared, Prepared), "what prepare made"
+        self.held = None
+        try:
+            self._core.call("start_weight_update")
+            for message in self._messages(update, prepared):
+                self._core.call("update_weights", message)
+            self._core.call("finish_weight_update")
+        except Exception as error:
+            self._core.call("give_up_update")
+            raise EngineRefused(
+                f"weights: version {update.version} was not loaded whole, nothing is served until "
+                f"one is: {error}"
+            ) from error
+        self._core.stamp(str(update.version))
+        self.held = update.version
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        """As `Engine.read_back`; nothing where a tensor is cut between GPUs."""
+        if self._core.is_parallel:
+            return Compared(0, ())
+        own, needed = self._needed.own(tensors), self._needed
+        asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
+        differing = [
+            name
+            for name in asked
+            if any(self._differs(place, own[name]) for place in (name, *needed.tied.get(name, ())))
+        ]
+        return Compared(len(asked), tuple(differing))
+
+    def _joins(self, prepared: Prepared) -> bool:
+        """Whether it is of use with what is served now."""
+        return prepared.patches is None or prepared.base == self.held
+
+    def _messages(self, update: Update, prepared: Prepared) -> Iterator[Message]:
+        if prepared.messages:
+            for staged in prepared.messages:
+                yield staged.message
+                staged.file.close()
+        elif prepared.patches is not None:
+            yield from ({"patches": some} for some in patch_chunks(prepared.patches))
+        else:
+            yield from ({"tensors": some} for some in whole_chunks(self._needed, update.tensors))
+
+    def _staged(self, update: Update, prepared: Prepared) -> Iterator[StagedMessage]:
+        if prepared.patches is not None:
+            yield from map(stage_patches, patch_chunks(prepared.patches))
+        else:
+            yield from map(stage_tensors, whole_chunks(self._needed, update.tensors))
+
+    def _differs(self, name: str, tensor: torch.Tensor) -> bool:
+        if not self._core.has_process:
+            return bool(self._core.call("differs", name, tensor))
+        file = Staged([(name, tensor)])
+        try:
+            return bool(self._core.call("differs_from_staged", file.path, file.entries))
+        finally:
+            file.close()

@@ -1,0 +1,57 @@
+"""What is added to vLLM's worker: our way for weights to come in, and a way to read them back.
+
+vLLM imports this module in each of its workers (`worker_extension_cls`), which registers the
+transfer engine there, and lets a worker of another process end with the rollout that started it.
+"""
+
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
+
+from typing import Any
+
+import torch
+
+from producers.engines.vllm_engine.ending import end_with_parent
+from producers.engines.vllm_engine.release import WeightTransferEngineFactory
+from producers.engines.vllm_engine.served import served_tensors
+from producers.engines.vllm_engine.staging import Entry, staged_tensors
+from producers.engines.vllm_engine.transfer import VersionTransfer
+
+end_with_parent()
+if "rollstream" not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine("rollstream", VersionTransfer)
+
+
+class RolloutWorker:
+    """Methods of vLLM's worker, whose attributes they use."""
+
+    model_runner: Any
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def give_up_update(self) -> None:
+        """What vLLM's own methods do when a chunk fails, for what failed between chunks."""
+        self._weight_update_active = False
+        self.weight_transfer_engine.give_up()
+
+    def differs(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether what is served are other bits than loading this tensor gives."""
+        served = served_tensors(self.model_runner.get_model(), name)
+        return not all(_is_same(one, tensor) for one in served)
+
+    def differs_from_staged(self, path: str, entries: list[Entry]) -> bool:
+        """The same for the one tensor of a staged file."""
+        ((name, tensor),) = staged_tensors(path, entries)
+        return self.differs(name, tensor)
+
+
+def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
+    wanted = tensor.to(device=served.device, dtype=served.dtype)
+    return torch.equal(_bits(served), _bits(wanted))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As integers: −0 is not +0 here."""
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(widths[tensor.element_size()])

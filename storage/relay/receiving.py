@@ -1,0 +1,54 @@
+"""How a relay takes a push: an object from where it ends here, straight into shared memory, kept
+only when it has the hash that was said.
+"""
+
+import logging
+from collections.abc import Callable
+
+from storage.relay.answers import Answers
+from storage.relay.asked import rest_of
+from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
+from storage.relay.names import Offer
+from storage.relay.shelf import Shelf
+from streams.errors import CorruptObject
+
+log = logging.getLogger(__name__)
+
+
+def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) -> None:
+    """An object from `Content-Range` on; 409 when that is not where it ends here. `heard` is called
+    whenever bytes came.
+    """
+    headers = sender.headers
+    start, size = rest_of(headers.get("Content-Range"), headers.get("Content-Length"))
+    offer = Offer(key, size, headers.get("X-Content-Hash", ""))
+    if not offer.is_sound:
+        raise ValueError("a push needs X-Content-Hash, 32 hex digits")
+    held = shelf.accept(offer)
+    if held is None:
+        return sender.close(409)
+    try:
+        with held.writing():
+            if held.at != start or (held.verified and size):
+                raise ObjectBusy(f"object {key}: it is here up to byte {held.at}")
+            if headers.get("Expect", "").lower() == "100-continue":
+                sender.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            _write(sender, shelf, held, heard)
+    except (ObjectBusy, ObjectDropped):
+        return sender.close(409)
+    except CorruptObject as error:
+        log.error("%s", error)
+        shelf.add("relay_wrong_total", 1)
+        return sender.close(422)
+    shelf.completed(held)
+    return sender.empty(201)
+
+
+def _write(sender: Answers, shelf: Shelf, held: HeldObject, heard: Callable[[], None]) -> None:
+    while not held.verified:
+        count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
+        if not count:
+            raise ConnectionError("the push ended in the middle")
+        heard()
+        held.wrote(count)
+        shelf.add("relay_pushed_bytes_total", count)

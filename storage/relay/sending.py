@@ -1,0 +1,82 @@
+"""How a relay sends an object: its bytes as they arrive, straight from shared memory, paced.
+
+A neighbour (`receiving=1`) gets bytes that are not verified yet, everybody else what was. A silence
+is ended after `STALL_S`; a client that went away ends its own.
+"""
+
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from storage.relay.answers import CLIENT_S, Answers
+from storage.relay.asked import key_of, range_of, seconds
+from storage.relay.held import HeldObject, ObjectDropped
+from storage.relay.pace import PIECE_BYTES, Pace
+from storage.relay.shelf import Shelf
+
+STALL_S = 60.0  # without a new byte, a reader is sent away
+SILENCE_S = 1.0  # after which a reader that waits for bytes is looked after
+
+
+def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping[str, str]) -> None:
+    """The object or a range of it; 404 when it is not here, 416 when it has no such range."""
+    key = key_of(path)
+    if query.get("receiving") == "1":
+        held = shelf.find(key)
+    else:
+        held = shelf.wait_offered(key, seconds(query))
+    if held is None:
+        coming = {"X-Coming": str(shelf.came())} if shelf.is_coming(key) else {}
+        return to.empty(404, coming)
+    start, end = range_of(to.headers.get("Range"), held.offer.bytes)
+    turn = held.turn
+    if start is None:
+        to.head(200, held.offer.bytes, {})
+    elif start >= end:
+        return to.empty(416, {"Content-Range": f"bytes */{held.offer.bytes}"})
+    else:
+        said = f"bytes {start}-{end - 1}/{held.offer.bytes}"
+        to.head(206, end - start, {"Content-Range": said})
+    began = start or 0
+    try:
+        _send(to.connection, pace, held, began, end, turn)
+    except (ObjectDropped, OSError):  # the length told the client what it did not get
+        to.close_connection = True
+    else:
+        shelf.add("relay_sent_bytes_total", end - began)
+    return None
+
+
+def _send(to: socket.socket, pace: Pace, held: HeldObject, at: int, end: int, turn: int) -> None:
+    moved_s = time.monotonic()
+    while at < end:
+        received = held.wait(at, turn, SILENCE_S)
+        if received > at:
+            count = min(PIECE_BYTES, min(received, end) - at)
+            pace.take(count)
+            at += _sendfile(to.fileno(), held.descriptor, at, count)
+            moved_s = time.monotonic()
+        elif time.monotonic() - moved_s > STALL_S or _is_gone(to):
+            raise ObjectDropped(f"object {held.key}: nobody reads, or nothing comes")
+
+
+def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
+    """Straight from the shared memory to the socket."""
+    while True:
+        try:
+            return os.sendfile(to, descriptor, at, count)
+        except BlockingIOError:
+            if not select.select([], [to], [], CLIENT_S)[1]:
+                raise TimeoutError("the client does not read") from None
+
+
+def _is_gone(client: socket.socket) -> bool:
+    """Whether the client closed while we wait for bytes."""
+    if not select.select([client], [], [], 0)[0]:
+        return False
+    with suppress(BlockingIOError):
+        return not client.recv(1, socket.MSG_PEEK)
+    return False

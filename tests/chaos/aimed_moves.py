@@ -1,0 +1,46 @@
+"""`python -m tests.chaos.aimed_moves COMMAND …` is `tests.chaos.aimed` where what a move is made of
+has kinds of its own, so that a test can aim at the midst of one (docs/scheduling.md, "A move").
+"""
+
+import sys
+from collections.abc import Sequence
+
+import tests.chaos.aimed as aimed
+from streams.bus import Entry
+from streams.codec import decode
+from streams.records import Assignment, Partial, Record
+
+ASKED = "append assignments: asked back for a move"
+ORDERED = "append assignments: to go on elsewhere"
+GIVEN_UP = "append partials: given up"
+WENT_ON = "append partials: went on"
+
+
+def kind_of(record: Record) -> str | None:
+    """The part of a move that this record is, in the order above."""
+    match record:
+        case Assignment(kind="release", onward=onward) if onward:
+            return ASKED
+        case Assignment(kind="resume", moves=moves) if moves:
+            return ORDERED
+        case Partial(last=True):
+            return GIVEN_UP
+        case Partial(attempt=attempt) if attempt > 1:
+            return WENT_ON
+        case _:
+            return None
+
+
+class AimedMoves(aimed.AimedBus):
+    """One kind per append: the first that a record of it has."""
+
+    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        kinds = [kind_of(decode(entry.value).record) for entry in entries if entry.value]
+        kind = next((kind for kind in kinds if kind), f"append {topic}")
+        return self._gate.write(kind, lambda: self._inner.append(topic, entries))
+
+
+if __name__ == "__main__":
+    aimed.AimedBus = AimedMoves  # type: ignore[misc]
+    aimed.MODULE = "tests.chaos.aimed_moves"
+    sys.exit(aimed.main())

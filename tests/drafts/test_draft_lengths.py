@@ -1,0 +1,202 @@
+"""Windows, the length of drafts and the switch: pure rules."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from producers.engines.drafts.plan import (
+    Row,
+    StepCost,
+    StepTimes,
+    best_draft,
+    draft_lengths,
+    gain,
+    levelled,
+    speed,
+)
+from producers.engines.drafts.switch import Share, Switch
+from producers.engines.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
+
+ROWS = st.lists(
+    st.builds(Row, st.integers(0, 32), st.floats(0, 1)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def test_the_additive_window_grows_by_two_and_starts_again() -> None:
+    window, seen = 2, []
+    for proposed, accepted in [(2, 2), (4, 4), (1, 1), (0, 0), (8, 7), (2, 2)]:
+        window = ADDITIVE.after(window, proposed, accepted)
+        seen.append(window)
+    assert seen == [4, 6, 8, 8, 2, 4]
+    assert ADDITIVE.after(32, 32, 32) == 32
+
+
+def test_the_multiplicative_window_doubles_and_halves() -> None:
+    window, seen = 2, []
+    for proposed, accepted in [(2, 2), (4, 4), (8, 8), (16, 16), (16, 3), (8, 0), (4, 1), (2, 0)]:
+        window = MULTIPLICATIVE.after(window, proposed, accepted)
+        seen.append(window)
+    assert seen == [4, 8, 16, 16, 8, 4, 2, 2]
+
+
+def test_the_marginal_rule_bounds_nothing_but_the_longest_draft() -> None:
+    assert [MARGINAL.after(32, 32, accepted) for accepted in (0, 5, 32)] == [32, 32, 32]
+
+
+@given(ROWS, st.floats(1e-5, 1e-2), st.floats(0, 1e-3))
+def test_no_change_of_one_length_makes_the_batch_faster(
+    rows: list[Row], fixed_s: float, token_s: float
+) -> None:
+    cost = StepCost(fixed_s, token_s)
+    lengths = draft_lengths(rows, cost)
+    best = speed(rows, lengths, cost)
+    assert all(0 <= n <= row.window for n, row in zip(lengths, rows, strict=True))
+    for index, row in enumerate(rows):
+        for other in range(row.window + 1):
+            changed = [*lengths[:index], other, *lengths[index + 1 :]]
+            assert speed(rows, changed, cost) <= best * (1 + 1e-6)
+
+
+def test_drafts_shrink_as_decoding_becomes_compute_bound() -> None:
+    one = [Row(32, 0.9)]
+    free = draft_lengths(one, StepCost(1e-3, 1e-6))[0]
+    dear = draft_lengths(one, StepCost(1e-3, 5e-4))[0]
+    assert free > dear > 0
+    assert draft_lengths(one * 64, StepCost(1e-4, 1e-3)) == [0] * 64
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.93, 1.0])
+def test_the_gain_of_a_draft_is_the_sum_of_its_powers(rate: float) -> None:
+    assert gain(rate, 5) == pytest.approx(sum(rate**i for i in range(1, 6)), rel=0.01)
+
+
+def test_step_times_find_the_line_and_ignore_an_interruption() -> None:
+    times = StepTimes()
+    for tokens in [1, 5, 9, 30, 4, 17, 2, 8] * 4:
+        times = times.seen(tokens, 2e-3 + 1e-4 * tokens)
+    found = times.cost()
+    assert (found.fixed_s, found.token_s) == pytest.approx((2e-3, 1e-4), rel=1e-6)
+    disturbed = times.seen(5, 10.0).cost()
+    assert disturbed.seconds(5) < 1.5 * found.seconds(5)
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 10)), max_size=40))
+def test_fitted_costs_are_never_negative(seen: list[tuple[int, float]]) -> None:
+    times = StepTimes()
+    for tokens, seconds in seen:
+        times = times.seen(tokens, seconds)
+    cost = times.cost()
+    assert cost.token_s >= 0
+    assert cost.fixed_s >= -1e-9
+
+
+def knowing(found: int, right: int, tried: int) -> Switch:
+    """A switch that saw 50 look-ups, so many of 10 found, and as many drafts."""
+    switch = Switch()
+    for number in range(50):
+        switch.found.add(1, number % 10 < found)
+        switch.right.add(tried, right)
+    return switch
+
+
+def measured(switch: Switch, plain_token_s: float, pass_token_s: float) -> Switch:
+    for rows in (1, 4, 16, 64):
+        switch.plain_steps(rows, 1e-3 + plain_token_s * rows)
+        switch.verified(4 * rows, 3 * rows, 1e-3 + pass_token_s * 4 * rows)
+    return switch
+
+
+def test_the_switch_is_on_where_a_step_is_nearly_free_and_off_where_it_computes() -> None:
+    assert measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(1)
+    assert measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(4)
+    assert not measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(400)
+    assert not measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(0)
+
+
+def test_the_switch_stays_off_without_history_and_until_plain_steps_were_measured() -> None:
+    assert not Switch().decide(1)
+    unproven = knowing(10, 8, 8)
+    assert not unproven.decide(1)
+    for _ in range(5):
+        unproven.plain_steps(1, 1e-3)
+    assert unproven.decide(1)
+    assert not measured(knowing(0, 0, 3), 1e-5, 1e-5).decide(1)
+
+
+def test_what_drafting_gives_decides_and_corrects_what_is_expected_of_it() -> None:
+    """Expected to pay, found not to: it goes off, and less is expected next time."""
+    switch = knowing(10, 8, 9)
+    for _ in range(10):
+        switch.plain_steps(4, 1e-3)
+    assert switch.decide(4)
+    for _ in range(10):
+        switch.verified(36, 4, 2e-3)
+    assert not switch.decide(4)
+    assert switch.bias < 0.9
+
+
+def test_a_bad_first_pass_is_not_believed_for_ever() -> None:
+    """It is tried for some passes, given up, and tried again later."""
+    switch = knowing(10, 8, 8)
+    for _ in range(20):
+        switch.plain_steps(1, 1e-3)
+    assert switch.decide(1)
+    switch.verified(9, 8, 1.0)
+    assert switch.decide(1)
+    for _ in range(5):
+        switch.verified(9, 8, 1.0)
+    looks = 0
+    while not switch.decide(1):
+        looks += 1
+        assert looks < 1000
+    assert looks > 50
+    for _ in range(300):
+        switch.verified(9, 8, 1e-3)
+    assert switch.decide(1)
+
+
+def test_plain_steps_are_measured_again_while_drafting_pays() -> None:
+    switch, looks = knowing(10, 8, 8), 0
+    for _ in range(50):
+        switch.plain_steps(1, 1e-3)
+    assert switch.decide(1)
+    for _ in range(50):
+        switch.verified(9, 8, 1e-3)
+    while switch.decide(1):
+        looks += 1
+        assert looks < 1000
+    assert looks > 200
+
+
+def test_a_share_counts_tries_up_to_the_first_mistake() -> None:
+    share = Share()
+    share.add(5, 2)
+    assert (share.right, share.tried) == (2, 3)
+    assert share.rate(0.0) == pytest.approx(2 / 7)
+    assert Share().rate(0.7) == pytest.approx(0.7)
+
+
+def test_the_best_draft_is_as_long_as_it_pays() -> None:
+    cost = StepCost(1e-3, 1e-5)
+    assert best_draft(1, 32, 1.0, 0.95, cost) > 8 * 1 / cost.seconds(1)
+    assert best_draft(1, 32, 0.0, 0.95, cost) == 0
+    assert best_draft(64, 32, 1.0, 0.3, StepCost(1e-5, 1e-3)) == 0
+
+
+@given(ROWS, st.floats(1e-5, 1e-2), st.floats(0, 1e-3))
+def test_levelled_lengths_are_cut_to_one_of_them(
+    rows: list[Row], fixed_s: float, token_s: float
+) -> None:
+    lengths = [row.window for row in rows]
+    found = levelled(rows, lengths, StepCost(fixed_s, token_s))
+    assert max(found) in lengths
+    assert found == [min(n, max(found)) for n in lengths]
+
+
+def test_one_long_draft_is_cut_where_it_leaves_everybody_else_waiting() -> None:
+    rows = [Row(32, 0.9)] + [Row(2, 0.5)] * 31
+    lengths = [row.window for row in rows]
+    assert max(levelled(rows, lengths, StepCost(1e-3, 1e-4))) == 2
+    assert levelled(rows, lengths, StepCost(1e-3, 0.0)) == lengths

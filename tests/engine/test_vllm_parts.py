@@ -1,0 +1,147 @@
+"""What the vLLM engine does before vLLM is asked, which needs no vLLM: what to install, what a
+checkpoint must hold, chunks, shared memory, seeds. The engine itself: tests/vllm.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+import torch
+from engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
+
+from producers.engines.base import Update
+from producers.engines.connect import open_engine
+from producers.engines.vllm_engine import environment
+from producers.engines.vllm_engine.chunks import checked, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.messages import stage_patches, stage_tensors, staged_patches
+from producers.engines.vllm_engine.needed import needed_by
+from producers.engines.vllm_engine.sequence import Sequence
+from producers.engines.vllm_engine.staging import staged_tensors
+from storage.versions.held import Patch
+from streams.errors import ConfigurationError, EngineRefused
+from streams.records import Sampling
+
+READ = """
+import sys, json
+from producers.engines.vllm_engine.staging import staged_tensors
+((name, tensor),) = staged_tensors(sys.argv[1], json.loads(sys.argv[2]))
+print(name, tensor.dtype, tensor.tolist())
+"""
+
+
+def changed(name: str, tensor: torch.Tensor, at: list[int]) -> Patch:
+    indices = torch.tensor(at)
+    return Patch(name, tuple(tensor.shape), tensor.dtype, indices, tensor.reshape(-1)[indices])
+
+
+def missing(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(("found", "said"), [(missing, "make vllm"), (lambda _: "0.99.1", "0.99")])
+def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
+    found: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "version", found)
+    model = tiny_model("llama")
+    with pytest.raises(ConfigurationError, match=said):
+        open_engine("vllm", model.config, model.state_dict(), V1, slots=2, context_max=64)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_a_checkpoint_needs_each_memory_once_under_any_of_its_names(family: str) -> None:
+    model = tiny_model(family)
+    needed, state = needed_by(model.config), dict(model.state_dict())
+    assert set(needed.own(state)) == set(needed.shapes)
+    for name, others in needed.tied.items():
+        del state[name]
+        assert others[0] in state
+    assert set(needed.own(state)) == set(needed.shapes)
+
+
+def test_patches_count_only_where_they_can_be_written_in_place_on_their_base() -> None:
+    model = tiny_model("qwen2")
+    needed, state = needed_by(model.config), dict(model.state_dict())
+    name = "model.layers.0.mlp.up_proj.weight"
+    update = Update(V2, state, V1, (changed(name, state[name], [0, 5]),), ("model.norm.weight",))
+    patches = checked(update, needed, V1, in_place=True).patches
+    assert patches is not None
+    assert [patch.name for patch in patches] == [name, "model.norm.weight"]
+    assert len(patches[1].indices) == state["model.norm.weight"].numel()
+    assert checked(update, needed, V2, in_place=True).patches is None
+    assert checked(update, needed, V1, in_place=False).patches is None
+    mostly = Update(V2, state, V1, (), tuple(state))
+    assert checked(mostly, needed, V1, in_place=True).patches is None
+
+
+def test_a_wrong_tensor_is_named_before_anything_is_loaded() -> None:
+    model = tiny_model("qwen2")
+    needed, state = needed_by(model.config), dict(model.state_dict())
+    del state["model.norm.weight"]
+    with pytest.raises(EngineRefused, match=r"model\.norm\.weight"):
+        checked(Update(V2, state), needed, None, in_place=False)
+
+
+@pytest.mark.parametrize("bytes_max", [1, 4096, 20_000, 1 << 20])
+def test_chunks_hold_everything_in_order_and_little_more_than_asked(bytes_max: int) -> None:
+    model = tiny_model("llama")
+    needed, state = needed_by(model.config), dict(model.state_dict())
+    cut = list(whole_chunks(needed, state, bytes_max))
+    assert [name for chunk in cut for name, _ in chunk] == list(needed.shapes)
+    for chunk in cut:
+        assert len(chunk) == 1 or sum(tensor.nbytes for _, tensor in chunk) <= bytes_max
+    patches = [changed(name, state[name], [0]) for name in needed.shapes]
+    assert [p for some in patch_chunks(patches, bytes_max) for p in some] == patches
+
+
+def test_staged_tensors_are_the_same_in_another_process_and_go_with_their_owner() -> None:
+    file = stage_tensors([("odd", torch.tensor([[1.5, -0.0]], dtype=torch.bfloat16))]).file
+    line = [sys.executable, "-c", READ, file.path, json.dumps(file.entries)]
+    read = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert read.stdout == "odd torch.bfloat16 [[1.5, -0.0]]\n"
+    path = file.path
+    file.close()
+    assert not os.path.exists(path)
+
+
+def test_staged_patches_come_out_as_they_went_in() -> None:
+    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    patches = [changed("a", tensor, [1, 7]), changed("b", -tensor, [0])]
+    staged = stage_patches(patches)
+    back = staged_patches(**staged.message)
+    for one, other in zip(patches, back, strict=True):
+        assert (one.name, one.shape, one.dtype) == (other.name, other.shape, other.dtype)
+        assert torch.equal(one.indices, other.indices)
+        assert torch.equal(one.values, other.values)
+    assert staged_tensors(staged.file.path, []) == []
+
+
+def test_a_moved_trajectory_is_seeded_by_what_it_has_and_nothing_else() -> None:
+    """Invariant 10: not by where or how often it moved."""
+    request = ask("t", prompt(6), Sampling(tokens_max=30))
+    one, other = Sequence(request, 96), Sequence(request, 96)
+    one.enter("t/1")
+    one.gain([3, 4], [-1.0, -2.0])
+    emission = one.say(V1)
+    moved = resumed(request, Gained([3, 4], [-1.0, -2.0]))
+    assert emission.tokens.tolist() == [3, 4]
+    assert Sequence(moved, 96).seed == one.seed != other.seed
+    assert Sequence(ask("u", prompt(6), Sampling()), 96).seed != other.seed
+    assert (one.room, other.room) == (28, 30)
+
+
+def test_stamps_tile_the_stay_in_vllm() -> None:
+    """Invariant 3."""
+    sequence = Sequence(ask("t", prompt(6), Sampling()), 96)
+    sequence.enter("t/1")
+    sequence.gain([1, 2], [-1.0, -1.0])
+    sequence.say(V1)
+    sequence.gain([3], [-1.0])
+    assert sequence.stamps(V2) == ((str(V1), 0), (str(V2), 2))
+    sequence.say(V2)
+    sequence.enter("t/2")
+    sequence.gain([4], [-1.0])
+    assert sequence.stamps(V2) == ((str(V2), 0),)

@@ -1,0 +1,107 @@
+"""A rollout remembers what the log and the archive say, and follows the log."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from consumers.archive.topic import TopicArchive
+from consumers.settings import ArchiveSettings
+from producers.engines.drafts import History, prompt_key
+from producers.rollout.remembering import Remembering
+from storage.archive.whole_log import WholeLog
+from storage.connect import open_store
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.records import GENERATED, PROMPT, Span, Trajectory, Version
+from streams.topics import catalogue
+from streams.writer import publish_all
+
+
+def answer(group: int, generated: list[int], finish: str = "stop") -> Trajectory:
+    tokens = np.array([1, 2, group, *generated], np.uint32)
+    return Trajectory(
+        trajectory=f"g{group}-{len(generated)}",
+        group=group,
+        index=0,
+        attempt=1,
+        task="t",
+        rollout="other",
+        rollout_term=1,
+        tokens=tokens,
+        sources=np.array([PROMPT] * 3 + [GENERATED] * len(generated), np.uint8),
+        logprobs=np.zeros(len(generated), np.float32),
+        spans=(Span(0, len(generated), Version(0, 1)),),
+        finish=finish,  # pyright: ignore[reportArgumentType]
+        reward=1.0,
+        trainer_version=Version(0, 1),
+        started_s=0.0,
+        finished_s=1.0,
+    )
+
+
+def publish(bus: Bus, *records: Trajectory) -> None:
+    publish_all(bus, "trajectories", [(str(record.group), record) for record in records])
+
+
+def guessed(history: History, group: int, newest: list[int]) -> list[int]:
+    key = prompt_key(np.array([1, 2, group], np.uint32), np.full(3, PROMPT, np.uint8))
+    return list(history.draft(key, newest, 8).tokens)
+
+
+@pytest.fixture
+def bus(tmp_path: Path):
+    bus = open_bus(f"sqlite:{tmp_path / 'bus'}")
+    bus.create(catalogue())
+    yield bus
+    bus.close()
+
+
+def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> None:
+    publish(bus, answer(7, [4, 5, 6, 7, 8]))
+    remembering = Remembering(bus, bus, History(4096))
+    remembering.look()
+    assert guessed(remembering.history, 7, [1, 2, 7]) == [4, 5, 6, 7, 8]
+    publish(bus, answer(8, [9, 9, 9]), answer(9, [3, 3, 3], "dead"))
+    remembering.look()
+    assert guessed(remembering.history, 8, [1, 2, 8]) == [9, 9, 9]
+    assert guessed(remembering.history, 9, [1, 2, 9]) == []  # a failure is no answer
+    assert remembering.records == 2
+
+
+def test_much_is_taken_in_bit_by_bit(bus: Bus) -> None:
+    publish(bus, *[answer(group, [4, 5, 6, 7]) for group in range(100)])
+    remembering = Remembering(bus, bus, History(1 << 16))
+    remembering.look()
+    assert 0 < remembering.records < 100
+    for _ in range(9):
+        remembering.look()
+    assert remembering.records == 100
+    assert guessed(remembering.history, 99, [1, 2, 99]) == [4, 5, 6, 7]
+
+
+def test_what_the_log_forgot_is_read_in_the_archive(bus: Bus, tmp_path: Path) -> None:
+    store = open_store(f"file:{tmp_path / 'store'}", "normal")
+    publish(bus, *[answer(group, [4, 5, 6, group]) for group in range(20)])
+    archive = TopicArchive(bus, store, "r", "trajectories", ArchiveSettings())
+    archive.start()
+    archive.advance()
+    archive.finish()
+    bus.truncate("trajectories", bus.end("trajectories"))
+    publish(bus, answer(30, [8, 8, 8]))
+    remembering = Remembering(bus, WholeLog(bus, store, "r"), History(4096))
+    for _ in range(20):
+        remembering.look()
+    assert remembering.records == 21
+    assert guessed(remembering.history, 13, [1, 2, 13]) == [4, 5, 6, 13]
+    assert guessed(remembering.history, 30, [1, 2, 30]) == [8, 8, 8]
+
+
+def test_a_position_that_is_gone_is_passed_over(bus: Bus) -> None:
+    publish(bus, *[answer(group, [4, 5, 6]) for group in range(10)])
+    remembering = Remembering(bus, bus, History(4096))
+    bus.truncate("trajectories", bus.end("trajectories"))
+    publish(bus, answer(11, [8, 8, 8]))
+    for _ in range(3):
+        remembering.look()
+    assert guessed(remembering.history, 11, [1, 2, 11]) == [8, 8, 8]

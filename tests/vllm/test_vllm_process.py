@@ -1,0 +1,148 @@
+"""vLLM's core in a process of its own: the same contract, weights by shared memory, and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from engine_samples import (
+    V1,
+    V2,
+    Gained,
+    ask,
+    chosen_logprobs,
+    gather,
+    prompt,
+    resumed,
+    run_all,
+)
+from test_vllm_updates import half_way, over_old_cache, to_the_end
+from vllm_samples import vllm_model
+
+from producers.engines.base import Update
+from producers.engines.vllm_engine import VllmEngine, chunks
+from streams.errors import EngineRefused
+from streams.records import Sampling, Version
+
+pytestmark = pytest.mark.slow
+GREEDY = Sampling(temperature=0, tokens_max=70)
+
+
+def open_process(emit_every: int = 5) -> VllmEngine:
+    """Always of one shape, so that the tests of this module share one process."""
+    model = vllm_model("qwen3")
+    return VllmEngine(model.config, model.state_dict(), V1, 4, 96, emit_every)
+
+
+def test_in_flight_keeps_the_cache_and_stamps_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 3; a chunk for each tensor."""
+    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
+    old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
+    engine = open_process()
+    gained = half_way(engine)
+    update = engine.prepare(Update(V2, new.state_dict()))
+    engine.update(update, "in_flight")
+    mine = to_the_end(engine, gained)
+    (_, before), (_, after) = mine.spans
+    assert (mine.spans[0][0], mine.spans[1][0], before + after) == (V1, V2, 40)
+    greedy, logprobs = over_old_cache(old, new, prompt(6), mine.tokens, before)
+    assert mine.tokens == greedy
+    torch.testing.assert_close(torch.tensor(mine.logprobs), logprobs, atol=1e-4, rtol=0)
+
+
+def test_recomputing_equals_a_full_prefill_and_what_is_served_is_read_back() -> None:
+    new = vllm_model("qwen3", 1)
+    engine, tensors = open_process(), dict(new.state_dict())
+    gained = half_way(engine)
+    engine.update(Update(V2, tensors), "in_flight_recompute")
+    mine = to_the_end(engine, gained)
+    before = mine.spans[0][1]
+    wanted = chosen_logprobs(new, prompt(6), mine.tokens)[before:]
+    torch.testing.assert_close(torch.tensor(mine.logprobs[before:]), wanted, atol=1e-4, rtol=0)
+    assert engine.read_back(tensors, tensors).differing == ()
+    old = vllm_model("qwen3").state_dict()
+    assert "model.layers.0.mlp.up_proj.weight" in engine.read_back(old, old).differing
+
+
+def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
+    request = ask("mine", prompt(6), GREEDY)
+    engine = open_process()
+    whole = run_all(engine, [request])["mine"]
+    part = {"mine": Gained()}
+    for each in [ask("other", prompt(9), GREEDY), request]:
+        engine.submit(each)
+    while len(part["mine"].tokens) < 30:
+        gather(part, engine.poll(0.1))
+    rest = engine.abort("mine")
+    gather(part, [rest] if rest else [])
+    moved = run_all(engine, [resumed(request, part["mine"])])["mine"]
+    assert part["mine"].tokens + moved.tokens == whole.tokens
+
+
+def test_two_hundred_updates_under_load_lose_and_repeat_nothing() -> None:
+    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
+    engine, gained = open_process(emit_every=16), dict[str, Gained]()
+    for number in range(2, 202):
+        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
+        gather(gained, engine.poll(0.02))
+        mode = "in_flight" if number % 3 else "in_flight_recompute"
+        engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    while engine.running():
+        gather(gained, engine.poll(10.0))
+    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
+    for mine in gained.values():
+        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
+        numbers = [version.number for version, _ in mine.spans]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:
+    engine, new = open_process(), dict(vllm_model("qwen3", 1).state_dict())
+    gained = half_way(engine)
+    update = engine.prepare(Update(V2, new))
+    update.prepared.messages[0].file.close()  # its memory went
+    with pytest.raises(EngineRefused, match="v00000002"):
+        engine.update(update, "in_flight")
+    assert (engine.poll(0.1), engine.version) == ([], V1)
+    engine.update(Update(V2, new), "in_flight")
+    assert engine.read_back(new, new).differing == ()
+    mine = to_the_end(engine, gained)
+    assert (len(mine.tokens), [version for version, _ in mine.spans]) == (40, [V1, V2])
+
+
+def test_its_process_ends_with_a_killed_rollout() -> None:
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent / "engine"), str(here.parents[1])]
+    script = here / "opens.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), *paths], stdout=subprocess.PIPE, text=True
+    ) as rollout:
+        assert rollout.stdout is not None
+        assert rollout.stdout.readline() == "open\n"
+        children = psutil.Process(rollout.pid).children(recursive=True)
+        assert children
+        os.kill(rollout.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
+
+
+def test_a_killed_core_is_an_error_of_the_rollout() -> None:
+    """Last here: the engine of this module is gone then."""
+    engine = open_process()
+    engine.submit(ask("t", prompt(6), GREEDY))
+    for child in psutil.Process().children(recursive=True):
+        if "EngineCore" in " ".join(child.cmdline()) or "spawn_main" in " ".join(child.cmdline()):
+            child.kill()
+    with pytest.raises(EngineRefused, match="ended"):
+        poll_to_the_end(engine)
+
+
+def poll_to_the_end(engine: VllmEngine) -> None:
+    end = time.monotonic() + 60
+    while engine.running() and time.monotonic() < end:
+        engine.poll(1.0)

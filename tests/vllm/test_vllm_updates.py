@@ -1,0 +1,184 @@
+"""Taking new weights on vLLM: against transformers with the old cache and the new weights, in one
+chunk and in several, and what a failure leaves.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from engine_samples import V1, V2, Gained, ask, chosen_logprobs, gather, prompt, run_all
+from transformers import DynamicCache, PreTrainedModel
+from vllm_samples import open_vllm, vllm_model
+
+from producers.engines.base import Update
+from producers.engines.vllm_engine import VllmEngine, chunks
+from streams.errors import EngineRefused
+from streams.records import Sampling, Tokens, Version
+
+pytestmark = pytest.mark.slow
+GREEDY = Sampling(temperature=0, tokens_max=40)
+
+
+def half_way(engine: VllmEngine, count: int = 12) -> dict[str, Gained]:
+    """One trajectory `t` of 40 greedy tokens, stopped in the middle."""
+    engine.submit(ask("t", prompt(6), GREEDY))
+    gained: dict[str, Gained] = {}
+    while engine.stats().tokens < count:
+        gather(gained, engine.poll(0.0))
+    return gained
+
+
+def to_the_end(engine: VllmEngine, gained: dict[str, Gained]) -> Gained:
+    while engine.running():
+        gather(gained, engine.poll(10.0))
+    return gained["t"]
+
+
+def over_old_cache(
+    old: PreTrainedModel, new: PreTrainedModel, start: Tokens, chosen: list[int], before: int
+) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens and log-probabilities of the chosen ones: `before` of them by the old model,
+    then by the new one on the old one's cache.
+    """
+    cache, greedy, logprobs = DynamicCache(), [], []
+    step = torch.tensor([start.tolist()])
+    for count, token in enumerate(chosen):
+        model = old if count < before else new
+        with torch.inference_mode():
+            logits = model(step, past_key_values=cache, use_cache=True).logits[0, -1]
+        greedy.append(int(logits.argmax()))
+        logprobs.append(float(logits.log_softmax(-1)[token]))
+        step = torch.tensor([[token]])
+    return greedy, torch.tensor(logprobs)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_in_flight_keeps_the_cache_and_stamps_spans(family: str) -> None:
+    """Invariant 3."""
+    old, new = vllm_model(family, 0), vllm_model(family, 1)
+    engine = open_vllm(old, emit_every=5)
+    gained = half_way(engine)
+    engine.update(Update(V2, new.state_dict()), "in_flight")
+    mine = to_the_end(engine, gained)
+    greedy, logprobs = over_old_cache(old, new, prompt(6), mine.tokens, 12)
+    assert mine.tokens == greedy
+    torch.testing.assert_close(torch.tensor(mine.logprobs), logprobs, atol=1e-4, rtol=0)
+    assert mine.spans == [(V1, 12), (V2, 28)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_in_flight_recompute_equals_a_full_prefill_under_the_new_weights(family: str) -> None:
+    old, new = vllm_model(family, 0), vllm_model(family, 1)
+    engine = open_vllm(old)
+    gained = half_way(engine)
+    engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
+    mine = to_the_end(engine, gained)
+    wanted = chosen_logprobs(new, prompt(6), mine.tokens)
+    torch.testing.assert_close(torch.tensor(mine.logprobs[12:]), wanted[12:], atol=1e-4, rtol=0)
+    assert mine.spans == [(V1, 12), (V2, 28)]
+
+
+def test_log_probabilities_are_those_after_temperature() -> None:
+    model = vllm_model("llama")
+    engine = open_vllm(model)
+    mine = run_all(engine, [ask("t", prompt(6), Sampling(temperature=0.7, tokens_max=60))])["t"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt(6).tolist(), *mine.tokens]])).logits[0, 5:-1] / 0.7
+    wanted = logits.log_softmax(-1).gather(1, torch.tensor(mine.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(mine.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["in_flight", "in_flight_recompute"])
+def test_a_cached_prompt_is_not_reused_across_versions(mode: str) -> None:
+    """Long enough to fill blocks of the cache, which a sibling would hit."""
+    old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
+    engine = open_vllm(old, context_max=160)
+    run_all(engine, [ask("t", prompt(100), Sampling(temperature=0, tokens_max=4))])
+    engine.submit(ask("running", prompt(100), Sampling(temperature=0, tokens_max=20)))
+    engine.poll(0.0)
+    engine.update(Update(V2, new.state_dict()), mode)
+    sibling = run_all(engine, [ask("u", prompt(100), Sampling(tokens_max=30))])["u"]
+    wanted = chosen_logprobs(new, prompt(100), sibling.tokens)
+    torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)
+
+
+def test_what_waits_for_a_slot_begins_under_the_new_version() -> None:
+    old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
+    engine = open_vllm(old, slots=1)
+    gained = half_way(engine)
+    engine.submit(ask("u", prompt(6), Sampling(tokens_max=30)))
+    engine.update(Update(V2, new.state_dict()), "in_flight")
+    to_the_end(engine, gained)
+    assert gained["u"].spans == [(V2, 30)]
+    wanted = chosen_logprobs(new, prompt(6), gained["u"].tokens)
+    torch.testing.assert_close(torch.tensor(gained["u"].logprobs), wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_many_small_chunks_load_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = dict(vllm_model(family, 1).state_dict())
+    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))  # a chunk for each tensor
+    engine = open_vllm(vllm_model(family, 0))
+    engine.update(Update(V2, new), "in_flight")
+    assert engine.read_back(new, new).differing == ()
+
+
+class Failing(Mapping[str, torch.Tensor]):
+    """Tensors of which one cannot be read a second time: checked, then gone."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], bad: str) -> None:
+        self.tensors, self.bad, self.reads = tensors, bad, 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == self.bad:
+            self.reads += 1
+            if self.reads > 1:
+                return self.tensors[name][:1]
+        return self.tensors[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_an_update_that_fails_in_its_middle_serves_nothing_until_one_succeeds(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = vllm_model(family, 0), vllm_model(family, 1)
+    monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
+    engine = open_vllm(old)
+    gained = half_way(engine)
+    bad = Failing(new.state_dict(), "model.layers.1.self_attn.k_proj.weight")
+    with pytest.raises(EngineRefused, match="v00000002"):
+        engine.update(Update(V2, bad), "in_flight")
+    assert (engine.poll(0.1), engine.version) == ([], V1)
+    tensors = new.state_dict()
+    engine.update(Update(V2, tensors, base=V1, patches=()), "in_flight")  # no base any more
+    assert engine.read_back(tensors, tensors).differing == ()
+    mine = to_the_end(engine, gained)
+    greedy, _ = over_old_cache(old, new, prompt(6), mine.tokens, 12)
+    assert (mine.tokens, mine.spans) == (greedy, [(V1, 12), (V2, 28)])
+
+
+def test_two_hundred_updates_under_load_lose_and_repeat_nothing() -> None:
+    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
+    engine = open_vllm(vllm_model("qwen3"), emit_every=16)
+    gained: dict[str, Gained] = {}
+    for number in range(2, 202):
+        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
+        gather(gained, engine.poll(0.0))
+        mode = "in_flight" if number % 3 else "in_flight_recompute"
+        engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    while engine.running():
+        gather(gained, engine.poll(10.0))
+    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
+    for mine in gained.values():
+        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
+        numbers = [version.number for version, _ in mine.spans]
+        assert numbers == sorted(set(numbers))
