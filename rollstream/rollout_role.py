@@ -25,7 +25,6 @@ from producers.tasks.base import Environment
 from rollstream.profiling import profile_of
 from rollstream.role_place import Place, set_threads
 from rollstream.run_task import task_of, task_settings
-from storage.archive.whole_log import WholeLog
 from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
@@ -81,6 +80,8 @@ def _remembering(place: Place) -> Remembering | None:
     if c.rollouts.drafts == "off":
         return None
     history = History(c.rollouts.drafts_tokens, choice=c.rollouts.drafts_choice)
+    from storage.archive.whole_log import WholeLog  # pyarrow, which nobody else here needs
+
     earlier = WholeLog(bus, place.store, c.run) if c.archive.enabled else bus
     return Remembering(bus, earlier, history)
 
