@@ -24,6 +24,7 @@ from producers.engines.paced.roofline import Roofline
 from rollstream.config import Configuration, load
 from rollstream.folder import run_log
 from rollstream.profiling import measure_profile
+from simulator.jumps import faster
 from simulator.predict import Prediction, RealSettings, predict
 
 SKIP, STEPS = 2, 4  # steps in which processes start and rollouts fill; steps in the window
@@ -140,15 +141,8 @@ def predicted(real: Real, overheads: Overheads, base: Path) -> Prediction:
 
 def paced_settings(c: Configuration, overheads: Overheads, work: Asked) -> RealSettings:
     """In seconds on the wall."""
-    scale, one = c.paced.time_scale, roofline_from(c.paced.roofline)
-    roofline = replace(
-        one,
-        weights_s=one.weights_s / scale,
-        kv_token_s=one.kv_token_s / scale,
-        row_s=one.row_s / scale,
-        overhead_s=one.overhead_s / scale,
-        prefill_token_s=one.prefill_token_s / scale,
-    )
+    scale = c.paced.time_scale
+    roofline = faster(roofline_from(c.paced.roofline), scale)
     lengths = lengths_from(c.paced.lengths)
     return replace(
         _settings(c, overheads, work, roofline, lengths.distribution),

@@ -22,9 +22,7 @@ from streams.records import PROMPT, Position, Trajectory
 log = logging.getLogger(__name__)
 
 TOPIC = "trajectories"
-LOOK_RECORDS = (
-    32  # read and remembered together between two looks at the engine, some milliseconds of work
-)
+LOOK_RECORDS = 32  # remembered between two looks at the engine: some milliseconds of work
 SHORTEST = 16  # tokens of a record on average, at least: how many may be worth reading again
 
 

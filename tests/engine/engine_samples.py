@@ -1,6 +1,6 @@
 """Tiny random models, requests and what engines made of them; plain forwards to compare with."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,10 +67,15 @@ LLAMA3_ROPE = {
 
 
 def tiny_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Random weights, all of them (norms and biases too), large enough for peaked distributions."""
+    """Random weights, all of them."""
+    return random_model(FAMILIES[family], seed)
+
+
+def random_model(make: Callable[[], PreTrainedModel], seed: int) -> PreTrainedModel:
+    """Its weights (norms and biases too) drawn large enough for peaked distributions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = FAMILIES[family]().eval().requires_grad_(False)
+        model = make().eval().requires_grad_(False)
         model.generation_config.eos_token_id = None
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

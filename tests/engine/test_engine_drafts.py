@@ -16,13 +16,12 @@ from engine_samples import (
     gather,
     plain_logprobs,
     prompt,
-    resumed,
     run_all,
     tiny_model,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_schedules import MODELS, reference
+from test_engine_schedules import MODELS, check_schedule
 from transformers import PreTrainedModel
 
 from producers.engines.base import Request, Update
@@ -243,36 +242,11 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
     """
     switch, history = Switch(MULTIPLICATIVE, forced=True), History(1 << 12)
     engine = drafting(MODELS[1], history, slots=3, emit_every=7, switch=switch)
-    requests, gained = {}, {}
-    sampling = Sampling(temperature=0.9, tokens_max=80, stop=(2,))
-    for number, (action, pick) in enumerate(actions):
-        names = engine.running()
-        if action == "submit":
-            name = f"t{number}"
-            requests[name] = ask(name, prompt(1 + pick, pick % 3), sampling)
-            engine.submit(requests[name])
-        elif action == "poll":
-            for _ in range(1 + 2 * pick):
-                gather(gained, engine.poll(0.0))
-        elif action == "move" and names:
-            name = names[pick % len(names)]
-            rest = engine.abort(name)
-            gather(gained, [rest] if rest else [])
-            engine.submit(resumed(requests[name], gained.get(name, Gained())))
-        elif action == "update":
-            version = 1 + pick % 2
-            tensors = MODELS[version].state_dict()
-            engine.update(Update(Version(version, 1), tensors), "in_flight_recompute")
-        elif action == "switch":
-            switch.forced = not switch.forced
-    while emissions := engine.poll(10.0):
-        gather(gained, emissions)
-    assert not engine.running()
-    for name, mine in gained.items():
-        versions = [version.number for version, count in mine.spans for _ in range(count)]
-        tokens, logprobs = reference(name, requests[name].tokens, versions)
-        assert mine.tokens == tokens
-        np.testing.assert_allclose(mine.logprobs, logprobs, atol=1e-4, rtol=0)
+
+    def change() -> None:
+        switch.forced = not switch.forced
+
+    check_schedule(engine, actions, prompt_seeds=3, on_switch=change)
 
 
 def test_a_history_of_another_vocabulary_is_no_danger() -> None:

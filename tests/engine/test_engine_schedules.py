@@ -1,5 +1,7 @@
 """Any schedule of submit, poll, abort and update against recomputing everything from scratch."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from engine_samples import Gained, ask, gather, open_torch, prompt, resumed, tiny_model
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from producers.engines.base import Update
 from producers.engines.draws import trajectory_key, uniforms
+from producers.engines.torch_engine import TorchEngine
 from producers.engines.torch_engine.sampling import draw, plan_sampling
 from streams.records import Sampling, Tokens, Version
 
@@ -30,23 +33,21 @@ def reference(name: str, start: Tokens, versions: list[int]) -> tuple[list[int],
     return tokens[len(start) :], logprobs
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["submit", "poll", "poll", "move", "update"]), st.integers(0, 9)),
-        min_size=8,
-        max_size=40,
-    )
-)
-def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int]]) -> None:
-    """Invariants 3 and 10 under submits, moves to oneself and updates in any order."""
-    engine = open_torch(MODELS[1], slots=3, context_max=96, emit_every=7)
+def check_schedule(
+    engine: TorchEngine,
+    actions: list[tuple[str, int]],
+    prompt_seeds: int = 10,
+    on_switch: Callable[[], None] = lambda: None,
+) -> None:
+    """Play the actions and compare all that was gained with recomputing; prompts are drawn from so
+    many seeds.
+    """
     requests, gained = {}, {}
     for number, (action, pick) in enumerate(actions):
         names = engine.running()
         if action == "submit":
             name = f"t{number}"
-            requests[name] = ask(name, prompt(1 + pick, pick), SAMPLING)
+            requests[name] = ask(name, prompt(1 + pick, pick % prompt_seeds), SAMPLING)
             engine.submit(requests[name])
         elif action == "poll":
             for _ in range(1 + 2 * pick):
@@ -60,6 +61,8 @@ def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int
             version = 1 + pick % 2
             tensors = MODELS[version].state_dict()
             engine.update(Update(Version(version, 1), tensors), "in_flight_recompute")
+        elif action == "switch":
+            on_switch()
     while emissions := engine.poll(10.0):
         gather(gained, emissions)
     assert not engine.running()
@@ -68,3 +71,17 @@ def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int
         tokens, logprobs = reference(name, requests[name].tokens, versions)
         assert mine.tokens == tokens
         np.testing.assert_allclose(mine.logprobs, logprobs, atol=1e-4, rtol=0)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["submit", "poll", "poll", "move", "update"]), st.integers(0, 9)),
+        min_size=8,
+        max_size=40,
+    )
+)
+def test_any_schedule_equals_recomputing_everything(actions: list[tuple[str, int]]) -> None:
+    """Invariants 3 and 10 under submits, moves to oneself and updates in any order."""
+    engine = open_torch(MODELS[1], slots=3, context_max=96, emit_every=7)
+    check_schedule(engine, actions)

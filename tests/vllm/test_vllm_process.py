@@ -22,12 +22,12 @@ from engine_samples import (
     run_all,
 )
 from test_vllm_updates import half_way, over_old_cache, to_the_end
-from vllm_samples import vllm_model
+from vllm_samples import check_two_hundred_updates, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
-from streams.records import Sampling, Version
+from streams.records import Sampling
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=70)
@@ -85,20 +85,7 @@ def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
 
 
 def test_two_hundred_updates_under_load_lose_and_repeat_nothing() -> None:
-    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
-    engine, gained = open_process(emit_every=16), dict[str, Gained]()
-    for number in range(2, 202):
-        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
-        gather(gained, engine.poll(0.02))
-        mode = "in_flight" if number % 3 else "in_flight_recompute"
-        engine.update(Update(Version(number, 1), states[number % 2]), mode)
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
-    for mine in gained.values():
-        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
-        numbers = [version.number for version, _ in mine.spans]
-        assert numbers == sorted(set(numbers))
+    check_two_hundred_updates(open_process(emit_every=16), 0.02)
 
 
 def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from engine_samples import V1, V2, Gained, ask, chosen_logprobs, gather, prompt, run_all
 from transformers import DynamicCache, PreTrainedModel
-from vllm_samples import open_vllm, vllm_model
+from vllm_samples import check_two_hundred_updates, open_vllm, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
-from streams.records import Sampling, Tokens, Version
+from streams.records import Sampling, Tokens
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=40)
@@ -167,18 +167,4 @@ def test_an_update_that_fails_in_its_middle_serves_nothing_until_one_succeeds(
 
 
 def test_two_hundred_updates_under_load_lose_and_repeat_nothing() -> None:
-    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
-    engine = open_vllm(vllm_model("qwen3"), emit_every=16)
-    gained: dict[str, Gained] = {}
-    for number in range(2, 202):
-        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
-        gather(gained, engine.poll(0.0))
-        mode = "in_flight" if number % 3 else "in_flight_recompute"
-        engine.update(Update(Version(number, 1), states[number % 2]), mode)
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
-    for mine in gained.values():
-        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
-        numbers = [version.number for version, _ in mine.spans]
-        assert numbers == sorted(set(numbers))
+    check_two_hundred_updates(open_vllm(vllm_model("qwen3"), emit_every=16), 0.0)

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-import torch
-from engine_samples import SIZES, V1
+from engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -14,8 +13,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
+from streams.records import Sampling, Version
 
 WIDE = SIZES | {"hidden_size": 128}  # 4 heads of 32
 FAMILIES = {
@@ -27,17 +28,8 @@ CLASSES = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM, "qwen3": Qwen3F
 
 
 def vllm_model(family: str, seed: int = 0) -> PreTrainedModel:
-    """Random weights, all of them, large enough for peaked distributions."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = CLASSES[family](FAMILIES[family]()).eval().requires_grad_(False)
-        model.generation_config.eos_token_id = None
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(4)
-            else:
-                parameter.add_(torch.randn_like(parameter) * (0.3 if "norm" in name else 0.05))
-    return model
+    """Random weights, all of them."""
+    return random_model(lambda: CLASSES[family](FAMILIES[family]()), seed)
 
 
 def open_vllm(
@@ -46,3 +38,21 @@ def open_vllm(
     """In this process, so stepped by hand."""
     state, sizes = model.state_dict(), (slots, context_max, emit_every)
     return VllmEngine(model.config, state, V1, *sizes, settings=VllmSettings(process=False))
+
+
+def check_two_hundred_updates(engine: VllmEngine, poll_s: float) -> None:
+    """Under load: no request is lost or repeated, and versions only grow."""
+    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
+    gained: dict[str, Gained] = {}
+    for number in range(2, 202):
+        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
+        gather(gained, engine.poll(poll_s))
+        mode = "in_flight" if number % 3 else "in_flight_recompute"
+        engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    while engine.running():
+        gather(gained, engine.poll(10.0))
+    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
+    for mine in gained.values():
+        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
+        numbers = [version.number for version, _ in mine.spans]
+        assert numbers == sorted(set(numbers))

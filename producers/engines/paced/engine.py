@@ -23,6 +23,7 @@ from producers.engines.base import (
     Update,
     UpdateMode,
 )
+from producers.engines.outbox import take_back
 from producers.engines.paced.batch import Batch
 from producers.engines.paced.lengths import Lengths
 from producers.engines.paced.pace import Pace
@@ -133,11 +134,7 @@ class PacedEngine:
             return None
         self._say(sequence)
         self._batch.forget(sequence)
-        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
-        # the outbox.
-        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
-        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
-        return unsaid[-1] if unsaid else None
+        return take_back(self._outbox, trajectory)
 
     @torch.inference_mode()
     def prepare(self, update: Update) -> Update:

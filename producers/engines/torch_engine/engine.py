@@ -25,6 +25,7 @@ from producers.engines.base import (
 )
 from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
+from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.torch_engine.batch import Batch
 from producers.engines.torch_engine.drafted import DraftedBatch
@@ -133,11 +134,7 @@ class TorchEngine:
                 self._ready.remove(sequence)
         else:
             self._waiting.remove(sequence)
-        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
-        # the outbox.
-        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
-        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
-        return unsaid[-1] if unsaid else None
+        return take_back(self._outbox, trajectory)
 
     @torch.inference_mode()
     def prepare(self, update: Update) -> Update:

@@ -22,6 +22,7 @@ from producers.engines.base import (
     Update,
     UpdateMode,
 )
+from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.vllm_engine.core import Gained, Order, check_temperature, open_core
 from producers.engines.vllm_engine.environment import has_gpu, require_vllm
@@ -118,11 +119,7 @@ class VllmEngine:
             self._say(sequence)
         elif self._held.pop(trajectory, None) is None:
             self._waiting.remove(sequence)
-        # At most one is unsaid: `poll` hands out everything, and only an update in between adds to
-        # the outbox.
-        unsaid = [emission for emission in self._outbox if emission.trajectory == trajectory]
-        self._outbox = [e for e in self._outbox if e.trajectory != trajectory]
-        return unsaid[-1] if unsaid else None
+        return take_back(self._outbox, trajectory)
 
     def prepare(self, update: Update) -> Update:
         return self._weights.prepare(update)
