@@ -3,39 +3,36 @@ configuration (`sim_vs_real_error`).
 
 A prediction is given the run's work, the lengths of its answers, as it is given its machines: the
 roofline of the configuration (paced) or of `rollstream profile` (torch). What it cannot know
-besides, seconds until a version is out, of a swap, and of a trained token, is measured in one run
-per engine that is not among those predicted. A window begins when the start of the rollouts no
-longer matters and ends with the last step.
+besides, seconds until a version is out, of a swap, and of a trained token, and how much longer a
+decode step lasts beside a trainer than alone (torch), is measured in one run per engine that is not
+among those predicted. A window begins when the start of the rollouts no longer matters and ends
+with the last step.
 """
 
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.pipeline import QUICKSTART, warm_model
 from benchmarks.repack_runs import EXAMPLE, SETTINGS, watched
-from benchmarks.simulator_seen import Asked, Overheads, asked, observed, overheads_of
-from producers.engines.connect import lengths_from, roofline_from
-from producers.engines.paced.lengths import Distribution, Trace
-from producers.engines.paced.roofline import Roofline
-from rollstream.config import Configuration, load
+from benchmarks.simulator_expected import expected_of, machine_of
+from benchmarks.simulator_seen import Real, asked, observed, overheads_of
+from rollstream.config import load
 from rollstream.folder import run_log
-from rollstream.profiling import measure_profile
-from simulator.jumps import faster
-from simulator.predict import Prediction, RealSettings, predict
+from simulator.predict import Prediction
 
-SKIP, STEPS = 2, 4  # steps in which processes start and rollouts fill; steps in the window
-PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
+SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
+STEPS = {"paced": 4, "torch": 50}  # in the window: about a minute of each engine
 ERROR_MAX = 0.10
 PACED = (
-    f"trainer.steps={SKIP + STEPS}", "trainer.groups_per_step=96", "task.options.prompts=192",
+    "trainer.groups_per_step=96", "task.options.prompts=192",
     "paced.weights_bytes=50000000",
 )  # fmt: skip
 TORCH = (
-    f"trainer.steps={SKIP + 4 * STEPS}", "evaluation.enabled=false", "rollouts.niceness=0",
+    "evaluation.enabled=false", "rollouts.niceness=0",
     "rollouts.status_s=0.25", "rollouts.count=1",
 )  # fmt: skip
 
@@ -54,7 +51,7 @@ MEASURED = {
     "paced": Setting("paced", "in flight, 4 × 64", (FLIGHT, "dispatch.max_lag=4")),
     "torch": Setting("torch", "in flight, 1 × 48", ("rollouts.slots=48",)),
 }
-"""Overheads are those of these runs."""
+"""What is known of a machine is known from these runs."""
 PREDICTED = (
     Setting("paced", "keep_version with repack, 4 × 64", (KEEP, "dispatch.max_lag=4")),
     Setting(
@@ -77,16 +74,6 @@ PREDICTED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Real:
-    """What a run was, what it measured, and its work."""
-
-    configuration: Configuration
-    found: Prediction
-    overheads: Overheads
-    work: Asked
-
-
 def cases(quick: bool) -> Iterator[Case]:
     """The worst of all errors, each run in the note; the first setting alone if `quick`."""
     worst, notes = 0.0, list[str]()
@@ -96,9 +83,10 @@ def cases(quick: bool) -> Iterator[Case]:
         base = Path(scratch)
         warm = warm_model(base) if "torch" in engines else base
         measured = {engine: real_run(base / engine, MEASURED[engine], warm) for engine in engines}
+        machines = {engine: machine_of(real, base) for engine, real in measured.items()}
         for number, setting in enumerate(settings):
             real = real_run(base / f"run-{number}", setting, warm)
-            expected = predicted(real, measured[setting.engine].overheads, base)
+            expected = expected_of(real, machines[setting.engine])
             worst = max(worst, *errors_of(expected, real.found).values())
             notes.append(f"{setting.engine}, {setting.name}: {_words(expected, real.found)}")
     note = f"tokens/s relative, shares in points; real → predicted: {'; '.join(notes)}"
@@ -107,79 +95,26 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def overrides_of(setting: Setting, warm: Path) -> tuple[Path, tuple[str, ...]]:
     """The example, and what is laid over it."""
+    steps = f"trainer.steps={SKIP[setting.engine] + STEPS[setting.engine]}"
     if setting.engine == "paced":
-        return EXAMPLE, (*PACED, *setting.overrides)
-    return QUICKSTART, (*TORCH, f"model.path={warm}", *setting.overrides)
+        return EXAMPLE, (steps, *PACED, *setting.overrides)
+    return QUICKSTART, (steps, *TORCH, f"model.path={warm}", *setting.overrides)
 
 
 def real_run(folder: Path, setting: Setting, warm: Path) -> Real:
     """The run of a setting, to the end of its last step."""
     example, overrides = overrides_of(setting, warm)
     configuration = load(example, (*SETTINGS, *overrides))
-    last = configuration.trainer.steps
+    skipped, last = SKIP[setting.engine], configuration.trainer.steps
     with watched(folder, overrides, example) as run:
         run.until(lambda: last in run.steps)
         run.wait(1.0)  # a heartbeat after the last step's end
-        found = observed(run, SKIP, last)
+        found = observed(run, skipped, last)
     bus = run_log(configuration, folder)
-    real = Real(configuration, found, overheads_of(bus), asked(bus))
+    real = Real(configuration, skipped, found, overheads_of(bus), asked(bus))
     bus.close()
     shutil.rmtree(folder)  # gigabytes
     return real
-
-
-def predicted(real: Real, overheads: Overheads, base: Path) -> Prediction:
-    """By its configuration and work, and the overheads of another run."""
-    c = real.configuration
-    if c.rollouts.engine == "paced":
-        return predict(paced_settings(c, overheads, real.work))
-    profile = measure_profile(c, base / "profile", lambda point: None)
-    lengths = Trace(tuple(sorted(float(n) for group in real.work.lengths for n in group)))
-    settings = _settings(c, overheads, real.work, profile.roofline, lengths)
-    return predict(replace(settings, train_token_s=overheads.train_token_s))
-
-
-def paced_settings(c: Configuration, overheads: Overheads, work: Asked) -> RealSettings:
-    """In seconds on the wall."""
-    scale = c.paced.time_scale
-    roofline = faster(roofline_from(c.paced.roofline), scale)
-    lengths = lengths_from(c.paced.lengths)
-    return replace(
-        _settings(c, overheads, work, roofline, lengths.distribution),
-        kv_capacity=c.paced.kv_tokens or c.rollouts.slots * c.rollouts.context_max,
-        train_step_s=c.paced.train_step_s / scale,
-        train_token_s=c.paced.train_token_s / scale,
-        correlation=lengths.correlation,
-        prompts=int(str(c.task.options["prompts"])),
-    )
-
-
-def _settings(
-    c: Configuration, over: Overheads, work: Asked, roofline: Roofline, lengths: Distribution
-) -> RealSettings:
-    assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
-    return RealSettings(
-        rollouts=c.rollouts.count,
-        roofline=roofline,
-        slots=c.rollouts.slots,
-        kv_capacity=c.rollouts.slots * c.rollouts.context_max,
-        lengths=lengths,
-        length_max=c.sampling.tokens_max,
-        groups_per_step=c.trainer.groups_per_step,
-        samples_per_group=c.trainer.samples_per_group,
-        steps=c.trainer.steps,
-        max_lag=c.dispatch.max_lag,
-        on_update=c.rollouts.on_update,
-        skip=SKIP,
-        update_s=over.update_s,
-        publish_s=over.publish_s,
-        prompt_tokens=work.prompt_tokens,
-        prompts=PROMPTS,
-        repack=c.dispatch.repack,
-        queue_per_slot=c.dispatch.queue_per_slot,
-        repack_every_s=c.dispatch.repack_every_s,
-        recorded=work.lengths,
-    )
 
 
 def errors_of(expected: Prediction, found: Prediction) -> dict[str, float]:

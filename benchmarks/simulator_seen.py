@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.repack_runs import Watched
+from rollstream.config import Configuration
 from simulator.predict import Prediction
 from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
@@ -32,6 +33,17 @@ class Asked:
 
     lengths: tuple[tuple[int, ...], ...]
     prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """What a run was, the steps before its window, what it measured, and its work."""
+
+    configuration: Configuration
+    skipped: int
+    found: Prediction
+    overheads: Overheads
+    work: Asked
 
 
 def observed(run: Watched, first: int, last: int) -> Prediction:

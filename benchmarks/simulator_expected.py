@@ -1,0 +1,100 @@
+"""What the simulator says of a real run, from its configuration and its work, on a machine that is
+known from another run.
+
+A step of a real engine lasts longer while a trainer computes beside it than alone, as
+`rollstream profile` finds it: caches and memory are shared. How much longer is taken from the other
+run: its seconds of decoding per token against those that its own profile predicts.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.simulator_seen import Overheads, Real
+from producers.engines.connect import lengths_from, roofline_from
+from producers.engines.paced.lengths import Trace
+from producers.engines.paced.roofline import Roofline
+from rollstream.profiling import measure_profile
+from simulator.jumps import faster
+from simulator.predict import Prediction, RealSettings, predict
+
+PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
+PROFILED_SLOTS = 96  # no run predicted here has more
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Seconds on the wall of a decode step, and of all that passes beside."""
+
+    roofline: Roofline
+    overheads: Overheads
+
+
+def machine_of(real: Real, base: Path) -> Machine:
+    """The machine that this run was on."""
+    c = real.configuration
+    if c.rollouts.engine == "paced":
+        paced = faster(roofline_from(c.paced.roofline), c.paced.time_scale)
+        return Machine(paced, real.overheads)
+    many = c.rollouts.model_copy(update={"slots": PROFILED_SLOTS})
+    most = c.model_copy(update={"rollouts": many})
+    alone = measure_profile(most, base / "profile", lambda point: None).roofline
+    expected = expected_of(real, Machine(alone, real.overheads))
+    longer = _busy_s(real.found) / _busy_s(expected)
+    return Machine(faster(alone, 1 / longer), real.overheads)
+
+
+def expected_of(real: Real, on: Machine) -> Prediction:
+    """What this run should have measured."""
+    is_paced = real.configuration.rollouts.engine == "paced"
+    return predict((_paced if is_paced else _torch)(real, on))
+
+
+def _busy_s(run: Prediction) -> float:
+    """Seconds of decoding per trained token."""
+    return (1 - run.idle_share) / run.tokens_per_s
+
+
+def _torch(real: Real, on: Machine) -> RealSettings:
+    return replace(_settings(real, on), train_token_s=on.overheads.train_token_s)
+
+
+def _paced(real: Real, on: Machine) -> RealSettings:
+    c = real.configuration
+    scale = c.paced.time_scale
+    lengths = lengths_from(c.paced.lengths)
+    return replace(
+        _settings(real, on),
+        lengths=lengths.distribution,
+        kv_capacity=c.paced.kv_tokens or c.rollouts.slots * c.rollouts.context_max,
+        train_step_s=c.paced.train_step_s / scale,
+        train_token_s=c.paced.train_token_s / scale,
+        correlation=lengths.correlation,
+        prompts=int(str(c.task.options["prompts"])),
+    )
+
+
+def _settings(real: Real, on: Machine) -> RealSettings:
+    c, work = real.configuration, real.work
+    assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
+    return RealSettings(
+        rollouts=c.rollouts.count,
+        roofline=on.roofline,
+        slots=c.rollouts.slots,
+        kv_capacity=c.rollouts.slots * c.rollouts.context_max,
+        lengths=Trace(tuple(sorted(float(n) for group in work.lengths for n in group))),
+        length_max=c.sampling.tokens_max,
+        groups_per_step=c.trainer.groups_per_step,
+        samples_per_group=c.trainer.samples_per_group,
+        steps=c.trainer.steps,
+        max_lag=c.dispatch.max_lag,
+        on_update=c.rollouts.on_update,
+        skip=real.skipped,
+        update_s=on.overheads.update_s,
+        publish_s=on.overheads.publish_s,
+        prompt_tokens=work.prompt_tokens,
+        prompts=PROMPTS,
+        repack=c.dispatch.repack,
+        queue_per_slot=c.dispatch.queue_per_slot,
+        repack_every_s=c.dispatch.repack_every_s,
+        recorded=work.lengths,
+    )
