@@ -46,7 +46,9 @@ def machine_of(real: Real, base: Path) -> Machine:
 def expected_of(real: Real, on: Machine) -> Prediction:
     """What this run should have measured."""
     is_paced = real.configuration.rollouts.engine == "paced"
-    return predict((_paced if is_paced else _torch)(real, on))
+    found = predict((_paced if is_paced else _torch)(real, on))
+    # In the simulator a step follows the one before; what passes between two is idle, not decoding.
+    return replace(found, idle_share=1 - (1 - found.idle_share) * on.overheads.decoding)
 
 
 def _busy_s(run: Prediction) -> float:
@@ -78,7 +80,7 @@ def _settings(real: Real, on: Machine) -> RealSettings:
     assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
     return RealSettings(
         rollouts=c.rollouts.count,
-        roofline=on.roofline,
+        roofline=faster(on.roofline, on.overheads.decoding),
         slots=c.rollouts.slots,
         kv_capacity=c.rollouts.slots * c.rollouts.context_max,
         lengths=Trace(tuple(sorted(float(n) for group in work.lengths for n in group))),

@@ -19,12 +19,14 @@ from streams.records import Applied, Record, RolloutStatus, StepDone, Trajectory
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """Seconds on the wall: from a step's end until its version is announced, of a swap, and of a
-    trained token.
+    trained token; and the share of a rollout's time that is decoding while something runs (between
+    two steps it reads orders, publishes, looks after status).
     """
 
     publish_s: float
     update_s: float
     train_token_s: float
+    decoding: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,18 @@ def observed(run: Watched, first: int, last: int) -> Prediction:
     return Prediction(tokens / (end_s - begin_s), kv / whole, 1 - busy_s / whole)
 
 
+def decoding_of(run: Watched, first: int, last: int) -> float:
+    """Between the ends of two steps, over heartbeats between which a rollout was never empty."""
+    begin_s, end_s = run.steps[first].time_s, run.steps[last].time_s
+    whole = busy_s = 0.0
+    for beats in run.beats.values():
+        for beat, after in pairwise(beats):
+            if begin_s <= beat.time_s and after.time_s <= end_s and beat.running and after.running:
+                whole += after.time_s - beat.time_s
+                busy_s += after.busy_s - beat.busy_s
+    return min(1.0, busy_s / whole)
+
+
 def _busy_by(beats: Sequence[RolloutStatus], time_s: float) -> float:
     """Seconds of prefill and decode by then, linear between two heartbeats."""
     at = bisect_right([beat.time_s for beat in beats], time_s)
@@ -73,7 +87,7 @@ def _busy_by(beats: Sequence[RolloutStatus], time_s: float) -> float:
     return one.busy_s + share * (other.busy_s - one.busy_s)
 
 
-def overheads_of(bus: Bus) -> Overheads:
+def overheads_of(bus: Bus, decoding: float) -> Overheads:
     """Medians over the run's versions and swaps; training over all its steps."""
     steps = [record for record in _read(bus, "ledger") if isinstance(record, StepDone)]
     done_s = {step.version: step.time_s for step in steps}
@@ -85,6 +99,7 @@ def overheads_of(bus: Bus) -> Overheads:
         max(0.0, statistics.median(lasted)),
         statistics.median(swaps),
         sum(step.metrics["busy_s"] for step in steps) / trained,
+        decoding,
     )
 
 
