@@ -2,7 +2,8 @@
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
 #   make fuzz                                    the property tests again, on new random examples
-#   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests
+#   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
+#   make gpu-check [MODEL=path]                  what a run does on the GPU of this machine (docs/gpu.md)
 
 SHELL := /bin/bash
 SEED ?= 0
@@ -25,7 +26,7 @@ VLLM_NEEDS := from importlib.metadata import requires as r; \
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow fuzz check bench vllm test-vllm
+.PHONY: help run test test-slow fuzz check bench vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -38,11 +39,12 @@ test: .venv/.testing
 
 test-slow: .venv/.testing
 	$(BIN)/python -m pytest -m slow --ignore=tests/vllm -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
+	$(MAKE) test-vllm
 
 vllm: .venv/.vllm
 
 test-vllm: .venv/.vllm  # engines of one process interfere: a process for each file
-	@for file in tests/vllm/test_*.py; do $(BIN)/python -m pytest -m slow $$file || exit 1; done
+	printf '%s\n' tests/vllm/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(WORKERS) $(BIN)/python -m pytest -q -m slow
 
 fuzz: .venv/.testing
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow"
@@ -54,6 +56,9 @@ check: .venv/.testing
 
 bench: .venv/.runtime
 	$(BIN)/python -m benchmarks
+
+gpu-check: .venv/.runtime
+	@$(BIN)/python -m benchmarks.gpu_check $(if $(MODEL),--model $(MODEL))
 
 # ---- set-up: each stamp is newer than what it was installed from --------------------------------
 

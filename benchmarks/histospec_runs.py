@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.measured_run import run
-from producers.engines.base import Emission, Request
+from producers.engines.base import DraftStats, Emission, Request
 from producers.engines.drafts import Answer, History
 from producers.engines.drafts.switch import Switch
 from producers.engines.torch_engine import TorchEngine
@@ -43,11 +43,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Tokens per second of processor time, the tokens themselves, and the engine at the end."""
+    """Tokens per second of processor time, the tokens themselves, and what drafting came to."""
 
     tokens_per_s: float
     tokens: dict[str, list[int]]
-    engine: TorchEngine
+    drafts: DraftStats
 
 
 def recorded(folder: Path, passes: int, overrides: Sequence[str] = ()) -> list[Pass]:
@@ -93,13 +93,17 @@ def batched(answers: Sequence[Trajectory]) -> list[list[Answer]]:
     return [found[i : i + LOOK_RECORDS] for i in range(0, len(found), LOOK_RECORDS)]
 
 
-def requests(of: Pass, count: int) -> list[Request]:
-    """The first `count` answers of a pass, to be generated anew."""
+def requests(of: Pass, count: int, skip: int = 0) -> list[Request]:
+    """`count` answers of a pass, to be generated anew; those before them are skipped, and it begins
+    again at the first after the last.
+    """
     found: list[Request] = []
     stops = {int(answer.tokens[-1]) for answer in of.answers if answer.finish == "stop"}
     sampling = Sampling(1.0, tokens_max=420, stop=tuple(sorted(stops)))
     nothing = np.zeros(0, np.float32)
-    for answer in sorted(of.answers, key=lambda t: (t.group, t.index))[:count]:
+    answers = sorted(of.answers, key=lambda t: (t.group, t.index))
+    skip %= len(answers)
+    for answer in (answers[skip:] + answers[:skip])[:count]:
         prompt = answer.tokens[answer.sources == PROMPT]
         sources = np.full(len(prompt), PROMPT, np.uint8)
         name = f"{answer.group}-{answer.index}"
@@ -125,7 +129,7 @@ def generate(
     tokens: dict[str, list[int]] = {}
     for emission in emissions:
         tokens.setdefault(emission.trajectory, []).extend(emission.tokens.tolist())
-    return Generated(sum(map(len, tokens.values())) / seconds, tokens, engine)
+    return Generated(sum(map(len, tokens.values())) / seconds, tokens, engine.stats().drafts)
 
 
 def one_thread() -> int:

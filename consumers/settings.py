@@ -63,6 +63,14 @@ class TrainerSettings(Settings):
     """
     threads: int = Field(default=1, ge=1)
     """Torch threads per worker."""
+    compute: Literal["float32", "bfloat16"] = "float32"
+    """What forward and backward passes compute in; masters, their update and the head stay
+    float32.
+    """
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations once more in the backward pass instead of keeping them."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
+    """Where it computes: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA where there is one)."""
     lr: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -102,6 +110,8 @@ class TrainerSettings(Settings):
     """Close groups whose rewards are all equal as filtered instead of training zeros."""
     lease_s: float = Field(default=10.0, gt=0)
     """Duration of the lease."""
+    ranks_timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait of one of several trainer processes for another (docs/sharded.md)."""
 
 
 class ArchiveSettings(Settings):

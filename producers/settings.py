@@ -96,6 +96,16 @@ class VllmSettings(Settings):
     """Share of a GPU's memory that one engine takes."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """GPUs of one engine."""
+    head_float32: bool = True
+    """Logits in float32 whatever `dtype` is, as in the trainer; false where vLLM cannot: a
+    quantised head.
+    """
+    url: str | None = Field(default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")
+    """A vLLM server that computes instead (`http://host:8000`), for this rollout alone; what else
+    is said here is then the server's to decide.
+    """
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable with the key that this server asks for."""
 
 
 class RolloutSettings(Settings):
@@ -139,7 +149,7 @@ class RolloutSettings(Settings):
     in one pass, where that is faster; what is generated stays the same (docs/histospec.md).
     """
     drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
-    """Tokens of earlier answers that a rollout remembers; each takes 160 to 330 bytes."""
+    """Tokens of earlier answers that a node remembers; each takes 160 to 330 bytes."""
     drafts_window: Literal["marginal", "additive", "multiplicative"] = "marginal"
     """What bounds a draft beside what a token more is worth: nothing up to 32; or how drafts go: 2
     more up to 32 and back to 2, or twice up to 16 and half of it.

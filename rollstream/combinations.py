@@ -5,15 +5,16 @@ problems out.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from storage.checkpoint_folder import CONFIG, checkpoint_folder
 from streams.kafka.address import parse as parse_kafka
 
 if TYPE_CHECKING:  # config.py calls us
     from rollstream.config import Configuration
 
 ENGINES = ("torch", "vllm", "paced")
+DRAFTING = ("torch", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ def _model(c: "Configuration") -> Iterator[Problem]:
     is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # of which there is none
     if c.model.path is None and not is_made:
         yield Problem("model.path", "must be given when warmup.enabled is false")
-    if c.model.path is not None and not (Path(c.model.path) / "config.json").is_file():
-        yield Problem("model.path", "must be a folder with a Hugging Face checkpoint (config.json)")
+    if c.model.path is not None and not (checkpoint_folder(c.model.path) / CONFIG).is_file():
+        either = "a folder with a Hugging Face checkpoint (config.json)"
+        must = f"must be {either}, or a Hub name in this machine's cache (nothing is downloaded)"
+        yield Problem("model.path", must)
 
 
 def _task(c: "Configuration") -> Iterator[Problem]:
@@ -77,9 +80,15 @@ def _sampling(c: "Configuration") -> Iterator[Problem]:
 def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
-    if c.rollouts.drafts != "off" and c.rollouts.engine != "torch":
-        must = f"must be 'off' with rollouts.engine = {c.rollouts.engine!r}: only 'torch' drafts"
+    if c.rollouts.drafts != "off" and c.rollouts.engine not in DRAFTING:
+        only = "only 'torch' and 'vllm' draft"
+        must = f"must be 'off' with rollouts.engine = {c.rollouts.engine!r}: {only}"
         yield Problem("rollouts.drafts", must)
+    if c.rollouts.drafts != "off" and c.rollouts.engine == "vllm" and c.rollouts.vllm.url:
+        must = "must be 'off' with rollouts.vllm.url: that server guesses as its owner says"
+        yield Problem("rollouts.drafts", must)
+    if c.rollouts.engine == "vllm" and c.rollouts.vllm.url and c.rollouts.count != 1:
+        yield Problem("rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)")
     longest = _positions(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"
@@ -115,7 +124,8 @@ def _positions(c: "Configuration") -> object:
     if c.model.path is None:
         return c.model.config.get("max_position_embeddings")
     try:
-        fields = json.loads((Path(c.model.path) / "config.json").read_text(encoding="utf-8"))
+        folder = checkpoint_folder(c.model.path)
+        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return fields.get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):  # `_model` and the loader tell what is wrong
         return None

@@ -140,7 +140,9 @@ class Evaluator:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
         engine = open_engine(
-            c.rollouts.engine,
+            "torch"
+            if c.rollouts.vllm.url
+            else c.rollouts.engine,  # a server is its rollout's alone
             config,
             self.held.tensors,
             version,

@@ -20,6 +20,7 @@ from rollstream.config import (
     refuse_differences,
 )
 from rollstream.revision import code_revision
+from storage.checkpoint_folder import checkpoint_folder
 from storage.log import open_log
 from streams.bus import Bus
 from streams.errors import ConfigurationError
@@ -81,7 +82,8 @@ def run_log(configuration: Configuration, folder: Path) -> Bus:
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:
     """The Hugging Face folder of version 0: the one given, or what the warm-up made."""
-    return Path(configuration.model.path) if configuration.model.path else RunFolder(folder).model
+    given = configuration.model.path
+    return checkpoint_folder(given) if given else RunFolder(folder).model
 
 
 def settle(folder: RunFolder, configuration: Configuration, accepted: bool = False) -> None:

@@ -21,6 +21,7 @@ from rollstream.role_place import set_threads
 from rollstream.starting import starting_model
 from storage.checkpoints import newest_checkpoint
 from storage.objects import ObjectStore
+from storage.spread import whole
 from streams.bus import Bus
 from streams.records import StepDone
 
@@ -84,7 +85,7 @@ def replayed(
             state = learner.state()
         if asked.is_experiment:
             with closing(_changed(asked)) as changed:
-                changed.load_state(state)
+                changed.load_state(whole(state))
                 steps = recorded.planned(range(max(done, first) + 1, asked.last + 1), asked.last)
                 yield from replay.train(changed, wanted, steps)
 

@@ -157,10 +157,14 @@ def _rollout(place: Place) -> bool:
 
 def _train(place: Place) -> bool:
     from rollstream.relay_role import pushing
+    from rollstream.train_ranks import follow_rank_0, together
     from rollstream.train_role import train
 
-    with held(place, "trainer", place.configuration.trainer.lease_s) as lease:
-        return train(pushing(place), lease.term)
+    with together(place) as party:
+        if party is not None and not party.is_led:
+            return follow_rank_0(place, party.ranks)
+        with held(place, "trainer", place.configuration.trainer.lease_s) as lease:
+            return train(pushing(place), lease.term, party)
 
 
 def _relay(place: Place) -> bool:

@@ -4,20 +4,24 @@ worker together.
 
 import json
 import os
+import socket
 import time
 
 from producers.engines.base import Engine
 from producers.engines.connect import open_engine, open_paced
-from producers.engines.drafts import History
+from producers.engines.drafts import DraftSource, History
+from producers.engines.drafts.merged import WithRunning, running_tokens
+from producers.engines.drafts.node import NodeHistory
+from producers.engines.drafts.segment import segment_folder
 from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import RULES
 from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
+from producers.rollout.keeping import Keeping
 from producers.rollout.orders import Orders
 from producers.rollout.outbox import Outbox
 from producers.rollout.pulse import Pulse
-from producers.rollout.remembering import Remembering
 from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
@@ -29,6 +33,7 @@ from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
 from storage.versions.fetch import fetch_file
+from streams.bus import Bus
 
 WAIT_S = 0.02
 
@@ -46,9 +51,8 @@ def build_rollout(place: Place) -> Rollout | None:
     if fetched is None:
         return None
     started = time.perf_counter()
-    remembering = _remembering(place)
-    history = None if remembering is None else remembering.history
-    engine, most = engine_of(place, fetched, history)
+    keeping = _keeping(place)
+    engine, most = engine_of(place, fetched, None if keeping is None else _drafts(place, keeping))
     pulse = Pulse(c.rollouts.status_s)
     voice = Voice(
         place.bus,
@@ -68,27 +72,44 @@ def build_rollout(place: Place) -> Rollout | None:
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
     )
-    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, remembering=remembering)
+    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, keeping=keeping)
     if place.grace_s is not None:
         rollout.judged_s = place.grace_s / 2  # the rest is for the log
     return rollout
 
 
-def _remembering(place: Place) -> Remembering | None:
-    """What drafts come from, if they are wanted; it has read nothing yet."""
+def _keeping(place: Place) -> Keeping | None:
+    """Its part in the node's history, if drafts are wanted."""
     c, bus = place.configuration, place.bus
     if c.rollouts.drafts == "off":
         return None
-    history = History(c.rollouts.drafts_tokens, choice=c.rollouts.drafts_choice)
-    from storage.archive.whole_log import WholeLog  # pyarrow, which nobody else here needs
 
-    earlier = WholeLog(bus, place.store, c.run) if c.archive.enabled else bus
-    return Remembering(bus, earlier, history)
+    def earlier() -> Bus:
+        if not c.archive.enabled:
+            return bus
+        from storage.archive.whole_log import WholeLog  # pyarrow, which nobody else here needs
+
+        return WholeLog(bus, place.store, c.run)
+
+    folder = segment_folder(c.run, place.folder, socket.gethostname())
+    node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
+    keeping = Keeping(bus, earlier, node)
+    keeping.look()  # what a killed run left goes before anybody reads it
+    return keeping
 
 
-def engine_of(place: Place, fetched: Fetched, history: History | None = None) -> tuple[Engine, int]:
+def _drafts(place: Place, keeping: Keeping) -> DraftSource:
+    """The node's history and, beside it, what runs in this engine."""
+    rollouts = place.configuration.rollouts
+    most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
+    return WithRunning(keeping.node, History(most, choice=rollouts.drafts_choice))
+
+
+def engine_of(
+    place: Place, fetched: Fetched, drafts: DraftSource | None = None
+) -> tuple[Engine, int]:
     """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
-    its slots. It drafts from `history` if there is one.
+    its slots. It drafts from `drafts` if there are any.
     """
     c, announced = place.configuration, fetched.announced
     manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
@@ -107,7 +128,7 @@ def engine_of(place: Place, fetched: Fetched, history: History | None = None) ->
         announced.version,
         slots=slots,
         context_max=context,
-        drafts=history,
+        drafts=drafts,
         switch=Switch(RULES[c.rollouts.drafts_window]),
         vllm=c.rollouts.vllm,
     )

@@ -8,6 +8,7 @@ from producers.tasks.base import Task
 from producers.tasks.registry import load_task
 from rollstream.config import Configuration
 from rollstream.folder import model_folder
+from rollstream.vocabulary import check_vocabulary
 from streams.records import Sampling
 
 
@@ -32,9 +33,12 @@ def task_of(configuration: Configuration, folder: Path) -> Task:
 
 
 def order_of(configuration: Configuration, folder: Path) -> PromptOrder:
-    """What is asked at each position of the run, and how it is to be sampled."""
+    """What is asked at each position of the run, and how it is to be sampled; refused when the
+    model does not know the task's tokens.
+    """
     c = configuration
     task = task_of(c, folder)
+    check_vocabulary(c, task)
     sampling = Sampling(
         c.sampling.temperature,
         c.sampling.top_k,

@@ -12,20 +12,23 @@ from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
 from rollstream.role_place import Place, set_threads
 from rollstream.starting import starting_model
+from rollstream.train_ranks import Party
 from storage.metrics import MetricsFile, read_metrics
 
-WEIGHT_SUFFIXES = (".safetensors", ".index.json")
+SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+SMALL_BYTES_MAX = 64 << 20  # the largest tokenizers have 35 MB
 
 
-def train(place: Place, term: int) -> bool:
-    """Train to the run's last step; True when it is complete. Another configuration than the run
-    had is refused, unless `place.accept_config`.
+def train(place: Place, term: int, party: Party | None = None) -> bool:
+    """Train to the run's last step, with the other ranks of the `party` where there is one; True
+    when it is complete. Another configuration than the run had is refused, unless
+    `place.accept_config`.
     """
     c = place.configuration
     keep_configuration(place.store, c)
     accept = partial(accept_change, place.store, c, place.accept_config)
     set_threads(c.trainer.threads)
-    start = model_folder(c, place.folder)
+    start, model = model_folder(c, place.folder), starting_model(c, place.folder)
     archived = c.archive.topics if c.archive.enabled else ()
     rule = rule_of(c.trainer, c.dispatch.max_lag, c.rollouts.on_update == "keep_version")
     lines = RunFolder(place.folder).metrics / "trainer.jsonl"
@@ -34,7 +37,7 @@ def train(place: Place, term: int) -> bool:
             place.bus,
             place.store,
             Plan(c.trainer, rule, c.weights, c.checkpoints, truncates(c), archived),
-            Begin(starting_model(c, place.folder), small_files(start)),
+            Begin(party.share(model) if party else model, small_files(start)),
             Provenance(c.run, term, fingerprint(c), code_revision(), accept),
             metrics,
         )
@@ -46,10 +49,13 @@ def train(place: Place, term: int) -> bool:
 
 def small_files(folder: Path) -> dict[str, bytes]:
     """Configuration and tokenizer of a checkpoint folder: what every version carries beside its
-    weights.
+    weights. Folders from the Hub hold other things too (weights in other formats, pictures).
     """
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
-        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES)
+        if path.is_file()
+        and path.suffix in SMALL_SUFFIXES
+        and not path.name.endswith(".index.json")
+        and path.stat().st_size <= SMALL_BYTES_MAX
     }

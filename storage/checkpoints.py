@@ -17,6 +17,7 @@ from storage.hashing import content_hash
 from storage.manifest import FileEntry, TensorFiles
 from storage.objects import ObjectStore
 from storage.shards import read_shards, write_shards
+from storage.spread import Tensors
 from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
 
@@ -79,7 +80,7 @@ def write_checkpoint(
     store: ObjectStore,
     step: int,
     term: int,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     state: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
 ) -> CheckpointId:

@@ -1,4 +1,4 @@
-"""Models as transformers builds them, from scratch, a folder or a version: fp32, never from a hub.
+"""Models as transformers builds them, from scratch, a folder or a version: fp32, nothing fetched.
 
 Everything that knows transformers' configuration classes is here.
 """
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from storage.checkpoint_folder import check_weights, checkpoint_folder, configuration_of
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.tensors import untie
@@ -55,16 +57,38 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """The model of a local Hugging Face checkpoint folder, as fp32."""
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
+    """The causal language model of a Hugging Face checkpoint (`checkpoint_folder`), whatever type
+    and however many files it is stored in, as fp32 and whole: `ConfigurationError` says what is
+    missing or wrong.
+    """
+    folder = checkpoint_folder(path)
+    fields = configuration_of(folder)
+    if "quantization_config" in fields:
         raise ConfigurationError(
-            f"model.path: {path!r} is not a local checkpoint folder (no config.json in it); "
-            "nothing is downloaded, so fetch the model first"
+            f"model.path: {folder} holds quantised weights, which have no masters to train; "
+            "give the checkpoint that they were made from"
         )
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
-    )
+    for architecture in fields.get("architectures") or ():
+        _model_class(architecture, f"model.path: {folder}")
+    check_weights(folder)
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, SafetensorError, StrictDataclassError, ValueError) as error:
+        raise ConfigurationError(f"model.path: {folder} cannot be loaded: {error}") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigurationError(
+            f"model.path: {folder} has no {missing[0]} ({len(missing)} tensors of "
+            f"{type(model).__name__} are missing), and nothing is made up: is it another model's?"
+        )
+    return model
 
 
 def model_from_version(
@@ -126,12 +150,12 @@ def _new_model(
         return model_class(config)
 
 
-def _model_class(architecture: str) -> type[PreTrainedModel]:
+def _model_class(architecture: str, where: str = "model.architecture") -> type[PreTrainedModel]:
     known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str)}
     found = getattr(transformers, architecture, None) if architecture in known else None
     if found is None:
         raise ConfigurationError(
-            f"model.architecture: transformers has no causal language model {architecture!r}"
+            f"{where}: transformers has no causal language model {architecture!r}"
             + _nearest(architecture, known)
         )
     return found

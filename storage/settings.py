@@ -15,7 +15,8 @@ class ModelSettings(Settings):
     """Where the policy comes from."""
 
     path: str | None = None
-    """Folder of a Hugging Face checkpoint to start from; without it the task's warm-up makes one.
+    """Hugging Face checkpoint to start from: a folder, or a Hub name that is in this machine's
+    cache; without it the task's warm-up makes one.
     """
     architecture: str = "Qwen3ForCausalLM"
     """Class of transformers to build from scratch."""

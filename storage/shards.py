@@ -18,6 +18,7 @@ import torch
 from storage.documents import create_same
 from storage.manifest import FileEntry, TensorEntry, TensorFiles
 from storage.objects import Data, ObjectStore
+from storage.spread import Spread, Tensors
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
 from streams.errors import CorruptObject
 
@@ -117,10 +118,12 @@ def write_shards(
     store: ObjectStore,
     folder: str,
     stem: str,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     shard_bytes: int,
 ) -> TensorFiles:
     """Create `folder/stem-0000i-of-0000n.safetensors`; equal ones that are there are left alone."""
+    if isinstance(tensors, Spread):
+        return tensors.write_shards(store, folder, stem, shard_bytes)
     kept, tied = untie(tensors)
     shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
     files: list[FileEntry] = []

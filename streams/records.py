@@ -107,6 +107,21 @@ class Sampling:
     stop: tuple[int, ...] = ()
 
 
+class Drafts(_Value):
+    """How generated tokens came of drafts. `runs` counts them in order: so many that the model drew
+    itself, then so many that had been guessed and were right, and so on in turn (the first run may
+    be 0). They came in `steps` passes of the model; of `asked` look-ups, which took `lookup_s`,
+    `found` gave a draft, `guessed` tokens in all.
+    """
+
+    runs: tuple[int, ...]
+    steps: int
+    guessed: int
+    asked: int
+    found: int
+    lookup_s: float
+
+
 class Member(_Value):
     """One trajectory record by its address and the xxh3-64 of its bytes (hex)."""
 
@@ -206,7 +221,8 @@ class Assignment(_Record, tag="assignment/1"):
 class Partial(_Record, tag="partial/1"):
     """What a trajectory gained since `previous`; `start` is the index of its first token in the
     trajectory. `last` says that its rollout gave it up: it may go on elsewhere at once. `sources`
-    is empty where all of `tokens` were generated.
+    is empty where all of `tokens` were generated. `drafts` tells of those generated since
+    `previous`; None: nothing was drafted, or the engine does not say.
     """
 
     trajectory: str
@@ -222,6 +238,7 @@ class Partial(_Record, tag="partial/1"):
     spans: tuple[Span, ...]
     environment: str = ""
     last: bool = False
+    drafts: Drafts | None = None
 
 
 class RolloutStatus(_Record, tag="rollout_status/1"):
@@ -275,6 +292,8 @@ class Trajectory(_Record, tag="trajectory/1"):
     `reward` is None when it comes later as an annotation. `trainer_version` is the newest version
     known when it finished (lag at finish). `reference` is the task's own JSON for the reward, so
     that whoever reads the record can judge it. `predicted` is the length that its order expected.
+    `drafts` tells of all its generated tokens; None: nothing was drafted, or the engine does not
+    say.
     """
 
     trajectory: str
@@ -301,6 +320,7 @@ class Trajectory(_Record, tag="trajectory/1"):
     wave: int = 0
     reference: str = ""
     predicted: int = 0
+    drafts: Drafts | None = None
 
 
 class Annotation(_Record, tag="annotation/1"):

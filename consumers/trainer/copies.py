@@ -46,7 +46,7 @@ class Copies:
         copy.update({name: copy[owner] for name, owner in tied.items()})
         return copy
 
-    def give_back(self, copy: Mapping[str, Tensor]) -> None:
+    def give_back(self, copy: object) -> None:
         """Nobody reads it any more; one that is not from here is left alone."""
         with self._lock:
             for place, mine in enumerate(self._out):

@@ -10,7 +10,8 @@ tokens are scored; they keep the order of the samples.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +60,18 @@ class Judged:
     sequences: int
     lag: Tensor
     masked: int
+
+
+Batch = TypeVar("Batch", Rows, Judged)
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    if device.type == "cpu":
+        return batch
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    moved = {n: v.to(device, non_blocking=True) for n, v in values.items() if isinstance(v, Tensor)}
+    return replace(batch, **moved)
 
 
 def rows_of(samples: Sequence[Sample]) -> Rows:

@@ -8,7 +8,7 @@ number of workers.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from transformers import PreTrainedModel
 from consumers.settings import TrainerSettings
 from consumers.trainer.allocator import keep_freed_memory
 from consumers.trainer.copies import Copies
-from consumers.trainer.layout import judged_of, rows_of
+from consumers.trainer.device import device_of
+from consumers.trainer.layout import judged_of, placed, rows_of
 from consumers.trainer.loss import surrogate
 from consumers.trainer.masters import Masters
+from consumers.trainer.mismatch import gaps_of
 from consumers.trainer.optimiser import Optimiser
 from consumers.trainer.policy_forward import policy_of
+from consumers.trainer.recompute import recompute_layers
 from consumers.trainer.sample import Sample
 from consumers.trainer.sums import Sums
 from consumers.trainer.workers import Workers
@@ -41,14 +44,21 @@ class _Trained:
 
 
 class Learner:
-    """Takes `model` over (its parameters become views of the masters). Call from one thread."""
+    """Takes `model`, float32, over (its parameters become views of the masters, or of the masters
+    rounded to `trainer.compute`). Call from one thread.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
         keep_freed_memory()
         self._settings = settings
         self._model = model.eval()
-        self._masters = Masters(model)
-        self._policy = policy_of(model)
+        self._device = device_of(settings.device)
+        if settings.gradient_checkpointing:
+            recompute_layers(model)
+        compute: torch.dtype = getattr(torch, settings.compute)
+        is_plain = compute == torch.float32 and not settings.gradient_checkpointing
+        self._policy = policy_of(model, general=not is_plain)
+        self._masters = Masters(model, compute, self._device)
         self._optimiser = Optimiser(self._masters.flat, settings)
         self._gradient = torch.zeros_like(self._masters.flat)
         self._sums = Sums()
@@ -94,6 +104,7 @@ class Learner:
         """Wait for the update's micro-batches, normalise, clip and step; returns its metrics."""
         self._workers.wait()
         done = self._optimiser.update(self._gradient, self._sums.weight)
+        self._masters.round()
         busy_s = self.busy_s - self._busy_before_s
         metrics = {
             **self._sums.metrics(),
@@ -112,7 +123,8 @@ class Learner:
         """A copy to publish, checkpoint names, floating-point tensors as `dtype`; tied ones share
         memory. It is of `copies`, else the caller's own.
         """
-        return (copies or Copies(1)).take(self._model.state_dict(), getattr(torch, dtype))
+        state = self._masters.state_of(self._model)
+        return (copies or Copies(1)).take(state, getattr(torch, dtype))
 
     def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
         """A copy of all that the next update depends on, for a checkpoint: flat names, fp32 and two
@@ -125,6 +137,7 @@ class Learner:
         for prefix, flat in self._buffers().items():
             mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             self._masters.fill(flat, mine, f"checkpoint: {prefix}*")
+        self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
@@ -156,11 +169,13 @@ class Learner:
 
     def _train(self, job: _Job) -> _Trained:
         """Gradients of the micro-batch's summed loss; runs in a worker, changes nothing shared."""
-        judged = judged_of(job.samples, job.version)
+        judged = placed(judged_of(job.samples, job.version), self._device)
         if not judged.sequences:
             return _Trained((), Sums(masked=float(judged.masked)))
-        scores = self._policy(rows_of(job.samples))
+        scores = self._policy(placed(rows_of(job.samples), self._device))
         loss, sums = surrogate(scores, judged, self._settings)
+        if self.updates % self._settings.updates_per_step == 0:  # later weights have no number
+            sums = replace(sums, gaps=gaps_of(scores.logprobs, job.samples, job.version))
         gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
         return _Trained(gradients, sums)
 

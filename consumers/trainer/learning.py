@@ -1,9 +1,9 @@
-"""What a trainer asks of whatever learns: the learner proper (`learner.py`), or one that only keeps
-time (`paced_learner.py`).
+"""What a trainer asks of whatever learns: the learner proper (`learner.py`), several processes that
+learn as one (`sharded/`), or one that only keeps time (`paced_learner.py`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -13,6 +13,10 @@ from consumers.trainer.copies import Copies
 from consumers.trainer.learner import Learner
 from consumers.trainer.paced_learner import PacedLearner, PacedModel
 from consumers.trainer.sample import Sample
+from storage.spread import Tensors
+
+if TYPE_CHECKING:  # its collectives are for several processes only
+    from consumers.trainer.sharded.learner import ShardedModel
 
 
 class Learning(Protocol):
@@ -44,11 +48,11 @@ class Learning(Protocol):
         """Wait for the update's micro-batches, change the weights; returns metrics."""
         ...
 
-    def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
+    def snapshot(self, dtype: str, copies: Copies | None = None) -> Tensors:
         """A copy to publish; it is of `copies`, else the caller's own."""
         ...
 
-    def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
+    def state(self, copies: Copies | None = None) -> Tensors:
         """A copy of all that the next update depends on, for a checkpoint."""
         ...
 
@@ -65,8 +69,14 @@ class Learning(Protocol):
         ...
 
 
-def open_learner(model: PreTrainedModel | PacedModel, settings: TrainerSettings) -> Learning:
+def open_learner(
+    model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
+) -> Learning:
     """What learns this model; a real one is taken over."""
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
-    return Learner(model, settings)
+    if isinstance(model, PreTrainedModel):
+        return Learner(model, settings)
+    from consumers.trainer.sharded.learner import ShardedLearner
+
+    return ShardedLearner(model, settings)

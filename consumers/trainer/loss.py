@@ -13,6 +13,7 @@ from torch import Tensor
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.layout import Judged
+from consumers.trainer.mismatch import Gaps
 from consumers.trainer.scoring import Scores
 from consumers.trainer.sums import Sums
 
@@ -82,4 +83,5 @@ def _sums(
         sequences=float(judged.sequences),
         masked=float(judged.masked),
         **{name: float(value) for name, value in added.items()},
+        gaps=Gaps(),
     )

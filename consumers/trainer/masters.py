@@ -1,8 +1,8 @@
 """The fp32 masters: all parameters of a model in one flat buffer, each at a fixed place in it.
 
 Optimiser, norm and accumulation then are a few operations over one tensor instead of some for each
-parameter. The model's own parameters become views of the buffer, so its forward always sees the
-newest masters.
+parameter. The model's own parameters become views of the buffer, or, where it computes in another
+type, of a second one that is the masters rounded: its forward always sees the newest masters.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from streams.errors import ConfigurationError
 
+CPU = torch.device("cpu")
 ALIGNMENT = (
     16  # floats, one cache line: products on the views are as fast as on tensors of their own
 )
@@ -39,9 +40,14 @@ class Place:
 
 
 class Masters:
-    """`flat` holds the parameters of `model` from now on; gaps of the alignment stay 0."""
+    """`flat`, on `device`, holds the parameters of `model` from now on; gaps of the alignment stay
+    0. The model computes in `compute` there; what its class keeps in float32 stays so, and so do
+    buffers (rotary frequencies).
+    """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, compute: torch.dtype = torch.float32, device: torch.device = CPU
+    ) -> None:
         named = dict(model.named_parameters())
         self.parameters: Sequence[Tensor] = list(named.values())
         self.places: list[Place] = []
@@ -49,12 +55,36 @@ class Masters:
         for name, parameter in named.items():
             self.places.append(Place(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
-        self.flat = torch.zeros(end)
+        self.flat = torch.zeros(end, device=device)
+        rounded: Tensor | None = None
+        if compute != torch.float32:
+            rounded = torch.zeros(end, dtype=compute, device=device)
+        exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
         for place, parameter in zip(self.places, self.parameters, strict=True):
             view = place.of(self.flat)
             view.copy_(parameter.detach())
-            parameter.data = view
+            is_exact = not exact.isdisjoint(place.name.split("."))
+            parameter.data = view if is_exact or rounded is None else place.of(rounded)
             parameter.requires_grad_()
+        self._rounded = rounded
+        model.to(device)  # the buffers
+        self.round()
+
+    def round(self) -> None:
+        """The model sees the masters as they are now; to be called after each change of `flat`."""
+        if self._rounded is not None:
+            self._rounded.copy_(self.flat)
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """What `model`, the one given before, has under checkpoint names, with the masters
+        themselves for its parameters; tied ones share memory.
+        """
+        views = {
+            id(parameter): place.of(self.flat)
+            for place, parameter in zip(self.places, self.parameters, strict=True)
+        }
+        state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views by parameter name of a buffer with this layout."""

@@ -54,7 +54,7 @@ class Optimiser:
             fused=True,
         )
         self.mean, self.square = torch.zeros_like(flat), torch.zeros_like(flat)
-        self._moved = torch.zeros(())
+        self._moved = torch.zeros((), device=flat.device)
         self._adam.state[self._masters] = {
             "step": self._moved,
             "exp_avg": self.mean,

@@ -135,7 +135,8 @@ class PackedDecoder:
         """[N, heads + kv heads, D/2] rotations as complex numbers, from the model's own table."""
         length = int(positions.max()) + 1
         with torch.no_grad():
-            cos, sin = self._rope(self._named[self._head], torch.arange(length)[None])
+            steps = torch.arange(length, device=positions.device)[None]
+            cos, sin = self._rope(self._named[self._head], steps)
         half = self._head_size // 2
         table = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
         turn = table.index_select(0, positions)[:, None]

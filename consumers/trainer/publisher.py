@@ -38,6 +38,7 @@ from storage.checkpoints import (
 )
 from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
+from storage.spread import Tensors
 from storage.versions.pointer import check_term
 from streams.records import StepDone
 
@@ -55,8 +56,8 @@ class Snapshot:
     """
 
     done: StepDone
-    tensors: Mapping[str, torch.Tensor]
-    checkpoint: tuple[Mapping[str, torch.Tensor], Mapping[str, Any]] | None
+    tensors: Tensors
+    checkpoint: tuple[Tensors, Mapping[str, Any]] | None
     recorded: bool
     """An equal `StepDone` is in the ledger already (a repeated step)."""
     lags: Mapping[int, int]
@@ -89,7 +90,7 @@ class Publisher:
         """Memory for snapshots of the weights …"""
         self.states = Copies(QUEUE_MAX + 1, idle_max=1)
         """… and of a checkpoint's tensors. Take from both after `await_room` only."""
-        self._published: Mapping[str, torch.Tensor] = {}
+        self._published: Tensors = {}
         self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
@@ -40,6 +41,9 @@ from streams.reader import from_begin
 from streams.records import Configured, Position
 from streams.writer import FencedWriter
 
+if TYPE_CHECKING:  # see learning.py
+    from consumers.trainer.sharded.learner import ShardedModel
+
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +67,7 @@ class Begin:
     carries.
     """
 
-    model: PreTrainedModel | PacedModel
+    model: "PreTrainedModel | PacedModel | ShardedModel"
     model_files: Mapping[str, bytes]
 
 

@@ -33,6 +33,7 @@ class Sample:
     advantage: float
     temperature: float
     mask: Mask
+    task: str = ""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -62,6 +63,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
         advantage,
         record.temperature,
         np.ones(generated, np.bool_),
+        record.task,
     )
 
 

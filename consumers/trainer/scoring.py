@@ -5,6 +5,7 @@ drawn.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportIncompatibleMethodOverride=false
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -55,16 +56,31 @@ def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Ten
     """Scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX` logits at a
     time.
     """
-    rows = max(1, LOGITS_MAX // head.shape[0])
+    return score_through(
+        lambda some: F.linear(some, head), head.shape[0], hidden, targets, temperature
+    )
+
+
+def score_through(
+    logits_of: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+) -> Scores:
+    """Scores under `logits_of(hidden)`, [g, d] → [g, vocabulary], at most `LOGITS_MAX` logits at a
+    time.
+    """
+    rows = max(1, LOGITS_MAX // vocabulary)
     if len(targets) <= rows:
-        return score(F.linear(hidden, head), targets, temperature)
+        return score(logits_of(hidden), targets, temperature)
+
+    def score_slice(hidden: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+        return score(logits_of(hidden), targets, temperature)
+
     slices = zip(hidden.split(rows), targets.split(rows), temperature.split(rows), strict=True)
     parts: list[Scores] = [
-        checkpoint(_score_slice, h, head, t, c, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(score_slice, h, t, c, use_reentrant=False, preserve_rng_state=False)
         for h, t, c in slices
     ]  # pyright: ignore[reportAssignmentType]
     return Scores(torch.cat([p.logprobs for p in parts]), torch.cat([p.entropy for p in parts]))
-
-
-def _score_slice(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
-    return score(F.linear(hidden, head), targets, temperature)

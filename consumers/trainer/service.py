@@ -66,7 +66,7 @@ class Trainer:
             waited += self._feed(progress, figures, stop)
             if not progress.is_complete():
                 return False
-            metrics = learner.finish_update()
+            metrics |= learner.finish_update()  # the mismatch is of the first one
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **figures.metrics(), **times}

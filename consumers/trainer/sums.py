@@ -4,13 +4,16 @@
 the metrics.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+from consumers.trainer.mismatch import Gaps
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Over trained tokens, but `sequences`, `masked` and the two maxima. `ratio` is π/μ before
     truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r.
+    `gaps` are of the first update of a step only.
     """
 
     loss: float = 0.0
@@ -26,13 +29,15 @@ class Sums:
     lag: float = 0.0
     ratio_max: float = 0.0
     lag_max: float = 0.0
+    gaps: Gaps = field(default_factory=Gaps)
 
     def __add__(self, other: "Sums") -> "Sums":
         def combined(name: str) -> float:
             pair: tuple[float, float] = getattr(self, name), getattr(other, name)
             return max(pair) if name.endswith("_max") else sum(pair)
 
-        return Sums(**{field.name: combined(field.name) for field in fields(Sums)})
+        names = (one.name for one in fields(Sums) if one.name != "gaps")
+        return Sums(**{name: combined(name) for name in names}, gaps=self.gaps + other.gaps)
 
     def metrics(self) -> dict[str, float]:
         """Means by name. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence",
@@ -53,4 +58,5 @@ class Sums:
             "tokens": self.tokens,
             "sequences": self.sequences,
             "masked_tokens": self.masked,
+            **self.gaps.metrics(),
         }

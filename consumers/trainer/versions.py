@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from storage.hashing import content_hash
 from storage.manifest import Manifest, read_manifest
 from storage.objects import ObjectStore
 from storage.settings import WeightsSettings
-from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
+from storage.spread import Spread, Tensors, identities
 from storage.versions.anchoring import AnchorRule, Chain, anchor_due
 from storage.versions.announcing import announcement
 from storage.versions.chains import chain_of
@@ -49,7 +47,7 @@ class VersionWriter:
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
     _manifest: Manifest | None = None  # of the believed version …
-    _tensors: Mapping[str, torch.Tensor] | None = None  # … and its tensors, once they are here
+    _tensors: Tensors | None = None  # … and its tensors, once they are here
     _chain: Chain | None = None
     _is_fork: bool = False
 
@@ -67,7 +65,7 @@ class VersionWriter:
         """The believed version, None before the first."""
         return None if self.pointer is None else self.pointer.version
 
-    def publish(self, number: int, tensors: Mapping[str, torch.Tensor]) -> Version:
+    def publish(self, number: int, tensors: Tensors) -> Version:
         """Make this number believed and announced, unless it is already; returns its version.
 
         The tensors are the next version's base: nobody may write to them until the next call has
@@ -78,7 +76,7 @@ class VersionWriter:
             if number == highest.number:
                 self._recognise(tensors)
             return highest if number == highest.number else version
-        due = self._is_anchor_due(number)
+        due = self._is_anchor_due(number, isinstance(tensors, Spread))
         manifest = publish(
             self.store,
             self.run,
@@ -96,14 +94,10 @@ class VersionWriter:
         self._announce(manifest)
         return version
 
-    def _recognise(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _recognise(self, tensors: Tensors) -> None:
         """A repeated step's tensors are the believed version's, or the run is a fork."""
         assert self._manifest is not None
-        kept, tied = untie(tensors)
-        hashes = {
-            name: tensor_hash(DTYPE_NAMES[t.dtype], tuple(t.shape), tensor_bytes(t))
-            for name, t in kept.items()
-        }
+        hashes, tied = identities(tensors)
         weights = self._manifest.weights
         same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}
         self._is_fork = not same
@@ -111,9 +105,14 @@ class VersionWriter:
         if not same:
             log.warning("%s was made with other bits: an anchor comes next", self.highest)
 
-    def _is_anchor_due(self, number: int) -> bool:
-        """Whether the next version must be whole; where it need not, the base is here after it."""
+    def _is_anchor_due(self, number: int, is_spread: bool) -> bool:
+        """Whether the next version must be whole; where it need not, the base is here after it.
+
+        Tensors that are spread have no base but the last that were: no process reads the others'.
+        """
         if self._manifest is None or self._is_fork or not self.settings.deltas:
+            return True
+        if is_spread and self._tensors is None:
             return True
         if not self._has_files(self._manifest):
             return True
@@ -136,7 +135,7 @@ class VersionWriter:
         present = {f.name: f.hash for f in manifest.model_files if f.name != INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
-    def _go_on_from(self, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _go_on_from(self, manifest: Manifest, tensors: Tensors) -> None:
         before, delta = self._chain, manifest.delta
         if manifest.kind == "anchor" or before is None or delta is None:
             self._chain = Chain(1, 0, manifest.full_bytes)

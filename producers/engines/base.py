@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 import torch
 
 from storage.versions.held import Patch
-from streams.records import Floats, Sampling, Sources, Span, Tokens, Version
+from streams.records import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 
@@ -55,7 +55,8 @@ class Emission:
     cost more than decoding.
 
     `finish` is None while it goes on; `stop` (the stop token is the last of `tokens`), `length`
-    (`tokens_max` generated tokens, or the engine's context is full).
+    (`tokens_max` generated tokens, or the engine's context is full). `drafts` says which of the
+    tokens were guessed; None where nothing is drafted, or the engine cannot say.
     """
 
     trajectory: str
@@ -63,6 +64,7 @@ class Emission:
     logprobs: Floats
     version: Version
     finish: Literal["stop", "length"] | None
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,10 @@ def open_engine(
     if name == "vllm":
         from producers.engines.vllm_engine import VllmEngine  # only where it is asked for
 
-        return VllmEngine(model_config, tensors, version, slots, context_max, settings=vllm)
+        return VllmEngine(
+            model_config, tensors, version, slots, context_max,
+            settings=vllm, drafts=drafts, switch=switch,
+        )  # fmt: skip
     raise ConfigurationError(
         f"rollouts.engine: no engine {name!r} computes a model; there are 'torch' and 'vllm'"
     )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from streams.bus import Bus
+from streams.drafted import joined
 from streams.errors import DecodeError
 from streams.reader import read_at
-from streams.records import GENERATED, Address, Floats, Partial, Sources, Span, Tokens
+from streams.records import GENERATED, Address, Drafts, Floats, Partial, Sources, Span, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Gained:
     logprobs: Floats
     spans: tuple[Span, ...]
     environment: str
+    drafts: Drafts | None = None
 
 
 def extend_spans(spans: list[Span], span: Span) -> None:
@@ -66,4 +68,5 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
         np.concatenate([link.logprobs for link in links]),
         tuple(spans),
         links[-1].environment,
+        joined((len(link.logprobs), link.drafts) for link in links),
     )

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from producers.engines.base import Emission, Request
 from producers.rollout.chain import Gained, extend_spans
+from streams.drafted import joined
 from streams.records import (
     ENVIRONMENT,
     GENERATED,
     PROMPT,
     Address,
     Assignment,
+    Drafts,
     Floats,
     Partial,
     Sources,
@@ -45,10 +47,13 @@ class Growing:
     sources: list[Sources]
     logprobs: list[Floats] = field(default_factory=list[Floats])
     spans: list[Span] = field(default_factory=list[Span])
+    parts: list[tuple[int, Drafts | None]] = field(default_factory=list[tuple[int, Drafts | None]])
+    """Generated tokens and how they were drafted, by emission."""
     length: int = 0
     generated: int = 0
     flushed: int = 0
     flushed_generated: int = 0
+    flushed_parts: int = 0
     partial: Address | None = None
     flushing: bool = False
     """Its last partial is on its way: the next one continues that one's address."""
@@ -66,11 +71,13 @@ class Growing:
             growing.sources.append(gained.sources)
             growing.logprobs.append(gained.logprobs)
             growing.spans = list(gained.spans)
+            growing.parts = [(len(gained.logprobs), gained.drafts)]
             growing.length += len(gained.tokens)
             growing.generated = len(gained.logprobs)
             growing.environment = gained.environment
             growing.partial = order.partial
         growing.flushed, growing.flushed_generated = growing.length, growing.generated
+        growing.flushed_parts = len(growing.parts)
         return growing
 
     def request(self, hold: bool) -> Request:
@@ -100,6 +107,7 @@ class Growing:
         self.logprobs.append(emission.logprobs)
         if count:
             extend_spans(self.spans, Span(self.generated, self.generated + count, emission.version))
+            self.parts.append((count, emission.drafts))
         self.length += count
         self.generated += count
 
@@ -137,8 +145,10 @@ class Growing:
             ),
             environment=self.environment,
             last=last,
+            drafts=joined(self.parts[self.flushed_parts :]),
         )
         self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
+        self.flushed_parts = len(self.parts)
         self.flushing = True
         return record
 
@@ -183,6 +193,7 @@ class Growing:
             wave=order.wave,
             reference=order.reference,
             predicted=order.predicted,
+            drafts=joined(self.parts),
         )
 
 

@@ -1,5 +1,5 @@
-"""What a rollout remembers of earlier answers: a consumer of `trajectories` that feeds the history
-which drafts come from.
+"""What is remembered of earlier answers: a consumer of `trajectories` that feeds the history which
+drafts come from; of `annotations`, for rewards that come late; and of what still runs.
 
 It begins as far back as the history holds, in the archive where the log was truncated, and follows
 the log a few records at a time between two looks at the engine, so that generation neither waits
@@ -7,23 +7,23 @@ for it nor stops. Nothing is committed and nothing depends on it: a record that 
 never changes the speed of a rollout, not what it generates.
 """
 
-import logging
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.engines.base import DraftStats
 from producers.engines.drafts import Answer, History, prompt_key
+from producers.rollout.following import Following
+from producers.rollout.siblings import Siblings
 from streams.bus import Bus
-from streams.errors import PositionLost
-from streams.reader import TopicReader, from_begin
-from streams.records import PROMPT, Position, Trajectory
+from streams.reader import TopicReader
+from streams.records import PROMPT, Annotation, Record, Trajectory
 
-log = logging.getLogger(__name__)
-
-TOPIC = "trajectories"
 LOOK_RECORDS = 32  # remembered between two looks at the engine: some milliseconds of work
 SHORTEST = 16  # tokens of a record on average, at least: how many may be worth reading again
+REWARD = "reward"  # the annotation that a task's own reward comes as
+EARLY_MAX = 4096  # rewards that were read before their answers
 
 
 @dataclass(slots=True)
@@ -34,60 +34,57 @@ class Remembering:
     earlier: Bus
     history: History
     records: int = 0
-    _reader: TopicReader = field(init=False)
-    _catching_up: dict[int, int] = field(init=False)
-    """Offsets up to which `earlier` is read; what comes after them is in the log."""
+    _trajectories: Following = field(init=False)
+    _annotations: Following = field(init=False)
+    _siblings: Siblings = field(init=False)
+    _early: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
 
     def __post_init__(self) -> None:
-        ends, begins = self.bus.end(TOPIC), self.earlier.begin(TOPIC)
-        back = self.history.tokens_max // (SHORTEST * len(ends))
-        start = {p: Position(max(begins.get(p, 0), end - back)) for p, end in ends.items()}
-        self._reader = TopicReader(self.earlier, TOPIC, start)
-        self._catching_up = ends
+        back = self.history.tokens_max // SHORTEST
+        self._trajectories = Following(self.bus, self.earlier, "trajectories", back)
+        self._annotations = Following(self.bus, self.earlier, "annotations", back)
+        self._siblings = Siblings(self.bus, self.history.context)
 
     def look(self) -> None:
         """Take in what has arrived, a bounded part of it."""
-        try:
-            received = self._reader.follow(records_max=LOOK_RECORDS)
-        except PositionLost as error:
-            log.info("%s; drafts go on with what is kept", error)
-            self._reader = TopicReader(self.bus, TOPIC, from_begin(self.bus, TOPIC))
-            return
-        answers = [
-            answer_of(one.record)
-            for one in received
-            if isinstance(one.record, Trajectory) and one.record.finish != "dead"
+        finished = [
+            record
+            for record in self._trajectories.look(LOOK_RECORDS)
+            if isinstance(record, Trajectory)
         ]
-        self.history.insert_all(answers)
+        pieces = self._siblings.look()
+        answers = [self._answer(record) for record in finished if record.finish != "dead"]
+        self.history.insert_all([*pieces, *answers])
         self.records += len(answers)
-        if self._catching_up and self._has_caught_up():
-            self._reader = TopicReader(self.bus, TOPIC, self._reader.positions)
-            self._catching_up = {}
-
-    def conclude(self, drafts: DraftStats) -> None:
-        """Say in the log what drafting came to."""
-        log.info(
-            "drafts: %d answers remembered, %d of %d drafts found, %d of %d tokens right, "
-            "%.2f tokens per row and pass, %.2f s looking up",
-            self.records,
-            drafts.found,
-            drafts.asked,
-            drafts.accepted,
-            drafts.proposed,
-            drafts.gained / max(1, drafts.rows),
-            drafts.lookup_s,
-        )
+        for record in finished:
+            self._siblings.finished(record.trajectory)
+        self._hear_rewards(self._annotations.look(LOOK_RECORDS))
 
     def readers(self) -> list[TopicReader]:
-        return [self._reader]
+        """Those of all topics; any thread may ask."""
+        own = [self._trajectories.reader, self._annotations.reader]
+        return [*own, *self._siblings.readers()]
 
-    def _has_caught_up(self) -> bool:
-        at = self._reader.positions
-        return all(at[p].offset >= end for p, end in self._catching_up.items())
+    def _answer(self, record: Trajectory) -> Answer:
+        early = self._early.pop(record.trajectory, None)
+        return answer_of(record, early)
+
+    def _hear_rewards(self, records: Sequence[Record]) -> None:
+        for record in records:
+            if not isinstance(record, Annotation) or record.name != REWARD:
+                continue
+            reward = float(record.values[0]) if len(record.values) else None
+            if reward is None or not np.isfinite(reward):  # it says that there will never be one
+                continue
+            if not self.history.judged(record.trajectory, reward):
+                self._early.setdefault(record.trajectory, reward)  # the first one counts
+                while len(self._early) > EARLY_MAX:
+                    self._early.popitem(last=False)
 
 
-def answer_of(record: Trajectory) -> Answer:
-    """All that came after the prompt, with its reward."""
+def answer_of(record: Trajectory, late: float | None = None) -> Answer:
+    """All that came after the prompt, with its reward, or the one that was brought `late`."""
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
-    return Answer(key, record.group, record.tokens, fresh, record.reward)
+    reward = late if record.reward is None else record.reward
+    return Answer(key, record.group, record.tokens, fresh, reward, name=record.trajectory)

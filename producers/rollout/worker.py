@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from producers.engines.base import Emission, Engine, UpdateMode
 from producers.rollout.judging import Judging
+from producers.rollout.keeping import Keeping
 from producers.rollout.orders import Orders
 from producers.rollout.pulse import Health
-from producers.rollout.remembering import Remembering
 from producers.rollout.tell import tell
 from producers.rollout.update import (
     Load,
@@ -48,8 +48,8 @@ class Rollout:
     clock: Callable[[], float] = time.time
     judged_s: float = 2.0
     """When it leaves, seconds for what is being judged."""
-    remembering: Remembering | None = None
-    """Feeds the history that its engine drafts from; None: it drafts from none."""
+    keeping: Keeping | None = None
+    """Its part in the history that its engine drafts from; None: it drafts from none."""
     drawn: int = 0
     work: Work = field(init=False)
 
@@ -64,8 +64,8 @@ class Rollout:
             self._take_orders()
             self._take_weights()
             self._start_waiting()
-            if self.remembering is not None:
-                self.remembering.look()
+            if self.keeping is not None:
+                self.keeping.look()
             began = time.perf_counter()
             emissions = self._generate()
             for emission in emissions:
@@ -201,8 +201,8 @@ class Rollout:
             self.work.publish()
         self.work.forget_all()
         self._say("leaving")  # 4
-        if self.remembering is not None:
-            self.remembering.conclude(self.voice.drafts)
+        if self.keeping is not None:
+            self.keeping.conclude(self.voice.drafts)
         self.voice.sender.flush()
 
     # ---- what it is ----------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Rollout:
         return tell(self.voice, self.follower, len(self.judging), oldest_s)
 
     def readers(self) -> list[TopicReader]:
-        more = [] if self.remembering is None else self.remembering.readers()
+        more = [] if self.keeping is None else self.keeping.readers()
         return [*self.orders.readers(), *self.follower.readers(), *more]
 
     def health(self) -> Health:

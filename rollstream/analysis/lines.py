@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from streams.drafted import right_of
 from streams.records import (
     Admitted,
     Annotation,
@@ -56,10 +57,12 @@ def _trajectory(record: Trajectory) -> str:
     outcome = f"dead: {record.reason}" if record.finish == "dead" else f"{record.finish}, {reward}"
     seconds = record.finished_s - record.started_s
     moves = f", {record.moves} moves" if record.moves else ""
+    drafts = record.drafts
+    right = "" if drafts is None else f", {right_of(drafts)} of {drafts.guessed} drafts right"
     return (
         f"{record.trajectory} of {record.task}: {outcome}, {len(record.logprobs)} tokens "
         f"({spans_in_words(record.spans)}) by {record.rollout}/{record.rollout_term} "
-        f"in {seconds:.2f} s{moves}"
+        f"in {seconds:.2f} s{moves}{right}"
     )
 
 

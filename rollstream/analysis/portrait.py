@@ -13,6 +13,7 @@ from rollstream.analysis.shown import cell
 from rollstream.analysis.story import Row, Story
 from rollstream.analysis.text import Text
 from rollstream.analysis.tokens import Token, tokens_of
+from rollstream.live.drafts import Guesses, guesses_of
 from streams.records import Assignment, Partial, Trajectory
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
@@ -27,7 +28,7 @@ def draw(story: Story, text: Text, logprobs: bool) -> RenderableType:
     parts: list[RenderableType] = [title, _facts(story)]
     if story.record is not None:
         tokens = tokens_of(story.record, text)
-        parts += ["", _legend(text), _written(tokens)]
+        parts += ["", _legend(text, story.record), _written(tokens)]
         if logprobs:
             parts += ["", _token_table(tokens)]
     return Group(*parts)
@@ -74,6 +75,8 @@ def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str
     if record.scores:
         yield "scores", [", ".join(f"{name} {value:g}" for name, value in record.scores.items())]
     yield "task", [f"{record.task}, temperature {record.temperature:g}"]
+    if (drafted := guesses_of(record)) is not None:
+        yield "drafts", [_drafts(drafted)]
     moves = f"{record.moves} moves" if record.moves != 1 else "1 move"
     yield (
         "where",
@@ -85,6 +88,14 @@ def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str
             f"{_clock(record.started_s)} to {_clock(record.finished_s)} UTC, "
             f"{record.finished_s - record.started_s:.2f} s"
         ],
+    )
+
+
+def _drafts(found: Guesses) -> str:
+    cost = "" if found.lookup_us is None else f", {found.lookup_us:.0f} µs each"
+    return (
+        f"{found.right} of {found.guessed} guessed tokens right, {found.tokens} tokens in "
+        f"{found.steps} steps; {found.found} of {found.asked} look-ups found a draft{cost}"
     )
 
 
@@ -139,11 +150,12 @@ def _first_and_last(lines: list[str]) -> list[str]:
     return [*lines[:half], f"… {len(lines) - 2 * half} more …", *lines[-half:]]
 
 
-def _legend(text: Text) -> Styled:
+def _legend(text: Text, record: Trajectory) -> Styled:
+    guessed = () if record.drafts is None else (("bold", "bold"), " guessed and right, ")
     known = "" if text.is_known else "; no tokenizer is there, so tokens are numbers"
     return Styled.assemble(
         ("prompt", "dim"), ", ", ("environment", "dim italic"), ", generated in the colour of its "
-        "version, ", ("underlined", "underline"), f" below 10 % probability{known}",
+        "version, ", *guessed, ("underlined", "underline"), f" below 10 % probability{known}",
     )  # fmt: skip
 
 
@@ -162,13 +174,17 @@ def _token_table(tokens: list[Token]) -> Table:
     for name in ("#", "token", "logprob", "probability"):
         table.add_column(name, justify="right")
     table.add_column("under")
+    drafted = any(token.guessed for token in tokens)
+    if drafted:
+        table.add_column("guessed")
     table.add_column("text")
     for index, token in enumerate(tokens):
         scores = ("", "") if token.logprob is None else (
             f"{token.logprob:.4f}", f"{math.exp(token.logprob):.4f}"
         )  # fmt: skip
         piece = Styled(repr(token.piece)[1:-1], style=_style(token))
-        table.add_row(str(index), str(token.number), *scores, token.label, piece)
+        mark = ("✓" if token.guessed else "",) if drafted else ()
+        table.add_row(str(index), str(token.number), *scores, token.label, *mark, piece)
     return table
 
 
@@ -176,7 +192,8 @@ def _style(token: Token) -> str:
     if token.version is None:
         return "dim italic" if token.label == "environment" else "dim"
     unlikely = token.logprob is not None and token.logprob < UNLIKELY
-    return COLOURS[token.version % len(COLOURS)] + (" underline" if unlikely else "")
+    marked = (" bold" if token.guessed else "") + (" underline" if unlikely else "")
+    return COLOURS[token.version % len(COLOURS)] + marked
 
 
 def _clock(seconds: float) -> str:

@@ -152,7 +152,7 @@ class Session:
             self.define(named_in(sql))
             return run(sql)
         except duckdb.BinderException:
-            if not [topic for topic in self._topics() if self._complete(topic)]:
+            if not self._completed():
                 raise
         self.define(named_in(sql))
         return run(sql)
@@ -167,7 +167,12 @@ class Session:
 
     def _define(self, name: str) -> None:
         if VIEWS[name].query:
-            self.connection.execute(f"CREATE VIEW {name} AS {VIEWS[name].query}")
+            try:
+                self._derive(name)
+            except duckdb.BinderException:
+                if not self._completed():
+                    raise
+                self._derive(name)
             return
         from rollstream.analysis import rows
 
@@ -178,10 +183,21 @@ class Session:
         else:
             rows.define_settings(self.connection, self.place)
 
-    def _complete(self, topic: str) -> bool:
+    def _derive(self, name: str) -> None:
+        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
+
+    def _completed(self) -> bool:
+        """Give topics of older files the columns of today, and make what was derived from them
+        anew; False if they had them.
+        """
         from rollstream.analysis.rows import complete_topic
 
-        return complete_topic(self, topic)
+        if not [topic for topic in self._topics() if complete_topic(self, topic)]:
+            return False
+        for name in in_order(self._defined & VIEWS.keys()):
+            if name in self._defined and VIEWS[name].query:
+                self._derive(name)
+        return True
 
     def _define_text(self) -> None:
         from rollstream.analysis.text import define_text

@@ -136,6 +136,18 @@ FROM spans WHERE step IS NOT NULL AND masked IS NOT TRUE
 GROUP BY ALL ORDER BY step, lag
 """
 
+_DRAFTS = """
+SELECT trajectory, "group", index, task,
+       dense_rank() OVER (
+           PARTITION BY hash(list_slice(tokens, 1, list_position(sources, 1) - 1)) ORDER BY "group"
+       ) AS pass,
+       len(logprobs) AS tokens, drafts.steps AS steps, drafts.guessed AS guessed,
+       coalesce(list_sum(list_filter(drafts.runs, lambda run, place: place % 2 = 0)), 0)::BIGINT
+           AS accepted,
+       drafts.asked AS asked, drafts.found AS found, drafts.lookup_s AS lookup_s
+FROM completions WHERE drafts IS NOT NULL
+"""
+
 VIEWS: dict[str, View] = {
     view.name: view
     for view in (
@@ -192,6 +204,13 @@ VIEWS: dict[str, View] = {
         ),
         View(
             "lag", "trained tokens by step and by their lag at consumption", ("spans",), _LAG
+        ),
+        View(
+            "drafts",
+            "one row per trajectory that was drafted: in which pass over its prompt, what was "
+            "guessed and accepted, in how many steps its tokens came",
+            ("completions",),
+            _DRAFTS,
         ),
     )
 }  # fmt: skip

@@ -17,6 +17,7 @@ from importlib import import_module
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import listen
 from rollstream.lifeline import end_with_parent
+from rollstream.rank_names import name_of_rank, parent_of_rank
 from rollstream.supervisor import HANDED_NONCE, NONCE
 from streams.errors import ConfigurationError
 
@@ -37,12 +38,14 @@ log = logging.getLogger(__name__)
 
 def main(arguments: argparse.Namespace) -> int:
     """Until the role is done or a signal asks it to stop."""
-    end_with_parent()
+    is_rank = arguments.command == "train"
+    end_with_parent(parent_of_rank() if is_rank else os.environ)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     grace_s = _grace_s(arguments)
     configuration, folder = configured(arguments)
+    name = name_of_rank(arguments.name) if is_rank else arguments.name
     if arguments.command in HEAVY:
         import_module(HEAVY[arguments.command])
     from rollstream.roles import run_role
@@ -54,14 +57,14 @@ def main(arguments: argparse.Namespace) -> int:
         arguments.command,
         configuration,
         folder.path,
-        name=arguments.name,
+        name=name,
         stop=signals.stop,
         nonce=os.environ.get(NONCE) or secrets.token_hex(16),
         handed_nonce=os.environ.get(HANDED_NONCE),
         accept_config=getattr(arguments, "accept_config", False),
         grace_s=grace_s,
     )
-    log.info("%s %s", arguments.name, "is done" if is_done else "was stopped")
+    log.info("%s %s", name, "is done" if is_done else "was stopped")
     return 0 if is_done or grace_s is not None else ASKED_TO_STOP
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollstream.children import ending
+from rollstream.live.drafts import Guesses
 from rollstream.live.snapshot import Snapshot
-from rollstream.live.words import age, brief, count, plain_text, plural, share, spark
+from rollstream.live.words import GAP, age, brief, count, plain_text, plural, share, spark
 
 SILENCE = "–"  # what is not known yet
 TASKS_MAX = 8
+DRAFTS_MAX = 4  # passes, or tasks of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ def rows_of(at: Snapshot, detailed: bool) -> Iterator[Row]:
         yield Row("lag", tuple(f"{lag_of(at, when)} {word}" for when, word in LAGS))
     yield Row("queue", _queue(at, detailed))
     yield Row("lengths", _lengths(at), 2)
+    if at.drafts:
+        yield Row("drafts", tuple(_drafts(at)), 1)
     if detailed or at.scheduling.newest:
         yield Row("moves", tuple(_moves(at)), 1)
     if detailed:
@@ -44,6 +48,8 @@ def rows_of(at: Snapshot, detailed: bool) -> Iterator[Row]:
     yield Row("groups", tuple(_groups(at)))
     if detailed:
         yield Row("samples", _samples(at), 1)
+        if at.mismatch:
+            yield Row("mismatch", tuple(_mismatch(at)), 2)
         yield Row("versions", tuple(_versions(at)))
         yield Row("records", tuple(_records(at)), 2)
         yield Row("unreadable", tuple(_dead_letters(at)), 0 if at.dead_letters else 2)
@@ -121,6 +127,29 @@ def _lengths(at: Snapshot) -> tuple[str, ...]:
     return (*parts, cut_off, *_foreseen(at))
 
 
+def _drafts(at: Snapshot) -> Iterator[str]:
+    """Of the newest pass all, by task where there are several; of those before it the shares."""
+    newest = at.drafts[0].number
+    mixed = len({one.task for one in at.drafts}) > 1
+    for one in at.drafts[:DRAFTS_MAX]:
+        which = "" if one.number is None else f"pass {one.number} "
+        which += f"{plain_text(one.task, 24)} " if mixed else ""
+        yield f"{which}{_guessed(one.guesses)}"
+        if one.number == newest:
+            yield from _looked_up(one.guesses)
+
+
+def _guessed(found: Guesses) -> str:
+    right = SILENCE if found.acceptance is None else share(found.acceptance)
+    return f"{right} right, {found.per_step:.1f} tokens a step"
+
+
+def _looked_up(found: Guesses) -> Iterator[str]:
+    if found.hit_rate is not None and found.lookup_us is not None:
+        yield f"{share(found.hit_rate)} found in {found.lookup_us:.0f}{GAP}µs each"
+    yield f"{found.wrong_per_token:.2f} wrong per token"
+
+
 def _moves(at: Snapshot) -> Iterator[str]:
     """In the last minute, then the newest by name."""
     found = at.scheduling
@@ -165,6 +194,20 @@ def _samples(at: Snapshot) -> tuple[str, ...]:
     names = ("late", "duplicate", "dead")
     counts = (f"{count(at.outcomes.trajectories.get(name, 0))} {name}" for name in names)
     return (*counts, f"{share(at.lag.masked_share)} of tokens masked for lag")
+
+
+def _mismatch(at: Snapshot) -> Iterator[str]:
+    """Of engine and trainer, the largest first."""
+    tasks = sorted(at.mismatch.items(), key=lambda one: -max(one[1].mean, one[1].near_mean))
+    for task, found in tasks[:TASKS_MAX]:
+        name = plain_text(task, 24)
+        if found.tokens:
+            yield f"{name} {found.mean:.1e} nats (max {found.largest:.1e})"
+            yield f"{brief(found.tokens)} tokens to step {found.step}"
+        else:
+            yield f"{name} no token of lag 0"
+        if found.near_lag is not None:
+            yield f"{found.near_mean:.1e} at lag {found.near_lag}"
 
 
 def _versions(at: Snapshot) -> Iterator[str]:

@@ -28,6 +28,8 @@ class Plan:
     reward_terms: Mapping[str, float]
     is_paced: bool = False
     """Lengths and times are drawn and computed, not a model's."""
+    is_float32: bool = False
+    """Engine, trainer and published weights are, so that only rounding parts them."""
 
     def groups_max(self) -> int:
         """Most groups that may be open at once: what `max_lag` admits ahead (invariant 5)."""
@@ -57,4 +59,11 @@ def plan_of(c: Configuration) -> Plan:
         annotations=c.trainer.annotations,
         reward_terms=c.trainer.reward_terms,
         is_paced=c.rollouts.engine == "paced",
+        is_float32=_is_float32(c),
     )
+
+
+def _is_float32(c: Configuration) -> bool:
+    """As far as the configuration says: what vLLM chooses by itself follows from its device."""
+    engine = "float32" if c.rollouts.engine == "torch" else c.rollouts.vllm.dtype
+    return engine == c.weights.dtype == c.trainer.compute == "float32"

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rollstream.live.drafts import Guesses, guesses_of
 from rollstream.live.groups import OWN
 from streams.records import Annotation, Take, Trajectory
 
@@ -25,6 +26,8 @@ class Finished:
     spans: tuple[tuple[int, int], ...]
     finished_s: float
     predicted: int = 0
+    guesses: Guesses | None = None
+    """None where nothing was drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Samples:
             tuple((span.version.number, span.end - span.start) for span in record.spans),
             record.finished_s,
             record.predicted,
+            guesses_of(record),
         )
         if len(self.finished) > SAMPLES_KEPT:
             self.finished.popitem(last=False)
@@ -108,6 +112,18 @@ class Samples:
             for one in self.finished.values()
             if one.predicted and one.finish != "dead"
         ]
+
+    def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], Guesses]:
+        """Of those that were drafted, by pass over the prompts (from 1) and task; `epochs` knows
+        the passes of groups from 0.
+        """
+        found: dict[tuple[int | None, str], Guesses] = {}
+        for one in self.finished.values():
+            if one.guesses is not None:
+                epoch = epochs.get(one.group)
+                key = (None if epoch is None else epoch + 1, one.task)
+                found[key] = found.get(key, Guesses()) + one.guesses
+        return found
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
         """Trajectories finished per second and their generated tokens, within the last `window_s`

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from rollstream.live.drafts import PassDrafts, in_order
 from rollstream.live.groups import oldest
+from rollstream.live.mismatch import Mismatch, mismatch_of
 from rollstream.live.pace import Lag, Pace, lag_of, pace_of, recent_steps
 from rollstream.live.phase import is_over, is_quiet, is_starting, phase_of
 from rollstream.live.plan import Plan
@@ -81,6 +83,9 @@ class Snapshot:
     rewards: tuple[float, ...]
     task_rewards: Mapping[str, float]
     tasks: Mapping[str, TaskFigures]
+    mismatch: Mapping[str, Mismatch]
+    drafts: tuple[PassDrafts, ...]
+    """Of the last trajectories; empty where nothing is drafted."""
     evaluation: Mapping[str, float] | None
     version: int | None
     version_bytes: int
@@ -137,6 +142,8 @@ def snapshot(
         rewards=tuple(done.metrics.get("reward_mean", 0.0) for done in state.steps),
         task_rewards=_by_task(recent) or _means(tasks),
         tasks=tasks,
+        mismatch=mismatch_of(state.steps),
+        drafts=in_order(state.samples.drafts(state.epochs)),
         evaluation=state.evaluations[-1] if state.evaluations else None,
         version=state.weights.version.number if state.weights else None,
         version_bytes=state.weights.bytes if state.weights else 0,

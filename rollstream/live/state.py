@@ -70,6 +70,8 @@ class RunState:
     """What each rollout last said that it serves."""
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
     """Published groups and when."""
+    epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
+    """The passes over the prompts that the newest published groups belong to, from 0."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
@@ -119,6 +121,9 @@ class RunState:
             case Prompt():
                 self.prompts[record.group] = time_s
                 self._forget_prompts()
+                self.epochs[record.group] = record.epoch
+                if len(self.epochs) > PROMPTS_KEPT:
+                    self.epochs.popitem(last=False)
             case _:
                 pass
 

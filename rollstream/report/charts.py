@@ -36,6 +36,8 @@ class Chart:
     low: float | None = 0.0
     high: float | None = None
     stacked: bool = False
+    along: str = "step"
+    """What x counts."""
 
     def is_empty(self) -> bool:
         return not any(series.points for series in self.series)
@@ -68,7 +70,7 @@ def draw(chart: Chart) -> str:
     else:
         parts += [_line(one, scale) for one in series if one.points]
     parts += [
-        _points(shown, values, scale, chart.form)
+        _points(shown, values, scale, chart)
         for shown, values in zip(series, chart.series, strict=True)
     ]
     parts += _last_values(series, chart.series, scale, chart)
@@ -160,13 +162,13 @@ def _areas(stacked: Sequence[Series], scale: Scale) -> list[str]:
     return parts
 
 
-def _points(placed: Series, values: Series, scale: Scale, form: str) -> str:
+def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
     if not values.points or len(values.points) > TITLES_MAX:
         return ""
     parts: list[str] = []
     for (x, y), (_, value) in zip(placed.points, values.points, strict=True):
         across, up = scale.place(x, y)
-        title = f"{values.name}, step {x:g}: {value:{form}}"
+        title = f"{values.name}, {chart.along} {x:g}: {value:{chart.form}}"
         dot = "dot alone" if len(values.points) == 1 else "dot"
         parts.append(
             f'<circle class="{dot} c{values.colour}" cx="{across:.1f}" cy="{up:.1f}" r="4">'

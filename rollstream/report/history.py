@@ -11,6 +11,7 @@ from typing import Any
 
 from rollstream.live.moves import Moved
 from rollstream.report.busy import Busy
+from rollstream.report.drafted import Drafted
 from rollstream.report.dropped import Dropped
 from rollstream.warnings.concern import Concern
 from streams.records import (
@@ -72,10 +73,12 @@ class History:
     ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in ENDINGS})
     reasons: Counter[str] = field(default_factory=Counter[str])
     dropped: Dropped = field(default_factory=Dropped)
+    drafted: Drafted = field(default_factory=Drafted)
 
     def apply(self, record: Record) -> None:
         """Take one record into account. A step repeated after a crash replaces what it was."""
         self.dropped.apply(record)
+        self.drafted.apply(record)
         match record:
             case StepDone():
                 self.steps[record.step] = record

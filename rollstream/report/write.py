@@ -9,11 +9,13 @@ from rollstream.live.words import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
+from rollstream.report.drafted import draft_charts, draft_table
 from rollstream.report.history import ENDINGS, History
 from rollstream.report.summary import GOAL, PACED, Summary, grouped
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 
 TASKS_MAX = 8  # colours of the page
+MISMATCH = "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 
 
 def write_report(history: History, summary: Summary, path: Path) -> None:
@@ -43,9 +45,10 @@ def report(history: History, summary: Summary) -> str:
         page.charts(_learning(history)),
         page.charts(_by_task(history)),
         _timeline(history),
-        page.charts(_mechanics(history)),
+        page.charts([*_mechanics(history), *draft_charts(history.drafted)]),
         _outcomes(history),
         _dropped(history),
+        draft_table(history.drafted),
         _rollouts(history, summary),
         _restarts(history),
         _configuration(history),
@@ -108,6 +111,7 @@ def _by_task(history: History) -> list[Chart]:
     prefix = "accuracy_sampled/"
     names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
     accuracies = [(name.removeprefix(prefix), history.evaluated(name)) for name in names]
+    mismatches = [(task, history.metric(f"mismatch_mean/{task}")) for _, task in tasks_of(history)]
 
     def lines(found: list[tuple[str, list[tuple[float, float]]]]) -> tuple[Series, ...]:
         shown = enumerate(found[:TASKS_MAX], start=1)
@@ -116,6 +120,7 @@ def _by_task(history: History) -> list[Chart]:
     return [
         Chart("Reward by task", lines(rewards), "mean of a step's trajectories"),
         Chart("Held-out accuracy by task", lines(accuracies), "sampled (T = 1)", high=1.0),
+        Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH, ".1e"),
     ]
 
 

@@ -1,10 +1,10 @@
 """Every warning of a moment, the gravest kinds first: pure functions over its figures."""
 
 from rollstream.live.snapshot import Snapshot
-from rollstream.warnings import flow, learning, log
+from rollstream.warnings import flow, learning, log, mismatch
 from rollstream.warnings.concern import Concern
 
-CHECKS = (*flow.STANDSTILL, *log.CHECKS, *learning.CHECKS, *flow.PACE)
+CHECKS = (*flow.STANDSTILL, *log.CHECKS, *mismatch.CHECKS, *learning.CHECKS, *flow.PACE)
 """What stands still, what is wrong, what is not learnt from, what could be faster."""
 
 

@@ -73,16 +73,21 @@ def _base(name: str, tensor: torch.Tensor, parent: Parent) -> TensorEntry | None
 
 
 def write_delta(
-    store: ObjectStore, folder: str, differences: Differences, parent: Manifest, shard_bytes: int
+    store: ObjectStore,
+    folder: str,
+    differences: Differences,
+    parent: Manifest,
+    shard_bytes: int,
+    stem: str = STEM,
 ) -> Delta:
-    """Create `folder/delta-0000i-of-0000n.safetensors`; equal ones that are there are left."""
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal ones that are there are left."""
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}
     shards = plan_shards(sizes, shard_bytes)
     files: list[FileEntry] = []
     entries: dict[str, DeltaEntry] = {}
     for number, names in enumerate(shards, start=1):
-        file = shard_name(STEM, number, len(shards))
+        file = shard_name(stem, number, len(shards))
         parts = [Part(name, "U8", (sizes[name],), payloads[name]) for name in names]
         data, places = join(parts)
         files.append(FileEntry(file, len(data), create_same(store, f"{folder}/{file}", data)))

@@ -10,10 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
-
 from storage.documents import create_same, decode, encode
 from storage.manifest import (
+    Delta,
     FileEntry,
     Manifest,
     TensorFiles,
@@ -22,6 +21,7 @@ from storage.manifest import (
 )
 from storage.objects import ObjectStore
 from storage.shards import write_shards
+from storage.spread import Spread, SpreadDifferences, Tensors, whole
 from storage.versions.anchoring import is_kept_beside
 from storage.versions.differences import Differences, Parent, encode_version, write_delta
 from streams.errors import ObjectExists, StoreError
@@ -34,25 +34,26 @@ def publish(
     store: ObjectStore,
     run: str,
     version: Version,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     model_files: Mapping[str, bytes],
     shard_bytes: int,
     parent: Manifest | None,
     created_s: float,
-    parent_tensors: Mapping[str, torch.Tensor] | None = None,
+    parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
     """Write the whole version and return its manifest; calling it again changes nothing.
 
     An anchor if one is due or the parent's tensors are not given; it holds its delta too where that
     is small. `tensors` are published as they are (cast them before); those that share memory are
-    stored once. A delta has the anchor's model files, whatever is given here.
+    stored once, those of several processes by each of them. A delta has the anchor's model files,
+    whatever is given here.
     (1) the shards, (2) of an anchor the index and the model's files, (3) the manifest. `StoreError`
     when the version exists with other content.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
-        differences = encode_version(tensors, Parent(parent, parent_tensors))
+        differences = _encode(tensors, parent, parent_tensors)
     if parent is not None and differences is not None and not anchor_due:
         manifest = _delta(store, run, version, differences, shard_bytes, parent, created_s)
         return _complete(store, manifest)  # 3
@@ -60,21 +61,42 @@ def publish(
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
         folder = version_folder(version)
-        delta = write_delta(store, folder, differences, parent, shard_bytes)  # 1
+        delta = _write(store, folder, differences, parent, shard_bytes)  # 1
         manifest = replace(manifest, delta=delta)
     return _complete(store, manifest)  # 3
+
+
+def _encode(
+    tensors: Tensors, parent: Manifest, parent_tensors: Tensors
+) -> Differences | SpreadDifferences:
+    if isinstance(tensors, Spread):
+        assert isinstance(parent_tensors, Spread), "the base lies in one process"
+        return tensors.differences(parent, parent_tensors)
+    return encode_version(tensors, Parent(parent, whole(parent_tensors)))
+
+
+def _write(
+    store: ObjectStore,
+    folder: str,
+    differences: Differences | SpreadDifferences,
+    parent: Manifest,
+    shard_bytes: int,
+) -> Delta:
+    if isinstance(differences, SpreadDifferences):
+        return differences.write(store, folder, parent, shard_bytes)
+    return write_delta(store, folder, differences, parent, shard_bytes)
 
 
 def _delta(
     store: ObjectStore,
     run: str,
     version: Version,
-    differences: Differences,
+    differences: Differences | SpreadDifferences,
     shard_bytes: int,
     parent: Manifest,
     created_s: float,
 ) -> Manifest:
-    delta = write_delta(store, version_folder(version), differences, parent, shard_bytes)  # 1
+    delta = _write(store, version_folder(version), differences, parent, shard_bytes)  # 1
     files = tuple(file for file in parent.model_files if file.name != INDEX)
     weights = differences.weights
     return Manifest(
@@ -86,7 +108,7 @@ def _anchor(
     store: ObjectStore,
     run: str,
     version: Version,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Tensors,
     model_files: Mapping[str, bytes],
     shard_bytes: int,
     parent: Manifest | None,

@@ -26,6 +26,7 @@ from streams.records import (
     Applied,
     Assignment,
     Configured,
+    Drafts,
     GroupClosed,
     GroupMembers,
     Member,
@@ -51,6 +52,7 @@ CONFIGURATION = {
     "dispatch": {"max_lag": 1},
 }
 PROMPT, ANSWER = "118%83", ">531=531"  # 1 + 6 and 8 + 1 tokens
+DRAFTS = Drafts((2, 4, 1, 2), 4, 8, 3, 2, 0.00003)  # two steps, then two passes; not of group 0
 EVALUATION = {
     "step": 0, "seconds": 0.0, "accuracy_sampled": 0.25, "accuracy_greedy": 0.5,
     "length_median": 5.0, "length_p99": 9.0, "shares": {"full": 1.0}, "dead": 0,
@@ -167,6 +169,7 @@ def trajectory(
         finished_s=1_700_000_002.5 + group,
         scores={"style/full": 1.0},
         moves=attempt - 1,
+        drafts=DRAFTS if group else None,
     )
 
 

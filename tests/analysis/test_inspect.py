@@ -97,3 +97,19 @@ def test_a_mistake_is_told(words, said, folders, capsys):
     name = [] if words[0].startswith("--") else [words.pop(0)]
     assert main(["inspect", *name, str(folders["archive"]), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_accepted_drafts_are_marked(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    said = inspect(capsys, "1.0", folder, "--logprobs")
+    assert (
+        "drafts       6 of 8 guessed tokens right, 9 tokens in 4 steps; 2 of 3 look-ups found a "
+        "draft, 10 µs each" in said
+    )
+    assert "guessed and right" in said
+    rows = [line.split(" │ ") for line in said.splitlines() if line.count("│") == 6]
+    assert [row[5].strip() for row in rows[7:]] == ["", "", *"✓✓✓✓", "", *"✓✓"]
+    assert {row[5].strip() for row in rows[:7]} == {""}
+    assert "guessed" not in inspect(capsys, "0.0", folder, "--logprobs")
+    told = json.loads(inspect(capsys, "1.0", folder, "--json"))
+    assert told["record"]["drafts"]["runs"] == [2, 4, 1, 2]

@@ -1,6 +1,7 @@
 """What each view says of a run whose figures are known, whether archived, live or half and half."""
 
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -158,3 +159,30 @@ def test_columns_that_older_files_lack_are_null(columns, folders, tmp_path):
 def _said(file):
     found = pq.read_metadata(file).metadata
     return {key: value for key, value in found.items() if key.startswith(b"rollstream.")}
+
+
+def test_drafts_are_told_by_pass_over_the_prompt(asked):
+    """Of those that were drafted; groups 1 and 2 ask the same prompt."""
+    sql = (
+        "SELECT pass, count(*), sum(tokens), sum(steps), sum(guessed), sum(accepted), sum(asked), "
+        "sum(found) FROM drafts GROUP BY pass ORDER BY pass"
+    )
+    assert asked(sql) == [(1, 2, 18, 8, 16, 12, 6, 4), (2, 2, 18, 8, 16, 12, 6, 4)]
+    assert asked('SELECT DISTINCT drafts.runs FROM trajectories WHERE "group" = 1') == [
+        ([2, 4, 1, 2],)
+    ]
+    assert asked('SELECT count(*) FROM trajectories WHERE drafts IS NULL AND "group" = 0') == [(3,)]
+
+
+def test_files_from_before_drafts_have_the_view_without_rows():
+    """The shipped archive is older than the field; views made before it are made anew."""
+    place = find_place(str(Path(__file__).parents[2] / "examples" / "archive"))
+    with Session(place, lambda text: None) as session:
+
+        def count(sql: str) -> int:
+            return sum(len(rows) for rows in session.answer(sql).batches)
+
+        completions = count("FROM completions")
+        assert completions > 0
+        assert count("FROM drafts") == 0
+        assert count("FROM completions WHERE drafts IS NULL") == completions

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from producers.engines.drafts import Answer, History, prompt_key
 from producers.engines.drafts.history import history_bytes, priority_of
-from producers.engines.drafts.ngrams import keys_at, keys_of
-from producers.engines.drafts.table import PROBES, Table
+from producers.engines.drafts.memory import PROBES, Layout, own_memory
+from producers.engines.drafts.ngrams import key_of, keys_of, sums_at
+from producers.engines.drafts.table import Table
 from streams.records import ENVIRONMENT, GENERATED, PROMPT, Tokens
 
 LENGTHS = (3, 4, 5, 6, 7)
@@ -96,6 +97,61 @@ def test_a_later_pass_over_a_prompt_comes_before_a_better_reward() -> None:
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
 
 
+def test_a_late_reward_ranks_an_answer_again() -> None:
+    """Up or down, whatever was inserted before or after it."""
+    history = History(1000)
+    for name, last in [("a", 4), ("b", 5), ("c", 6)]:
+        answer = Answer(1, 0, tokens(1, 2, 3, last, last), 2, name=name)
+        history.insert_all([answer])
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]  # the last of equal ones
+    assert history.judged("a", 1.0)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [4, 4]
+    assert history.judged("a", -9.0) is False  # the first one counted
+    assert history.judged("b", 0.5)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [4, 4]
+    assert history.judged("c", 2.0)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]
+    history.insert(1, 0, tokens(1, 2, 3, 7), 1, reward=1.5)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]
+
+
+def test_an_answer_that_was_judged_badly_gives_way_to_the_next() -> None:
+    history = History(1000)
+    history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4), 1, name="a")])
+    assert history.judged("a", -5.0)
+    history.insert(1, 0, tokens(1, 2, 3, 5), 1, reward=-1.0)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
+
+
+def test_a_late_reward_of_a_forgotten_answer_changes_nothing() -> None:
+    history = History(64)
+    history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4, 5), 2, name="a")])
+    history.insert(2, 1, np.arange(100, 160, dtype=np.uint32), 59)
+    history.insert(2, 2, np.arange(200, 260, dtype=np.uint32), 59)
+    assert history.judged("a", 9.0)
+    assert not history.draft(1, [1, 2, 3], 8).tokens
+    assert not history.judged("never heard of", 9.0)
+
+
+def test_answers_that_wait_for_a_reward_are_bounded() -> None:
+    history = History(64)
+    for number in range(100):
+        history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4), 1, name=f"a{number}")])
+    assert history.bytes <= history_bytes(64)
+    assert not history.judged("a0", 1.0)
+    assert history.judged("a99", 1.0)
+
+
+def test_what_is_finished_comes_before_what_runs_in_the_same_pass() -> None:
+    history = History(1000)
+    history.insert(1, 10, tokens(1, 2, 3, 4), 1, reward=1.0)
+    history.insert(1, 11, tokens(1, 2, 3, 5), 1, reward=-1.0)
+    history.grown(1, 11, tokens(1, 2, 3, 6), 1)
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
+    history.grown(1, 12, tokens(1, 2, 3, 7), 1)  # the next pass
+    assert list(history.draft(1, [1, 2, 3], 8).tokens) == [7]
+
+
 def test_a_sequence_that_still_runs_is_drafted_from() -> None:
     """Seer: siblings of the group; chunk by chunk, each with the few tokens before it."""
     history, answer = History(1000), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -145,7 +201,17 @@ def test_keys_of_all_positions_equal_those_of_each(
         mine = {int(p) - before: int(k) for k, p in zip(keys, at, strict=True) if p >= before}
         assert sorted(mine) == list(range(max(first, length), count))
         for place, key in mine.items():
-            assert keys_at(prompt, values[:place], LENGTHS)[index] == key
+            total = sums_at(values[:place], LENGTHS)[index]
+            assert key_of(prompt, total, LENGTHS[index]) == key
+
+
+def table_of(tokens_max: int) -> Table:
+    return Table(own_memory(Layout(tokens_max)))
+
+
+def place_of(table: Table, key: int) -> int:
+    exists, at = table.find(np.array([key], np.uint64))
+    return int(table.places[at[0]]) if exists[0] else -1
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,7 +219,7 @@ def test_keys_of_all_positions_equal_those_of_each(
 def test_a_table_that_is_not_full_finds_the_newest_place_of_every_key(
     batches: list[list[int]],
 ) -> None:
-    table, wanted, place = Table(4096), {}, 1
+    table, wanted, place = table_of(650), {}, 1
     for batch in batches:
         keys = np.array(batch, np.uint64) << np.uint64(3)  # neighbours share their slots
         places = np.arange(place, place + len(batch))
@@ -163,16 +229,16 @@ def test_a_table_that_is_not_full_finds_the_newest_place_of_every_key(
         table.add(keys[~exists], places[~exists], ranks[~exists], 0)
         wanted.update(zip(keys.tolist(), places.tolist(), strict=True))
         place += len(batch)
-    assert {key: table.place(key) for key in wanted} == wanted
-    assert table.place(5) == -1
+    assert {key: place_of(table, key) for key in wanted} == wanted
+    assert place_of(table, 5) == -1
 
 
 def test_a_full_table_lets_the_oldest_places_go() -> None:
-    table = Table(16)
+    table = table_of(16)
     for place in range(1, 200):
-        key = np.array([place * 16], np.uint64)  # all of them point to the same slot
+        key = np.array([place * table.slots], np.uint64)  # all of them point to the same slot
         table.add(key, np.array([place]), np.zeros(1, np.float32), 0)
-    kept = [place for place in range(1, 200) if table.place(place * 16) == place]
+    kept = [place for place in range(1, 200) if place_of(table, place * table.slots) == place]
     assert kept == list(range(200 - PROBES, 200))
 
 

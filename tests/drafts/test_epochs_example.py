@@ -41,5 +41,13 @@ def test_more_prompts_than_there_are_are_refused(prompts: int) -> None:
 
 
 def test_drafts_are_refused_where_no_engine_makes_them() -> None:
-    with pytest.raises(ConfigurationError, match="only 'torch' drafts"):
-        load(EXAMPLE, ["rollouts.engine=vllm"], environment={})
+    with pytest.raises(ConfigurationError, match="only 'torch' and 'vllm' draft"):
+        load(EXAMPLE, ["rollouts.engine=paced"], environment={})
+    url = "rollouts.vllm.url=http://127.0.0.1:8000"
+    with pytest.raises(ConfigurationError, match=r"'off' with rollouts\.vllm\.url"):
+        load(EXAMPLE, ["rollouts.engine=vllm", url], environment={})
+
+
+def test_both_engines_with_a_model_of_ours_draft() -> None:
+    c = load(EXAMPLE, ["rollouts.engine=vllm"], environment={})
+    assert (c.rollouts.engine, c.rollouts.drafts) == ("vllm", "history")

@@ -30,7 +30,8 @@ from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import MULTIPLICATIVE
 from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.torch_engine import TorchEngine
-from streams.records import Sampling, Version
+from streams.drafted import joined, right_of
+from streams.records import Drafts, Sampling, Version
 
 
 def drafting(
@@ -143,6 +144,44 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
         short = run_all(engine, [ask("t0", prompt(5), sampling)])["t0"]
         assert short.tokens == plain["t0"].tokens[: first + 1]
         assert short.finish == ("stop" if sampling.stop else "length")
+
+
+def test_emissions_say_which_tokens_were_guessed() -> None:
+    """They add up to what the engine counts; a token is marked where history had it."""
+    model = tiny_model("qwen3")
+    requests = asked(Sampling(1.0, stop=(2,)))
+    plain = run_all(drafting(model, History(64), switch=Switch(forced=False)), requests)
+    engine = drafting(model, remembered(requests, plain, 0.1), emit_every=7)
+    parts: dict[str, list[tuple[int, Drafts | None]]] = {}
+    for request in requests:
+        engine.submit(request)
+    while engine.running():
+        for emission in engine.poll(0.0):
+            said = (len(emission.tokens), emission.drafts)
+            parts.setdefault(emission.trajectory, []).append(said)
+    whole = {name: joined(said) for name, said in parts.items()}
+    told = [drafts for drafts in whole.values() if drafts is not None]
+    assert len(told) == len(requests)
+    assert max(map(len, parts.values())) > 1
+    for name, drafts in whole.items():
+        assert drafts is not None
+        assert sum(drafts.runs) == len(plain[name].tokens)
+    counted = engine.stats().drafts
+    assert sum(map(right_of, told)) == counted.accepted > 0
+    assert sum(drafts.guessed for drafts in told) == counted.proposed > counted.accepted
+    assert sum(drafts.asked for drafts in told) == counted.asked
+    assert sum(drafts.found for drafts in told) == counted.found
+    assert sum(drafts.steps for drafts in told) == counted.rows
+    assert sum(drafts.lookup_s for drafts in told) == pytest.approx(counted.lookup_s, rel=0.01)
+
+
+def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
+    """Without drafts no word of them; while the switch is off every token is the model's own."""
+    model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
+    for drafts, wanted in ((None, None), (History(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
+        engine = TorchEngine(model.config, model.state_dict(), V1, 4, 96, drafts=drafts)
+        engine.submit(request)
+        assert [emission.drafts for emission in engine.poll(60.0)] == [wanted]
 
 
 def test_rows_drawn_differently_share_a_pass() -> None:

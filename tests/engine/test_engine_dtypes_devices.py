@@ -34,3 +34,19 @@ def test_half_precision_stays_near_fp32(family: str) -> None:
     mine = run_all(engine, [ask("t", prompt(6), Sampling(tokens_max=40))])["t"]
     wanted = chosen_logprobs(model, prompt(6), mine.tokens).numpy()
     assert np.abs(np.array(mine.logprobs) - wanted).mean() < 0.05
+
+
+def test_the_head_of_half_precision_is_computed_in_fp32() -> None:
+    """Where layers add nothing, the same log-probabilities as of an engine that is all fp32."""
+    model = tiny_model("llama").to(torch.bfloat16).float()
+    state = dict(model.state_dict())
+    for name in state:
+        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+            state[name] = torch.zeros_like(state[name])
+    asked = ask("t", prompt(6), Sampling(tokens_max=40))
+    half, whole = (
+        run_all(TorchEngine(model.config, state, V1, 2, 64, dtype=dtype), [asked])["t"]
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert half.tokens == whole.tokens
+    np.testing.assert_allclose(half.logprobs, whole.logprobs, atol=1e-5)

@@ -2,6 +2,7 @@
 record is whole.
 """
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +15,18 @@ from producers.engines.base import Emission
 from producers.rollout.chain import read_chain
 from producers.rollout.growing import Growing
 from streams.connect import open_bus
+from streams.drafted import marks
 from streams.errors import DecodeError
-from streams.records import ENVIRONMENT, GENERATED, PROMPT, Address, Assignment, Sampling, Version
+from streams.records import (
+    ENVIRONMENT,
+    GENERATED,
+    PROMPT,
+    Address,
+    Assignment,
+    Drafts,
+    Sampling,
+    Version,
+)
 from streams.topics import catalogue
 from streams.writer import publish
 
@@ -123,3 +134,31 @@ def test_nothing_is_published_twice_in_partials():
     assert (first.start, len(first.tokens)) == (3, 4)
     assert (second.start, len(second.tokens)) == (7, 3)
     assert [(s.start, s.end) for s in second.spans] == [(4, 7)]
+
+
+@given(parts=chunks, cuts=st.sets(st.integers(0, 11)), guessed=st.sets(st.integers(0, 11)))
+def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
+    parts: list[tuple[int, int]], cuts: set[int], guessed: set[int]
+):
+    """Whether the engines before and after say so or not; without drafts no record has a field."""
+    bus = open_bus("memory:")
+    bus.create(catalogue(1))
+    growing = Growing.begin(ORDER, None, now_s=0.0)
+    for index, (count, version) in enumerate(parts):
+        drafts = Drafts((1, count - 1), 1, count, 2, 1, 0.5) if index in guessed else None
+        growing.extend(dataclasses.replace(emission(count, version), drafts=drafts))
+        if index in cuts:
+            at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0, last=True))
+            gained = read_chain(bus, at, "3.1")
+            growing = Growing.begin(replace(ORDER, partial=at), gained, now_s=2.0)
+    record = growing.finished(1, "stop", 5.0, Version(9, 1))
+    known = [index for index in guessed if index < len(parts)]
+    assert (record.drafts is None) == (not known)
+    wanted = [index in guessed and at > 0 for index, (n, _) in enumerate(parts) for at in range(n)]
+    assert marks(record.drafts, len(record.logprobs)).tolist() == wanted
+    if record.drafts is not None:
+        assert record.drafts.guessed == sum(parts[index][0] for index in known)
+        assert record.drafts.steps == sum(
+            1 if i in guessed else n for i, (n, _) in enumerate(parts)
+        )
+        assert record.drafts.lookup_s == 0.5 * len(known)

@@ -7,10 +7,11 @@ passes over the prompt first, then the higher reward), `newest`, or `count` (a m
 what came next, Boyer and Moore 1981). Following the highest priority at every branch is copying
 from the sequence that has it, so a draft is one slice.
 
-One thread writes. Another may draft meanwhile: what it reads may be torn, and is verified anyway.
+One thread writes. Others, of other processes too where the memory is shared, may draft meanwhile:
+what they read may be torn, and is verified anyway. The writer believes nothing that it reads there
+but what it wrote.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,18 +19,33 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from producers.engines.drafts.ngrams import Keys, keys_at, keys_of
-from producers.engines.drafts.source import NOTHING, Draft
-from producers.engines.drafts.table import ENTRY_BYTES, Places, Ranks, Table, table_slots
+from producers.engines.drafts.lookup import View, drafted
+from producers.engines.drafts.memory import (
+    END,
+    HEAD,
+    INSERTED,
+    LENGTHS,
+    REACH,
+    TOKENS_LEAST,
+    Layout,
+    Memory,
+    own_memory,
+)
+from producers.engines.drafts.ngrams import Keys, keys_of
+from producers.engines.drafts.ranks import (
+    PASS_BYTES,
+    RUNNING,
+    WAITING_BYTES,
+    Passes,
+    Stored,
+    Waiting,
+    priority_of,
+)
+from producers.engines.drafts.source import Draft
+from producers.engines.drafts.table import Places, Ranks, Table
 from streams.records import PROMPT, Sources, Tokens
 
 Choice = Literal["priority", "newest", "count"]
-
-END = 2**32 - 1  # after each sequence; no token
-LENGTHS = (3, 4, 5, 6, 7)
-REACH = 5  # tokens guessed per recognised one, at most: what little fits goes wrong sooner
-PASS_BYTES = 200  # a prompt's entry in the dictionary of passes, about
-UNKNOWN = 0.5  # priority of what has no reward yet
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
@@ -39,20 +55,20 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
 
 
-def priority_of(reward: float | None) -> float:
-    """In [0, 1], rising with the reward, whatever its scale; what is unjudged lies between."""
-    return UNKNOWN if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A sequence after a prompt: its last `fresh` tokens followed the others."""
+    """A sequence after a prompt: its last `fresh` tokens followed the others. One that has a `name`
+    and no reward may be given it later.
+    """
 
     prompt: int
     group: int
     tokens: Tokens
     fresh: int
     reward: float | None = None
+    name: str = ""
+    runs: bool = False
+    """It is a piece of a sequence that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +78,15 @@ class _Ranked:
     prompt: int
     tokens: Tokens
     first: int
+    number: int
     rank: float
+    name: str = ""
 
 
 class History:
-    """At most `tokens_max` tokens and as many n-grams as their table holds."""
+    """At most `tokens_max` tokens and as many n-grams as their table holds, in `memory` or, without
+    it, in memory of its own. A memory that another writer left is gone on with.
+    """
 
     def __init__(
         self,
@@ -74,22 +94,32 @@ class History:
         lengths: Sequence[int] = LENGTHS,
         choice: Choice = "priority",
         reach: int = REACH,
+        memory: Memory | None = None,
     ) -> None:
-        assert tokens_max >= 16, "room for a few tokens"
+        assert tokens_max >= TOKENS_LEAST, "room for a few tokens"
         assert list(lengths) == sorted(set(lengths)), "ascending lengths"
-        self.tokens_max, self.lengths, self.choice = tokens_max, tuple(lengths), choice
-        self.context, self.reach = self.lengths[-1], reach
-        self._ring = np.full(tokens_max, END, np.uint32)
-        self._tokens = self._ring.data
-        self._table = Table(_entries(tokens_max, lengths))
-        self._head = tokens_max  # so that every place is > 0 and `floor` ≥ 0
-        self._passes: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        layout = Layout(tokens_max, tuple(lengths), reach)
+        memory = own_memory(layout) if memory is None else memory
+        assert memory.layout == layout, "a memory for this history"
+        self.layout, self.tokens_max, self.lengths = layout, tokens_max, layout.lengths
+        self.choice, self.context = choice, layout.lengths[-1]
+        self.view = View(memory)
+        self._ring = np.frombuffer(memory.tokens, np.uint32)
+        self._table = Table(memory)
+        self._words = memory.words
+        self._head = max(tokens_max, min(self._words[HEAD], 2**62))
+        if self._words[HEAD] != tokens_max:  # somebody wrote here before
+            self._table.settle(self.floor, self._head)
+        self._words[HEAD] = self._head
+        self._passes = Passes(_prompts(tokens_max))
+        self._waiting = Waiting(_prompts(tokens_max))
         self.inserted = 0
 
     @property
     def bytes(self) -> int:
         """Of everything, at the present size."""
-        return self._ring.nbytes + self._table.bytes + PASS_BYTES * len(self._passes)
+        kept = PASS_BYTES * len(self._passes) + WAITING_BYTES * len(self._waiting)
+        return self.layout.bytes + kept
 
     @property
     def floor(self) -> int:
@@ -121,20 +151,55 @@ class History:
             if some:
                 self._insert(some)
 
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """A sequence that still runs is drafted from as well."""
+        self.insert_all([Answer(prompt, group, tokens, fresh, runs=True)])
+
+    def judged(self, name: str, reward: float) -> bool:
+        """Rank an answer again, whose reward has come; False if none of this name waits for one."""
+        stored = self._waiting.take(name)
+        if stored is None:
+            return False
+        if self.choice == "priority" and stored.base >= self.floor:
+            at, rank = stored.base % self.tokens_max, stored.number + priority_of(reward)
+            tokens = self._ring[at : at + stored.count].copy()
+            again = _Ranked(stored.prompt, tokens, stored.first, stored.number, rank)
+            self._point([again], [stored.base])
+        return True
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """What followed the longest recognised end of `newest`, up to the end of its sequence and
+        to `reach` tokens for each recognised one.
+        """
+        return drafted((self.view,), prompt, newest, most)
+
     def _ranked(self, answer: Answer) -> _Ranked:
         longest = self.tokens_max // 2 - 1
         tokens = answer.tokens[-(answer.fresh + self.context) :][-longest:]
         first = max(len(tokens) - answer.fresh, self.lengths[0])
-        rank = 0.0
+        number, rank = 0, 0.0
         if len(tokens) > first:
-            rank = self._pass(answer.prompt, answer.group) + priority_of(answer.reward)
-        return _Ranked(answer.prompt, tokens, first, rank)
+            number = self._passes.number(answer.prompt, answer.group)
+            rank = number + (RUNNING if answer.runs else priority_of(answer.reward))
+        name = answer.name if answer.reward is None and not answer.runs else ""
+        return _Ranked(answer.prompt, tokens, first, number, rank, name)
 
     def _insert(self, some: Sequence[_Ranked]) -> None:
+        bases = [self._store(one.tokens) for one in some]
+        self._point(some, bases)
+        self.inserted += sum(len(one.tokens) - one.first for one in some)
+        self._words[INSERTED] = self.inserted
+        for one, base in zip(some, bases, strict=True):
+            if one.name:
+                stored = Stored(one.prompt, one.number, base, len(one.tokens), one.first)
+                self._waiting.add(one.name, stored)
+
+    def _point(self, some: Sequence[_Ranked], stored: Sequence[int]) -> None:
+        """The patterns of these sequences, which lie at these places, enter the table."""
         counts = np.array([len(one.tokens) for one in some])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
-        bases = np.repeat(np.array([self._store(one.tokens) for one in some]), counts)
+        bases = np.repeat(np.array(stored), counts)
         firsts = np.repeat(np.array([one.first for one in some]), counts)
         ranks = np.repeat(np.array([one.rank for one in some], np.float32), counts)
         prompts = np.repeat(np.array([one.prompt for one in some], np.uint64), counts)
@@ -142,53 +207,20 @@ class History:
         found = keys_of(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
         at = np.concatenate([positions for _, positions in found])
         self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
-        self.inserted += int((counts - [one.first for one in some]).sum())
-
-    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """A sequence that still runs is drafted from as well."""
-        self.insert(prompt, group, tokens, fresh)
-
-    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """What followed the longest recognised end of `newest`, up to the end of its sequence and
-        to `reach` tokens for each recognised one.
-        """
-        keys = keys_at(prompt, newest, self.lengths)
-        floor, size = self.floor, self.tokens_max
-        for index in range(len(keys) - 1, -1, -1):
-            place = self._table.place(keys[index])
-            if place < floor:
-                continue
-            length, at = self.lengths[index], place % size
-            if at < length or self._tokens[at - length : at].tolist() != list(newest[-length:]):
-                continue
-            found = self._tokens[at : at + min(most, self.reach * length)].tolist()
-            if END in found:
-                found = found[: found.index(END)]
-            if found:
-                return Draft(found, length)
-        return NOTHING
-
-    def _pass(self, prompt: int, group: int) -> int:
-        """How often this prompt came round, as far as it is remembered."""
-        newest, count = self._passes.get(prompt, (-1, 0))
-        if group > newest:
-            newest, count = group, count + 1
-        self._passes[prompt] = (newest, count)
-        self._passes.move_to_end(prompt)
-        while len(self._passes) > _prompts(self.tokens_max):
-            self._passes.popitem(last=False)
-        return count
 
     def _store(self, tokens: Tokens) -> int:
-        """Append a sequence and its end to the ring, never around its end; its place."""
+        """Append a sequence and its end to the ring, never around its end; its place. What gives
+        way is forgotten before it is overwritten.
+        """
         count = len(tokens) + 1
-        at = self._head % self.tokens_max
+        at, skipped = self._head % self.tokens_max, 0
         if at + count > self.tokens_max:
-            self._ring[at:] = END
-            self._head += self.tokens_max - at
-            at = 0
-        base = self._head
-        self._head += count
+            at, skipped = 0, self.tokens_max - at
+        base = self._head + skipped
+        self._head = base + count
+        self._words[HEAD] = self._head
+        if skipped:
+            self._ring[-skipped:] = END
         self._ring[at : at + count - 1] = tokens
         self._ring[at + count - 1] = END
         return base
@@ -215,20 +247,15 @@ class History:
             table.places[at[better]] = places[better]
             return
         better = np.ones_like(dead)
-        if self.choice == "priority":
-            better = dead | (ranks >= table.ranks[at])
+        if self.choice == "priority":  # an occurrence that is ranked again is no rival of itself
+            better = dead | (ranks >= table.ranks[at]) | (table.places[at] == places)
         table.write(at[better], places[better], ranks[better])
 
 
 def history_bytes(tokens_max: int, lengths: Sequence[int] = LENGTHS) -> int:
     """What a history of this size takes at most."""
-    table = table_slots(_entries(tokens_max, lengths)) * ENTRY_BYTES
-    return 4 * tokens_max + table + PASS_BYTES * _prompts(tokens_max)
-
-
-def _entries(tokens_max: int, lengths: Sequence[int]) -> int:
-    """A key per token and length, and a quarter more so that probes stay short."""
-    return len(lengths) * tokens_max * 5 // 4
+    kept = (PASS_BYTES + WAITING_BYTES) * _prompts(tokens_max)
+    return Layout(tokens_max, tuple(lengths)).bytes + kept
 
 
 def _prompts(tokens_max: int) -> int:

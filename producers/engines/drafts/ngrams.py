@@ -1,8 +1,8 @@
 """64-bit keys of the few tokens before a position, one for each length, and for its prompt.
 
-`keys_of` makes them for all positions of a sequence at once, `keys_at` for one in plain integers:
-both give the same keys. A polynomial in an odd multiplier, modulo 2^64, then two rounds of mixing;
-whoever relies on a key compares the tokens too.
+`keys_of` makes them for all positions of a sequence at once, `sums_at` and `key_of` for one in
+plain integers: both give the same keys. A polynomial in an odd multiplier, modulo 2^64, then two
+rounds of mixing; whoever relies on a key compares the tokens too.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,10 @@ def keys_of(
     return found
 
 
-def keys_at(prompt: int, newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Per length (ascending) that `newest` has tokens for, the key of what comes after them."""
+def sums_at(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Per length (ascending) that `newest` has tokens for, what `key_of` makes a key of: mixing
+    costs most, and the longest one is mostly found.
+    """
     found: list[int] = []
     total, done, count = 0, 0, len(newest)
     for length in lengths:
@@ -65,15 +67,16 @@ def keys_at(prompt: int, newest: Sequence[int], lengths: Sequence[int]) -> list[
         for back in range(done + 1, length + 1):
             total += (newest[-back] + 1) * _POWERS[back - 1]
         done = length
-        key = (total & _MASK) ^ _salt(prompt, length)
-        key = (key ^ (key >> 32)) * _MIX & _MASK
-        key = (key ^ (key >> 32)) * _MIX & _MASK
-        found.append((key ^ (key >> 32)) or 1)
+        found.append(total)
     return found
 
 
-def _salt(prompt: int, length: int) -> int:
-    return (prompt ^ length * _MIX) & _MASK
+def key_of(prompt: int, total: int, length: int) -> int:
+    """The key of what comes after the `length` tokens that this is the sum of."""
+    key = (total ^ prompt ^ length * _MIX) & _MASK
+    key = (key ^ (key >> 32)) * _MIX & _MASK
+    key = (key ^ (key >> 32)) * _MIX & _MASK
+    return (key ^ (key >> 32)) or 1
 
 
 def _mixed(keys: Keys) -> Keys:

@@ -1,15 +1,18 @@
 """How long drafts should be, and whether any pay: tokens per second of the whole batch, maximised.
 
 A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes). A
-draft of d tokens, each accepted with probability a while those before it were, gains
-a + a² + … + a^d. The next token of a draft is worth its time while its own gain is above what the
-batch makes per second: Seer's marginal benefit (section 3.7), solved by Dinkelbach's iteration
-(Management Science 13, 1967) for the ratio. Pure functions over values.
+draft gains for each of its tokens the chance that it and all before it are right: a + a² + … + a^d
+where one rate a is all that is known, else a product along `Odds`. The next token is worth its time
+while its own gain is above what the batch makes per second: Seer's marginal benefit (section 3.7),
+solved by Dinkelbach's iteration (Management Science 13, 1967) for the ratio. Pure functions over
+values.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 FORGET = 0.98  # weight of a measurement after the next one: about the last 50 count
 OUTLIER = 4.0  # a pass that took so many times what was expected was interrupted
@@ -78,11 +81,44 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Odds:
+    """Of a draft, by its length d: the chance that all of it is right, as a negative number
+    (`whole[d - 1]`, so that it rises), and the tokens that it is expected to gain (`gains[d]`).
+    """
+
+    whole: tuple[float, ...]
+    gains: tuple[float, ...]
+
+    @classmethod
+    def of(cls, chances: Iterable[float]) -> "Odds":
+        """From each token's chance while those before it are right."""
+        whole: list[float] = []
+        product = 1.0
+        for chance in chances:
+            product *= min(chance, CERTAIN)
+            whole.append(product)
+        return cls(tuple(-one for one in whole), tuple(accumulate(whole, initial=0.0)))
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence of the batch: at most `window` tokens are guessed; each is right with `rate`."""
+    """A sequence of the batch: at most `window` tokens are guessed; each is right with `rate`, or
+    with its own `odds`, which are then of as many tokens.
+    """
 
     window: int
     rate: float
+    odds: Odds | None = None
+
+    def gain(self, length: int) -> float:
+        """Tokens that a draft of this length is expected to add."""
+        return gain(self.rate, length) if self.odds is None else self.odds.gains[length]
+
+    def worth_while(self, price: float) -> int:
+        """How many tokens of a draft gain at least `price` each."""
+        if self.odds is None:
+            return min(self.window, _worth_while(self.rate, price))
+        return min(self.window, bisect_left(self.odds.whole, -price))
 
 
 def gain(rate: float, length: int) -> float:
@@ -99,7 +135,7 @@ def draft_lengths(rows: Sequence[Row], cost: StepCost) -> list[int]:
     worth = len(rows) / max(cost.seconds(len(rows)), 1e-12)
     for _ in range(8):  # it converges faster than any line search; 3 or 4 rounds are usual
         price = cost.token_s * worth
-        lengths = [min(row.window, _worth_while(row.rate, price)) for row in rows]
+        lengths = [row.worth_while(price) for row in rows]
         better = speed(rows, lengths, cost)
         if better <= worth * (1 + 1e-9):
             break
@@ -116,7 +152,7 @@ def levelled(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> lis
 
     def worth(longest: int) -> float:
         cut = [min(n, longest) for n in lengths]
-        tokens = len(rows) + sum(gain(r.rate, n) for r, n in zip(rows, cut, strict=True))
+        tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, cut, strict=True))
         given = len(rows) + sum(cut)
         empty = len(rows) * (1 + longest) - given
         return tokens / cost.seconds(given + PADDING * empty)
@@ -127,7 +163,7 @@ def levelled(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> lis
 
 def speed(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> float:
     """Expected tokens per second with these drafts."""
-    tokens = len(rows) + sum(gain(r.rate, n) for r, n in zip(rows, lengths, strict=True))
+    tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, lengths, strict=True))
     return tokens / max(cost.seconds(len(rows) + sum(lengths)), 1e-12)
 
 

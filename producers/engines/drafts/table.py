@@ -1,54 +1,29 @@
 """A hash table of bounded size in flat arrays: key → place of the best occurrence, and its rank.
 
-An entry lies within `PROBES` slots of where its key points, so no look-up and no insertion is ever
-longer; where all of them are taken the oldest occurrence gives way. Places only grow, so an entry
-whose place is below `floor` is dead and its slot free. Whole batches are inserted at once.
+An entry lies within `PROBES` slots of where its key points, and no slot before it was never used,
+so no look-up and no insertion is ever longer; where all are taken the oldest occurrence gives way.
+Places only grow, so an entry whose place is below `floor` is dead and its slot free. Whole batches
+are inserted at once; looking up is `lookup.py`'s.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from producers.engines.drafts.memory import PROBES, Memory
 from producers.engines.drafts.ngrams import Keys
 
 Places = NDArray[np.int64]
 Ranks = NDArray[np.float32]
 
-PROBES = 8
-ENTRY_BYTES = 20
-
-
-def table_slots(entries: int) -> int:
-    """Slots of a table for so many entries: a power of two, and what the last ones probe beyond the
-    end instead of around it.
-    """
-    return (1 << max(4, (entries - 1).bit_length())) + PROBES
-
 
 class Table:
-    """Room for `entries` at least."""
+    """The entries that lie in a memory."""
 
-    def __init__(self, entries: int) -> None:
-        size = table_slots(entries)
-        self.slots = size - PROBES
-        self.keys: Keys = np.zeros(size, np.uint64)
-        self.places: Places = np.zeros(size, np.int64)
-        self.ranks: Ranks = np.zeros(size, np.float32)
-        # Single items of a memoryview are read twice as fast as those of an array.
-        self._keys = self.keys.data
-        self._places = self.places.data
-
-    @property
-    def bytes(self) -> int:
-        return self.keys.nbytes + self.places.nbytes + self.ranks.nbytes
-
-    def place(self, key: int) -> int:
-        """Where the best occurrence of this key lies; -1 if there is none. It may be dead."""
-        slot = key & (self.slots - 1)
-        keys = self._keys
-        for at in range(slot, slot + PROBES):
-            if keys[at] == key:
-                return self._places[at]
-        return -1
+    def __init__(self, memory: Memory) -> None:
+        self.keys: Keys = np.frombuffer(memory.keys, np.uint64)
+        self.places: Places = np.frombuffer(memory.places, np.int64)
+        self.ranks: Ranks = np.frombuffer(memory.ranks, np.float32)
+        self.slots = len(self.keys) - PROBES
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], Places]:
         """Which of the keys have an entry, and the slots of all (of those that have none: where to
@@ -80,6 +55,14 @@ class Table:
             if not lost.any():
                 return
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
+
+    def settle(self, floor: int, head: int) -> None:
+        """After a writer that died in the middle: what points nowhere goes, all else stays until
+        anything better comes.
+        """
+        lost = (self.keys != 0) & ((self.places < floor) | (self.places >= head))
+        self.places[lost] = -1  # dead; emptied it would hide what lies behind it
+        self.ranks[:] = 0
 
     def _near(self, keys: Keys) -> Places:
         """(n, PROBES) slots of each key."""

@@ -25,7 +25,7 @@ from producers.engines.torch_engine.order import (
 )
 from producers.engines.torch_engine.sampling import PlanBook, draw, plan_sampling
 from producers.engines.torch_engine.sequence import Sequence
-from streams.records import Floats, Sampling, Tokens
+from streams.records import Drafts, Floats, Sampling, Tokens
 
 
 class Batch:
@@ -116,6 +116,10 @@ class Batch:
         tokens, logprobs = self.block.read(pieces)
         sequence.gain(tokens)
         return tokens, logprobs
+
+    def drafted(self, sequence: Sequence) -> Drafts | None:
+        """How what was collected last came of drafts; None: none are made here."""
+        return None
 
     def restart_block(self) -> None:
         """After everything was collected: room for as many steps as a block has."""

@@ -23,7 +23,7 @@ from producers.engines.torch_engine.drafting import Drafting
 from producers.engines.torch_engine.sampling import draw, plan_of_rows
 from producers.engines.torch_engine.sequence import Sequence
 from producers.engines.torch_engine.verification import accepted, pack
-from streams.records import Floats, Tokens
+from streams.records import Drafts, Floats, Tokens
 
 DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
 MEASURE_STEPS = 4  # every so many plain steps one is measured
@@ -92,12 +92,14 @@ class DraftedBatch(Batch):
             super().recache(sequence, kv)
 
     def collect(self, sequence: Sequence) -> tuple[Tokens, Floats]:
-        state = self.drafting.states[sequence]
         tokens, logprobs = super().collect(sequence)
         if len(tokens):
             self.drafting.look_back(sequence, tokens)
-        state.keep(tokens, logprobs)
-        return state.say()
+            self.drafting.drew(sequence, tokens, logprobs)
+        return self.drafting.states[sequence].say()
+
+    def drafted(self, sequence: Sequence) -> Drafts | None:
+        return self.drafting.states[sequence].how.say()
 
     def restart_block(self) -> None:
         if not self.verifies:
@@ -132,7 +134,7 @@ class DraftedBatch(Batch):
     def _begin_verifying(self) -> None:
         """From here on the host knows every token at once."""
         for sequence in self.rows:
-            self.drafting.states[sequence].keep(*super().collect(sequence))
+            self.drafting.drew(sequence, *super().collect(sequence))
         super().restart_block()
         self.verifies = True
         for sequence in self.rows:
@@ -200,7 +202,10 @@ class DraftedBatch(Batch):
             self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
         self.cache.column += most
         self.gained = sum(kept)
-        self.drafting.counts.update(passes=1, rows=rows, gained=self.gained)
+        counts = self.drafting.counts
+        counts["passes"] += 1
+        counts["rows"] += rows
+        counts["gained"] += self.gained
         columns = rows * self.cache.column - int(self._starts[:rows].sum())
         cached = self.tokens_cached
         self._passed_over += columns - cached

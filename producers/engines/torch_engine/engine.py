@@ -220,9 +220,9 @@ class TorchEngine:
     def _say(self, sequence: Sequence) -> None:
         tokens, logprobs = self._batch.collect(sequence)
         if len(tokens):
-            self._outbox.append(
-                Emission(sequence.trajectory, tokens, logprobs, self.version, sequence.finish)
-            )
+            name, drafts = sequence.trajectory, self._batch.drafted(sequence)
+            said = Emission(name, tokens, logprobs, self.version, sequence.finish, drafts)
+            self._outbox.append(said)
 
     def _end(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
         """It ends without another token."""

@@ -65,7 +65,7 @@ class FusedDecoder:
             cache.newest(index, rows).copy_(heads[:, :, s.queries_per_kv :])
             attended = attend(heads[:, :, : s.queries_per_kv], index, cache, used, masks)
             self._finish(layer, hidden, attended)
-        return F.linear(self._norm(hidden), self.weights.head)
+        return self._logits(hidden)
 
     def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
         s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
@@ -86,7 +86,7 @@ class FusedDecoder:
             if slots is not None:
                 attended = attended.index_select(0, slots)
             self._finish(layer, hidden, attended)
-        return F.linear(self._norm(hidden), self.weights.head)
+        return self._logits(hidden)
 
     def prefill(self, batch: Prefill) -> torch.Tensor:
         s = self.shape
@@ -112,6 +112,10 @@ class FusedDecoder:
             )
             self._finish(layer, hidden, attended.transpose(1, 2).reshape(rows * new, -1))
         return out
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In fp32 whatever the layers compute in, as the trainer does."""
+        return F.linear(_unit(hidden.float(), self._floor), self.weights.head)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """RMS norm but for its weight and the root of the width: both are folded into the matrix

@@ -16,60 +16,27 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from producers.engines.base import DraftStats
+from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
 from producers.engines.vllm_engine.needed import architecture_of
+from producers.engines.vllm_engine.proposer import known_by, speculation
 from producers.engines.vllm_engine.settings import EngineShape
 from streams.errors import EngineRefused
 from streams.records import Sampling
 
 WORKER = "producers.engines.vllm_engine.worker.RolloutWorker"
 BACKEND = "rollstream"
-TEMPERATURES = (0.01, 2.0)
 FP32_HEAD = {"head_dtype": "float32"}
 """As the trainer computes it: the largest part of the two sides' difference in log-probabilities
 (PipelineRL, arXiv 2509.19128).
 """
 
 _KEPT: list["Core"] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Generate `room` tokens after these. Blocks of the prefix cache are shared by equal `salt`."""
-
-    key: str
-    tokens: list[int]
-    sampling: Sampling
-    room: int
-    seed: int
-    salt: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gained:
-    """What one step gave a request. With its end come the versions of all its tokens, as vLLM
-    stamped them: (version, first token).
-    """
-
-    key: str
-    tokens: list[int]
-    logprobs: list[float]
-    finish: str | None
-    versions: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """As vLLM's statistics said after the newest step."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_share: float = 0.0
 
 
 class Core:
@@ -101,7 +68,7 @@ class Core:
                 dtype=shape.dtype,
                 max_model_len=shape.context_max,
                 max_num_seqs=shape.slots,
-                hf_overrides={} if shape.dtype == "float32" else FP32_HEAD,
+                hf_overrides=FP32_HEAD if shape.head_float32 else {},
                 tensor_parallel_size=shape.tensor_parallel,
                 gpu_memory_utilization=shape.memory_share,
                 enforce_eager=shape.eager,
@@ -112,8 +79,10 @@ class Core:
                 kv_cache_memory_bytes=shape.kv_bytes,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
-                # Within one process a step under way would end under the next version.
-                async_scheduling=None if shape.process else False,
+                # Within one process a step under way would end under the next version; and drafts
+                # are made of what the step before gave.
+                async_scheduling=None if shape.process and not shape.drafts else False,
+                speculative_config=speculation(shape.drafts, shape.slots, shape.eager),
                 worker_extension_cls=WORKER,
                 weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             )
@@ -141,6 +110,7 @@ class Core:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            extra_args=known_by(order.prompt, order.group),
         )
         prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
         with self._entered():
@@ -158,14 +128,14 @@ class Core:
         self._keys.difference_update(gained.key for gained in gains if gained.finish is not None)
         return gains
 
-    def pause(self) -> list[Gained]:
+    def pause(self) -> Paused:
         """No step is done until `resume`; what the last ones gave."""
         if not self.has_process:
-            return []
+            return Paused([])
         with self._entered():
             self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
             # What it said before it paused arrived before it said that it has.
-            return [gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)]
+            return Paused([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
 
     def resume(self) -> None:
         if self.has_process:
@@ -183,6 +153,8 @@ class Core:
         try:
             self.drop(self._keys)
             self.resume()
+            if self.of[1].drafts:
+                self.draft_from(None, "", None)
         except EngineRefused:  # its process ended before it
             return
         self.load, self.free = Load(), True
@@ -191,6 +163,13 @@ class Core:
         """What the worker's method says; the first worker's of several."""
         with self._entered():
             return self._engine.collective_rpc(method, args=arguments)[0]
+
+    def draft_from(self, source: Any, window: str, forced: bool | None) -> None:
+        """Guess from this history (`proposer_worker`); None: not any more."""
+        self.call("draft_from", source, window, forced)
+
+    def drafted(self) -> DraftStats:
+        return DraftStats(**self.call("drafted"))
 
     def stamp(self, version: str) -> None:
         """New weights are loaded whole: tokens of later steps are of this version."""
@@ -246,16 +225,6 @@ class Core:
                 pass
 
         return Listener
-
-
-def check_temperature(temperature: float) -> None:
-    """`EngineRefused` where vLLM would raise, or draw at another one and not say so."""
-    low, high = TEMPERATURES
-    if temperature and not low <= temperature <= high:
-        raise EngineRefused(
-            f"sampling.temperature {temperature} is neither 0 nor in [{low}, {high}], where vLLM "
-            "draws as asked"
-        )
 
 
 def open_core(config: PreTrainedConfig, shape: EngineShape) -> Core:

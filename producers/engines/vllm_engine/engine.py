@@ -16,20 +16,21 @@ from transformers import PreTrainedConfig
 
 from producers.engines.base import (
     Compared,
+    DraftStats,
     Emission,
     EngineStats,
     Request,
     Update,
     UpdateMode,
 )
+from producers.engines.drafts.source import DraftSource
+from producers.engines.drafts.switch import Switch
 from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
-from producers.engines.vllm_engine.core import Gained, Order, check_temperature, open_core
-from producers.engines.vllm_engine.environment import has_gpu, require_vllm
-from producers.engines.vllm_engine.needed import needed_by
+from producers.engines.vllm_engine.drafting import drafting_by
+from producers.engines.vllm_engine.exchange import Gained, Order, check_temperature
+from producers.engines.vllm_engine.opening import open_parts
 from producers.engines.vllm_engine.sequence import Sequence
-from producers.engines.vllm_engine.settings import shape_for
-from producers.engines.vllm_engine.weights import ServedWeights
 from producers.settings import VllmSettings
 from streams.errors import EngineRefused
 from streams.records import Tokens, Version
@@ -41,7 +42,8 @@ class VllmEngine:
 
     `tensors` are the weights of `version` in checkpoint names, of any floating dtype. With
     `settings.process` vLLM computes in a process of its own, which decodes on while this one does
-    something else; without, inside `poll`.
+    something else; without, inside `poll`. With `drafts` it guesses from them while `switch` finds
+    that it pays; a core in another process has to find them by name (`drafting.py`).
     """
 
     def __init__(
@@ -55,19 +57,21 @@ class VllmEngine:
         *,
         device: str | None = None,
         settings: VllmSettings | None = None,
+        drafts: DraftSource | None = None,
+        switch: Switch | None = None,
     ) -> None:
         assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
         assert context_max >= 2, "a prompt token and a generated one"
-        require_vllm()
         self.version = version
         self.slots, self.context_max, self._emit_every = slots, context_max, emit_every
         self.vocabulary = int(model_config.vocab_size)
-        device = device or ("cuda" if has_gpu() else "cpu")
-        needed = needed_by(model_config)
-        shape = shape_for(model_config, slots, context_max, device, settings or VllmSettings())
-        self._core = open_core(model_config, shape)
+        switch = switch or Switch()
+        longest = 0 if drafts is None else switch.rule.most
+        self._core, self._weights = open_parts(
+            model_config, slots, context_max, device, settings or VllmSettings(), longest
+        )
         weakref.finalize(self, self._core.give_back).atexit = False
-        self._weights = ServedWeights(self._core, needed, in_place=device != "cpu")
+        self._drafting = drafting_by(self._core, drafts, switch)
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._inside: dict[str, Sequence] = {}  # by key
@@ -77,6 +81,7 @@ class VllmEngine:
         self._stays = self._steps = self._tokens = 0
         self._busy_s = 0.0
         self._weights.load(self._weights.prepare(Update(version, tensors)))
+        self._core.resume()
 
     def submit(self, request: Request) -> None:
         check_request(request, self._known, self.vocabulary)
@@ -132,13 +137,14 @@ class VllmEngine:
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
             )
-        self._take(self._core.pause())  # 1
+        paused = self._core.pause()  # 1
+        self._take(paused.gains)
         for sequence in self._inside.values():
             self._say(sequence)
         self._serving = False
         self._weights.load(update)  # 2
         self.version = update.version
-        self._postpone()
+        self._postpone(paused.let_go)
         if mode == "in_flight_recompute":  # 3
             self._core.forget_cache()
         self._core.resume()
@@ -155,6 +161,9 @@ class VllmEngine:
         idle = not self._inside  # vLLM says nothing between its last step and the next
         kv_used = 0 if idle else round(load.kv_share * self._core.kv_capacity)
         waiting = 0 if idle else min(load.waiting, len(self._inside))
+        drafts = DraftStats()
+        if self._drafting is not None:
+            drafts = self._drafting.stats(self._tokens, idle)
         return EngineStats(
             slots=self.slots,
             running=len(self._inside) - waiting + len(self._held),
@@ -164,6 +173,7 @@ class VllmEngine:
             steps=self._steps,
             tokens=self._tokens,
             busy_s=self._busy_s,
+            drafts=drafts,
         )
 
     # ---- sequences -----------------------------------------------------------------------------
@@ -188,6 +198,8 @@ class VllmEngine:
                     room=sequence.room,
                     seed=sequence.seed,
                     salt=f"{self.version}/{self._core.loads}",
+                    prompt=sequence.prompt,
+                    group=sequence.request.group,
                 )
             )
 
@@ -232,11 +244,12 @@ class VllmEngine:
         del self._inside[sequence.key]
         self._core.drop([sequence.key])
 
-    def _postpone(self) -> None:
-        """What vLLM has and has not begun waits here again: its prompt must not be taken from a
-        cache of other weights.
+    def _postpone(self, let_go: frozenset[str]) -> None:
+        """What vLLM has and has not begun, or let go of, waits here again: its prompt must not be
+        taken from a cache of other weights.
         """
-        idle = [sequence for sequence in self._inside.values() if not sequence.stay]
+        inside = self._inside.values()
+        idle = [sequence for sequence in inside if not sequence.stay or sequence.key in let_go]
         for sequence in reversed(idle):
             self._leave(sequence)
             self._waiting.appendleft(sequence)

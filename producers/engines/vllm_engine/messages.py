@@ -36,17 +36,28 @@ def stage_tensors(tensors: Tensors) -> StagedMessage:
 
 
 def stage_patches(patches: Sequence[Patch]) -> StagedMessage:
+    return StagedMessage(Staged(parts_of(patches)), described(patches))
+
+
+def parts_of(patches: Sequence[Patch]) -> list[tuple[str, torch.Tensor]]:
     """Positions and values of each, one after the other."""
-    parts = [(p.name, part) for p in patches for part in (p.indices, p.values)]
-    patched = tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
-    return StagedMessage(Staged(parts), patched)
+    return [(p.name, part) for p in patches for part in (p.indices, p.values)]
+
+
+def described(patches: Sequence[Patch]) -> tuple[tuple[list[int], str], ...]:
+    """Shapes and types of the tensors that they change."""
+    return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def staged_patches(
     path: str, entries: Sequence[Entry], patched: Sequence[tuple[list[int], str]]
 ) -> list[Patch]:
     """The patches of such a message."""
-    parts = staged_tensors(path, entries)
+    return patches_of(staged_tensors(path, entries), patched)
+
+
+def patches_of(parts: Tensors, patched: Sequence[tuple[list[int], str]]) -> list[Patch]:
+    """From the positions and values of each, one after the other."""
     return [
         Patch(name, tuple(shape), DTYPES[kind], indices, values)
         for (shape, kind), (name, indices), (_, values) in zip(

@@ -23,11 +23,14 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 from vllm.sampling_params import RequestOutputKind
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.sample import rejection_sampler
 
 __all__ = [
+    "HAS_TRITON",
     "CheckpointWeightPatch",
     "EngineArgs",
     "EngineDeadError",
@@ -44,4 +47,5 @@ __all__ = [
     "get_layerwise_info",
     "initialize_layerwise_reload",
     "load_checkpoint_weight_patches",
+    "rejection_sampler",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 import xxhash
 
 from producers.engines.base import Emission, Request
+from producers.engines.drafts.history import prompt_key
 from producers.engines.draws import trajectory_key
 from streams.records import Tokens, Version
 
@@ -39,6 +40,11 @@ class Sequence:
         """Tokens that it may still generate: to `tokens_max`, or until the context is full."""
         left = self.request.sampling.tokens_max - self.generated
         return max(0, min(left, self.context_max - len(self.tokens)))
+
+    @property
+    def prompt(self) -> int:
+        """What a history knows its prompt by."""
+        return prompt_key(self.request.tokens, self.request.sources)
 
     @property
     def seed(self) -> int:

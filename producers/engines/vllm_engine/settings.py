@@ -17,7 +17,8 @@ GIB = 1 << 30
 class EngineShape:
     """`block` tokens a block and `blocks` of them in `kv_bytes` of memory; a step takes at most
     `step_tokens`, and with `chunked` parts of a prompt. None is vLLM's own choice. With `process`
-    vLLM's core is one of its own.
+    vLLM's core is one of its own, with `head_float32` logits are products in float32. At most
+    `drafts` tokens of a sequence are guessed per step.
     """
 
     slots: int
@@ -32,10 +33,17 @@ class EngineShape:
     kv_bytes: int | None = None
     chunked: bool | None = None
     step_tokens: int | None = None
+    drafts: int = 0
+    head_float32: bool = False
 
 
 def shape_for(
-    config: PreTrainedConfig, slots: int, context_max: int, device: str, settings: VllmSettings
+    config: PreTrainedConfig,
+    slots: int,
+    context_max: int,
+    device: str,
+    settings: VllmSettings,
+    drafts: int = 0,
 ) -> EngineShape:
     """On the CPU every slot may be full at once, as in the embedded engine, unless `kv_gib` says
     less; a GPU's memory is vLLM's to divide.
@@ -43,6 +51,7 @@ def shape_for(
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
     given = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
+    head = settings.head_float32 and kind != "float32"
     if device != "cpu":
         return EngineShape(
             slots,
@@ -52,6 +61,8 @@ def shape_for(
             settings.tensor_parallel,
             settings.memory_share,
             kv_bytes=given,
+            drafts=drafts,
+            head_float32=head,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK
     blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # one block is vLLM's own
@@ -63,6 +74,7 @@ def shape_for(
         context_max,
         kind,
         settings.process,
+        settings.tensor_parallel,
         eager=True,
         block=CPU_BLOCK,
         blocks=blocks,
@@ -70,7 +82,9 @@ def shape_for(
         # vLLM on the CPU cannot cut the prompt of a request with a seed: it would turn back a
         # generator that cannot be turned back.
         chunked=False,
-        step_tokens=max(CPU_STEP, context_max),
+        step_tokens=max(CPU_STEP, context_max, slots * (1 + drafts)),
+        drafts=drafts,
+        head_float32=head,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from producers.engines.vllm_engine.messages import staged_patches
+from producers.engines.vllm_engine.messages import patches_of, staged_patches
 from producers.engines.vllm_engine.release import (
     CheckpointWeightPatch,
     WeightTransferEngine,
@@ -26,6 +26,7 @@ from producers.engines.vllm_engine.release import (
     initialize_layerwise_reload,
     load_checkpoint_weight_patches,
 )
+from producers.engines.vllm_engine.remote.uploads import UPLOADS
 from producers.engines.vllm_engine.staging import Entry, staged_tensors
 from storage.versions.held import Patch
 from streams.errors import EngineRefused
@@ -39,16 +40,21 @@ class Nothing(WeightTransferInitInfo):
 @dataclass
 class Chunk(WeightTransferUpdateInfo):
     """Some tensors of a version, or patches of some, never both in one update; from another process
-    they are `entries` of the staged file at `path`, `patched` describing the tensors of patches.
+    they are `entries` of the staged file at `path`, from another machine the checked `upload`;
+    `patched` describes the tensors of patches.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     patches: list[Patch] = field(default_factory=list)
     path: str = ""
     entries: list[Entry] = field(default_factory=list)
+    upload: str = ""
     patched: list[tuple[list[int], str]] | None = None
 
     def received(self) -> tuple[list[tuple[str, torch.Tensor]], list[Patch]]:
+        if self.upload:
+            parts = UPLOADS.pop(self.upload)
+            return (parts, []) if self.patched is None else ([], patches_of(parts, self.patched))
         if not self.path:
             return self.tensors, self.patches
         if self.patched is None:

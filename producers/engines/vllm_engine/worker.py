@@ -1,4 +1,5 @@
-"""What is added to vLLM's worker: our way for weights to come in, and a way to read them back.
+"""What is added to vLLM's worker: our way for weights to come in, a way to read them back, and what
+drafts need.
 
 vLLM imports this module in each of its workers (`worker_extension_cls`), which registers the
 transfer engine there, and lets a worker of another process end with the rollout that started it.
@@ -13,20 +14,21 @@ from typing import Any
 import torch
 
 from producers.engines.vllm_engine.ending import end_with_parent
+from producers.engines.vllm_engine.proposer_worker import DraftingWorker, mend_sampler
 from producers.engines.vllm_engine.release import WeightTransferEngineFactory
 from producers.engines.vllm_engine.served import served_tensors
 from producers.engines.vllm_engine.staging import Entry, staged_tensors
 from producers.engines.vllm_engine.transfer import VersionTransfer
 
 end_with_parent()
+mend_sampler()
 if "rollstream" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("rollstream", VersionTransfer)
 
 
-class RolloutWorker:
+class RolloutWorker(DraftingWorker):
     """Methods of vLLM's worker, whose attributes they use."""
 
-    model_runner: Any
     weight_transfer_engine: Any
     _weight_update_active: bool
 

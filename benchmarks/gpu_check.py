@@ -1,0 +1,204 @@
+"""`make gpu-check [MODEL=path]`: at most ten minutes on one card, without network, that say what a
+run does there: `python -m benchmarks.gpu_check`.
+
+1. A model: the folder given, or random weights in the shape of Qwen2.5-0.5B.  2. A real `rollstream
+run` with trainer and vLLM on the same card.  3. Bare vLLM alone on it, with the prompts and lengths
+of that run.  4. Figures, from the run's log. Without a GPU one sentence and exit status 2;
+`--cpu-dry-run` goes the whole way with a tiny model, to know that it works. docs/gpu.md.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.cards import peak_of
+from benchmarks.gpu_check_read import Seen, seen
+from benchmarks.gpu_check_setup import DRY, ON_A_GPU, Size, configuration, make_model
+from producers.engines.vllm_engine.environment import INSTALL, installed
+from tests.run_process import kill_all, run_line
+
+NO_GPU = (
+    "There is no GPU here (torch sees no CUDA device), so nothing was measured; "
+    "docs/gpu.md says what this does."
+)
+STOP_S, BARE_S = 60.0, 150.0
+BARE_TOKENS = 400_000
+"""Most that bare vLLM generates: 20 s at 20 000 tokens/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What is run, where."""
+
+    size: Size
+    model: Path
+    folder: Path
+    share: float
+    is_random: bool
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    asked = _parser().parse_args(words)
+    if not asked.cpu_dry_run and not torch.cuda.is_available():
+        print(NO_GPU, file=sys.stderr)
+        return 2
+    if installed() is None:
+        print(f"vLLM is not installed; get {INSTALL}", file=sys.stderr)
+        return 2
+    if asked.model is not None and not (asked.model / "config.json").is_file():
+        print(f"{asked.model} is no folder with a checkpoint (config.json)", file=sys.stderr)
+        return 2
+    size = DRY if asked.cpu_dry_run else ON_A_GPU
+    with tempfile.TemporaryDirectory(prefix="rollstream-gpu-check-") as temporary:
+        folder = Path(temporary)
+        model = asked.model or make_model(size.shape, folder / "model")  # 1
+        check = Check(size, model.resolve(), folder, asked.memory_share, asked.model is None)
+        trouble = _run(check)  # 2
+        found = seen(folder / "run") if (folder / "run" / "config.json").exists() else None
+        if found is None or not found.answers:
+            print(f"nothing was generated: {trouble or 'the run says no reason'}", file=sys.stderr)
+            return 1
+        bare, why = _bare(check, found)  # 3
+        for line in report(check, found, bare):  # 4
+            print(line)
+    for problem in (trouble, why):
+        if problem:
+            print(problem, file=sys.stderr)
+    return 1 if trouble or why else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check",
+        description="What a run does on the GPU of this machine, in at most ten minutes.",
+        epilog="example: python -m benchmarks.gpu_check --model models/qwen2.5-0.5b-instruct",
+    )
+    parser.add_argument(
+        "--model", type=Path, help="folder of a checkpoint; default: random weights"
+    )
+    parser.add_argument("--memory-share", type=float, default=0.4, help="of the card, for vLLM")
+    parser.add_argument("--cpu-dry-run", action="store_true", help="a tiny model, no GPU needed")
+    return parser
+
+
+def _run(check: Check) -> str:
+    """The run, stopped at its limit; what went wrong, "" for nothing."""
+    toml, log = check.folder / "check.toml", check.folder / "output.txt"
+    size = check.size
+    written = configuration(size, check.model, check.folder, check.share, is_random=check.is_random)
+    toml.write_text(written, encoding="utf-8")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            run_line(toml, check.folder / "run", []), stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            code = process.wait(size.limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            code = _ended(process)
+        finally:
+            kill_all(process)
+    if code in (0, None, 130):
+        return ""
+    return (
+        f"the run ended with {code}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+    )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
+    """Tokens per second of vLLM by itself, and why there are none."""
+    requests: list[dict[str, object]] = []
+    left = BARE_TOKENS
+    for one in found.answers:
+        left -= len(one.logprobs)
+        if left > 0:
+            prompt = one.tokens[: len(one.tokens) - len(one.logprobs)].tolist()
+            requests.append({"prompt": prompt, "length": len(one.logprobs)})
+    size = check.size
+    asked = {"model": str(check.model), "share": check.share, "requests": requests}
+    file = check.folder / "bare.json"
+    file.write_text(json.dumps(asked | {"slots": size.slots, "context": size.context}))
+    line = [sys.executable, "-m", "benchmarks.gpu_check_bare", str(file)]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=BARE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"bare vLLM took longer than {BARE_S:g} s"
+    if done.returncode:
+        return None, f"bare vLLM ended with {done.returncode}:\n{done.stderr[-2000:]}"
+    return float(json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]), ""
+
+
+def report(check: Check, found: Seen, bare: float | None) -> list[str]:
+    """The figures, one a line; what is not known is said to be so."""
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU (dry run)"
+    which = "random weights" if check.is_random else check.model.name
+    lines = [
+        f"gpu-check {time.strftime('%Y-%m-%d')} · {card} · torch {torch.__version__}, vLLM "
+        f"{installed()}",
+        f"model         {which}; vLLM has {check.share:g} of the card, the trainer shares it",
+        f"steps         {len(found.steps)} of {check.size.steps}",
+        f"bare vLLM     {_per_s(bare)}",
+        f"rollout       {_per_s(found.alone, bare)} before the trainer's first micro-batch",
+        f"              {_per_s(found.beside, bare)} beside the trainer",
+        f"trainer       {_per_s(found.trained_per_s())}; {_mfu(check.model, found, card)}",
+    ]
+    pause = found.pause()
+    said = (
+        "no update" if pause is None else f"{pause[0] * 1e3:.0f} ms (longest {pause[1] * 1e3:.0f})"
+    )
+    lines.append(f"update pause  {said}, {len(found.pauses_s)} versions taken")
+    gap = found.mismatch()
+    said = "no token of lag 0" if gap is None else f"KL {gap[0]:.2e}, mean {gap[1]:.2e} nats"
+    lines.append(f"mismatch      {said}" + ("" if gap is None else f" ({gap[2]:.0f} tokens)"))
+    if not check.is_random:
+        rewards = " ".join(f"{one.metrics.get('reward_mean', 0.0):.2f}" for one in found.steps)
+        lines.append(f"reward        {rewards}")
+    return lines
+
+
+def _per_s(rate: float | None, bare: float | None = None) -> str:
+    if rate is None:
+        return "unknown"
+    return f"{rate:,.0f} tokens/s" + (f" ({rate / bare:.2f} of bare vLLM)" if bare else "")
+
+
+def _mfu(model: Path, found: Seen, card: str) -> str:
+    rate, peak = found.trained_per_s(), peak_of(card)
+    if rate is None or peak is None:
+        return "MFU unknown" + ("" if peak else " (the card's peak is not in benchmarks/cards.py)")
+    flops = 6 * parameters(model) * rate
+    return (
+        f"MFU {flops / peak:.3f} (6·N·tokens/s = {flops / 1e12:.1f} of {peak / 1e12:.0f} TFLOP/s)"
+    )
+
+
+def parameters(model: Path) -> int:
+    """Elements of the checkpoint's tensors."""
+    from safetensors import safe_open
+
+    total = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  it is no mapping
+                total += int(torch.Size(tensors.get_slice(name).get_shape()).numel())
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

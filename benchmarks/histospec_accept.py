@@ -1,0 +1,185 @@
+"""`draft_accept_vs_vllm`: the recorded answers of each pass replayed against those of the pass
+before, by our drafts and by vLLM's suffix decoding.
+
+Both verify a draft up to its first mistake and gain one token more; no model runs. What they may
+spend is made equal: the least chance at which our drafts are cut is searched for until as many
+tokens are verified as theirs were. vLLM's drafts are those of its `SuffixDecodingProposer` with
+its defaults: a tree over all earlier answers and one over the sequence itself, 24 deep, and of what
+both say the likelier. The tree is arctic-inference's, which is not installed here: `SUFFIX_TREE`
+names it (docs/histospec.md).
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from benchmarks.case import Case, against
+from benchmarks.histospec_runs import Pass, history_of
+from producers.engines.drafts import History, prompt_key
+from producers.engines.drafts.chances import Agreement, Chances
+from producers.engines.drafts.plan import Row
+from streams.records import PROMPT, Trajectory
+
+DEPTH, LEAST_CHANCE, FACTOR = 24, 0.1, 1.0  # vLLM's defaults; drafts are as long as trees are deep
+MOST = 32  # tokens of our drafts
+HALVINGS = 10  # of the interval in which the least chance lies
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Sums over answers: `gained` tokens in `passes`, of `guessed` ones `right`."""
+
+    gained: int = 0
+    passes: int = 0
+    guessed: int = 0
+    right: int = 0
+
+    def __add__(self, other: "Replayed") -> "Replayed":
+        return Replayed(
+            self.gained + other.gained,
+            self.passes + other.passes,
+            self.guessed + other.guessed,
+            self.right + other.right,
+        )
+
+    @property
+    def acceptance(self) -> float:
+        return self.right / max(1, self.guessed)
+
+    @property
+    def per_token(self) -> float:
+        """Tokens verified per token gained."""
+        return self.guessed / max(1, self.gained)
+
+    def words(self) -> str:
+        return f"{self.acceptance:.3f} at {self.gained / max(1, self.passes):.1f} tokens per pass"
+
+
+def acceptance(passes: Sequence[Pass]) -> Iterator[Case]:
+    """One case; without the tree a line that says so."""
+    tree = suffix_tree()
+    if tree is None:
+        line = "draft_accept_vs_vllm  not measured: vLLM's suffix decoding needs arctic-inference"
+        print(f"{line}, and SUFFIX_TREE names no tree of it (docs/histospec.md)", file=sys.stderr)
+        return
+    theirs, ours = Replayed(), Replayed()
+    for before, now in pairwise(passes):
+        reference = replayed_by_tree(tree, before.answers, now.answers)
+        ours += replayed_as_often(history_of(before), now.answers, reference.per_token)
+        theirs += reference
+    yield against(
+        "draft_accept_vs_vllm",
+        ours.acceptance,
+        "accepted/verified",
+        "vLLM's suffix decoding at equal verified tokens",
+        theirs.acceptance,
+        1.0,
+        f"{ours.words()}, {ours.per_token:.3f} verified per token; theirs {theirs.words()}, "
+        f"{theirs.per_token:.3f}; {len(passes) - 1} passes",
+    )
+
+
+def suffix_tree() -> Any | None:
+    """arctic-inference's class, if the environment names its compiled module."""
+    path = os.environ.get("SUFFIX_TREE")
+    return _loaded(path) if path else None
+
+
+@cache
+def _loaded(path: str) -> Any:
+    """Once: its types can be registered only once."""
+    spec = importlib.util.spec_from_file_location("_C", path)
+    assert spec is not None, f"SUFFIX_TREE={path} is no extension module"
+    assert spec.loader is not None, f"SUFFIX_TREE={path} cannot be loaded"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SuffixTree
+
+
+# ---- ours ----------------------------------------------------------------------------------------
+
+
+def replayed_as_often(
+    history: History, answers: Sequence[Trajectory], per_token: float
+) -> Replayed:
+    """With as many tokens verified per token gained, or as nearly as can be: drafts that are never
+    cut may have fewer, and those of the surest tokens alone more.
+    """
+    low, high = 0.0, 1.0
+    tried = [replayed(history, answers, low)]
+    for _ in range(HALVINGS if tried[0].per_token > per_token else 0):
+        least = (low + high) / 2
+        tried.append(replayed(history, answers, least))
+        low, high = (least, high) if tried[-1].per_token > per_token else (low, least)
+    return min(tried, key=lambda one: abs(one.per_token - per_token))
+
+
+def replayed(history: History, answers: Sequence[Trajectory], least: float) -> Replayed:
+    """Drafts end before the first token at which the chance that all is right is below `least`."""
+    chances, total = Chances(MOST), Replayed()
+    for answer in answers:
+        tokens = answer.tokens.tolist()
+        first = at = int((answer.sources == PROMPT).sum())
+        key, agreement = prompt_key(answer.tokens, answer.sources), Agreement()
+        passes = guessed = right = 0
+        while at < len(tokens):
+            newest = tokens[max(0, at - history.context) : at]
+            most = min(MOST, len(tokens) - at - 1)
+            draft = history.draft(key, newest, most)
+            coming = agreement.looked_up(draft, history.context)[:most]
+            length = Row(len(coming), 0.0, chances.odds(agreement.known)).worth_while(least)
+            same = equal(coming[:length], tokens[at:])
+            chances.add(agreement.known, length, same)
+            agreement.verified(length, same)
+            passes, guessed, right, at = passes + 1, guessed + length, right + same, at + same + 1
+        total += Replayed(len(tokens) - first, passes, guessed, right)
+    return total
+
+
+# ---- vLLM's --------------------------------------------------------------------------------------
+
+
+def replayed_by_tree(
+    tree: Any, before: Sequence[Trajectory], answers: Sequence[Trajectory]
+) -> Replayed:
+    """As vLLM does: earlier answers without their prompts in one tree, the sequence in another."""
+    everything, total = tree(DEPTH), Replayed()
+    for number, answer in enumerate(before):
+        first = int((answer.sources == PROMPT).sum())
+        everything.extend_ndarray(number, answer.tokens[first:].astype(np.int32))
+    for answer in answers:
+        total += _answered(tree, everything, answer)
+    return total
+
+
+def _answered(tree: Any, everything: Any, answer: Trajectory) -> Replayed:
+    tokens = answer.tokens.tolist()
+    first = at = int((answer.sources == PROMPT).sum())
+    own = tree(DEPTH)
+    own.extend(0, tokens[:first])
+    passes = guessed = right = 0
+    while at < len(tokens):
+        most, context = min(DEPTH, len(tokens) - at - 1), tokens[max(0, at - DEPTH) : at]
+        asked = (context, most, FACTOR, 0.0, LEAST_CHANCE, False)
+        mine, shared = own.speculate(*asked), everything.speculate(*asked)
+        draft: list[int] = (mine if mine.score >= shared.score else shared).token_ids
+        draft = draft[: max(0, most)]
+        same = equal(draft, tokens[at:])
+        own.extend(0, tokens[at : at + same + 1])
+        passes, guessed, right, at = passes + 1, guessed + len(draft), right + same, at + same + 1
+    return Replayed(len(tokens) - first, passes, guessed, right)
+
+
+def equal(guessed: Sequence[int], came: Sequence[int]) -> int:
+    """How many of the first ones are the same."""
+    count = 0
+    while count < len(guessed) and guessed[count] == came[count]:
+        count += 1
+    return count

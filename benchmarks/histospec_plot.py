@@ -1,0 +1,67 @@
+"""The plot of docs/histospec.md: acceptance and tokens per step over the passes of a run, as its
+report draws them. `python -m benchmarks.histospec_plot runs/epochs docs/histospec.svg`.
+
+One file for light and dark pages; the same run gives the same bytes.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from rollstream.report.charts import HEIGHT, WIDTH, Chart, draw
+from rollstream.report.drafted import draft_charts
+from rollstream.report.opening import open_history, run_folder
+
+HEAD = 42  # above each plot, for its title
+STYLE = """
+:root{--ink:#1b1c1e;--soft:#62656b;--rule:#e4e4e0;--page:#fff;--c1:#2a6fd1;--c2:#d9622b;
+--c3:#1c8f78;--c4:#8a55c8;--c5:#b8860b;--c6:#c2408f;--c7:#5a6f85;--c8:#3c7a1e}
+@media (prefers-color-scheme:dark){:root{--ink:#eceded;--soft:#a0a4ab;--rule:#32363c;--page:#16181b;
+--c1:#5b9bf0;--c2:#f0854f;--c3:#3fbf9f;--c4:#b48bea;--c5:#d9ad3c;--c6:#ee7fc0;--c7:#9db2c8;
+--c8:#86c766}}
+svg{font:12px system-ui,-apple-system,"Segoe UI","Noto Sans",sans-serif}
+.page{fill:var(--page)}.title{font-size:15px;font-weight:600;fill:var(--ink)}
+.tick,.note{fill:var(--soft)}.value{fill:var(--ink);font-weight:600}
+.grid{stroke:var(--rule)}.line{fill:none;stroke:var(--c);stroke-width:2}.dot{fill:var(--c)}
+.mid{text-anchor:middle}.end{text-anchor:end}
+""" + "".join(f".c{n}{{--c:var(--c{n})}}" for n in range(1, 9))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.histospec_plot",
+        description="Draw what drafting came to over the passes of a run.",
+        epilog="example: python -m benchmarks.histospec_plot runs/epochs docs/histospec.svg",
+    )
+    parser.add_argument("run", help="its folder")
+    parser.add_argument("file", type=Path, help="the SVG to write")
+    chosen = parser.parse_args(arguments)
+    charts = draft_charts(open_history(run_folder(chosen.run)).drafted)
+    if not charts:
+        parser.error(f"{chosen.run} has no drafts, or went over its prompts only once")
+    chosen.file.write_text(picture(charts), encoding="utf-8")
+
+
+def picture(charts: Sequence[Chart]) -> str:
+    """One below the other."""
+    height = (HEAD + HEIGHT) * len(charts)
+    parts: list[str] = []
+    for index, chart in enumerate(charts):
+        top = index * (HEAD + HEIGHT)
+        drawn = draw(chart).replace(
+            "<svg ", f'<svg y="{top + HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1
+        )
+        names = ", ".join(series.name for series in chart.series)
+        parts.append(f'<text class="title" x="8" y="{top + 18:g}">{escape(chart.title)}</text>')
+        note = escape(f"{names}: {chart.note}")
+        parts.append(f'<text class="note" x="8" y="{top + 34:g}">{note}</text>{drawn}')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" '
+        f'width="{WIDTH:g}" height="{height:g}"><style>{STYLE}</style>'
+        f'<rect class="page" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    main()

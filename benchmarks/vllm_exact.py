@@ -1,0 +1,53 @@
+"""Greedy tokens and log-probabilities over an in-flight update: vLLM against transformers with the
+old KV cache and the new weights on the same tokens, float32.
+"""
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from benchmarks.case import Case, alone
+from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
+from producers.engines.base import Request, Update
+from producers.engines.vllm_engine import VllmEngine
+from streams.records import PROMPT, Sampling
+
+ERROR_MAX = 1e-4
+
+
+def logprob_error(tokens: int, slots: int) -> Case:
+    old, new = small_model(0), small_model(1)
+    engine = VllmEngine(old.config, old.state_dict(), V1, slots, CONTEXT)
+    sources = np.full(PROMPT_TOKENS, PROMPT, np.uint8)
+    sampling, nothing = Sampling(temperature=0, tokens_max=tokens), np.zeros(0, np.float32)
+    engine.submit(Request("t", 0, prompt_of(0), sources, sampling, 0, nothing))
+    found: list[int] = []
+    logprobs: list[float] = []
+    before = 0
+    while engine.running():
+        for emission in engine.poll(0.01):
+            found += emission.tokens.tolist()
+            logprobs += emission.logprobs.tolist()
+            before += len(emission.tokens) * (emission.version == V1)
+        if engine.version == V1 and engine.stats().tokens >= tokens // 3:
+            engine.update(Update(V2, new.state_dict()), "in_flight")
+    greedy, wanted = _over_old_cache(old, new, found, before)
+    same = sum(a == b for a, b in zip(found, greedy, strict=True))
+    error = float((torch.tensor(logprobs) - wanted).abs().max())
+    note = f"{same} of {tokens} greedy tokens the same, {before} of them before the update"
+    return alone("vllm_logprob_error", error, "nats", at_most=ERROR_MAX, note=note)
+
+
+def _over_old_cache(
+    old: PreTrainedModel, new: PreTrainedModel, chosen: list[int], before: int
+) -> tuple[list[int], torch.Tensor]:
+    cache, greedy, logprobs = DynamicCache(), [], []
+    step = torch.tensor([prompt_of(0).tolist()])
+    for count, token in enumerate(chosen):
+        model = old if count < before else new
+        with torch.inference_mode():
+            logits = model(step, past_key_values=cache, use_cache=True).logits[0, -1]
+        greedy.append(int(logits.argmax()))
+        logprobs.append(float(logits.log_softmax(-1)[token]))
+        step = torch.tensor([[token]])
+    return greedy, torch.tensor(logprobs)

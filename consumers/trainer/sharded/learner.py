@@ -1,0 +1,153 @@
+"""Rank 0's learner: what the trainer asks of it, all ranks do together.
+
+Only what a `Take` in the ledger names is submitted, so all ranks follow the ledger. A round is
+trained when there is a micro-batch for each rank; what is left at the end of an update is a round
+that is filled up (`assignment.py`). Micro-batches in which nothing is trained take no turn.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.copies import Copies
+from consumers.trainer.sample import Sample
+from consumers.trainer.sharded.assignment import rounds
+from consumers.trainer.sharded.messages import (
+    Begin,
+    Close,
+    Finish,
+    Gather,
+    Hash,
+    Load,
+    Round,
+    wire,
+)
+from consumers.trainer.sharded.ranks import Ranks
+from consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
+from consumers.trainer.sharded.telling import Teller
+from consumers.trainer.sharded.writing import Copied, Copybook
+from streams.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedModel:
+    """A model, and the ranks that share it; `teller` is rank 0's."""
+
+    model: PreTrainedModel
+    ranks: Ranks
+    teller: Teller
+
+
+class ShardedLearner:
+    """What `learning.Learning` promises, of rank 0; call it from one thread. Bits are the same for
+    the same number of ranks; another number rounds differently.
+    """
+
+    def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
+        self._settings, self._ranks, self._teller = settings, sharded.ranks, sharded.teller
+        self._waiting: list[Sequence[Sample]] = []
+        self._begins_step = True
+        self.micro_batches = 0
+        """Micro-batches of the step being trained, or just trained."""
+        begin = Begin(model_hash(sharded.model), settings.model_dump_json().encode())
+        with self._teller.order(lambda rank: begin):
+            self._shard = Shard(sharded.model, settings, sharded.ranks)
+        self._book = Copybook(self._teller, sharded.ranks)
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the masters, skipped ones included."""
+        return self._shard.updates
+
+    @property
+    def version(self) -> int:
+        """Number of the version that is trained from."""
+        return self.updates // self._settings.updates_per_step
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of rank 0's passes, waiting for other ranks within them included."""
+        return self._shard.busy_s
+
+    def submit(self, samples: Sequence[Sample]) -> None:
+        """One micro-batch of the update; trains a round when every rank has one."""
+        if self._begins_step:
+            self.micro_batches, self._begins_step = 0, False
+        self.micro_batches += 1
+        if not any(sample.mask.any() for sample in samples):
+            self._shard.note_masked(sum(len(sample.mask) for sample in samples))
+            return
+        self._waiting.append(samples)
+        if len(self._waiting) == self._ranks.size:
+            self._round()
+
+    def finish_update(self) -> dict[str, float]:
+        """Train what is left, then change the weights; returns the update's metrics."""
+        busy_s = self.busy_s
+        if self._waiting:
+            self._round()
+        with self._teller.order(lambda rank: Finish()):
+            metrics = self._shard.finish()
+        self._begins_step = self.updates % self._settings.updates_per_step == 0
+        return {**metrics, "busy_s": self.busy_s - busy_s}
+
+    def snapshot(self, dtype: str, copies: Copies | None = None) -> Copied:
+        """A copy to publish, spread over the ranks; its memory is its own, not of `copies`."""
+        return self._copy(dtype, lambda: self._shard.snapshot(dtype))
+
+    def state(self, copies: Copies | None = None) -> Copied:
+        """A copy of all that the next update depends on, spread over the ranks."""
+        return self._copy("", self._shard.state)
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a state that any number of ranks, or one process without them, has left;
+        `ConfigurationError` when it is of another model.
+        """
+        for prefix in PREFIXES:
+            for name, shape in self._shard.shapes.items():
+                _check(tensors.get(prefix + name), shape, prefix + name)
+        updates, moved = (int(count) for count in tensors[COUNTERS])
+        with self._teller.order(lambda rank: Load(updates, moved)):
+            self._shard.load(tensors, updates, moved)
+
+    def state_hash(self) -> str:
+        """Of masters and optimiser state; for the same bits it differs with the number of ranks."""
+        with self._teller.order(lambda rank: Hash()):
+            return self._shard.state_hash()
+
+    def close(self) -> None:
+        """The other ranks end too."""
+        self._teller.close(Close())
+
+    def _round(self) -> None:
+        (turns,) = rounds(len(self._waiting), self._ranks.size)
+        version, waiting = self.version, self._waiting
+        self._waiting = []
+
+        def told(rank: int) -> Round:
+            turn = turns[rank]
+            samples = tuple(wire(sample) for sample in waiting[turn.micro_batch])
+            return Round(version, turn.counts, samples)
+
+        with self._teller.order(told):
+            self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
+
+    def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> Copied:
+        number, alive = self._book.number()
+        with self._teller.order(lambda rank: Gather(number, dtype, alive)):
+            mine = gather()
+        return self._book.keep(number, mine, alive)
+
+
+def _check(found: Tensor | None, shape: tuple[int, ...], name: str) -> None:
+    if found is None or tuple(found.shape) != shape:
+        what = "missing" if found is None else f"of shape {tuple(found.shape)}"
+        raise ConfigurationError(
+            f"checkpoint: {name!r} is {what}, the model has {shape}: "
+            "these tensors belong to another model configuration"
+        )

@@ -1,0 +1,45 @@
+"""The store through which ranks find each other's addresses: a new one for every start.
+
+`torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so what
+ranks of the last start wrote is still there, and gloo would call at addresses of the dead. Only one
+thing is therefore read from it, where rank 0's own store is, and that is tried until it answers.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from consumers.trainer.sharded.launch import rank_of
+
+PORT = "rollstream/port"
+CONNECT_S = 1.0
+PAUSE_S = 0.1
+
+
+def meet(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
+    """The store of this start; `RuntimeError` when rank 0's is not there in time."""
+    host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return TCPStore(host, port, None, rank == 0, timeout, wait_for_workers=False)
+    kept = TCPStore(host, port, None, False, timeout)
+    if rank == 0:
+        own = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
+        kept.set(PORT, str(own.port))
+        return own
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up:
+        now = int(kept.get(PORT))
+        try:
+            socket.create_connection((host, now), CONNECT_S).close()
+        except OSError:  # of a start before this one
+            time.sleep(PAUSE_S)
+            continue
+        return TCPStore(host, now, None, False, timeout)
+    raise RuntimeError(f"rank 0 did not open its store at {host} within {timeout_s:g} s")

@@ -1,0 +1,83 @@
+"""This process among the ranks of a trainer: joined at the start, under a timeout that bounds every
+wait for another rank (invariant 8).
+
+Three groups, so that threads never share one: the model's collectives (main threads only), what
+rank 0 tells the others (under one lock), and what their writing threads answer.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from consumers.trainer.sharded.launch import rank_of
+from consumers.trainer.sharded.meeting import meet
+from streams.errors import ConfigurationError, RollstreamError
+
+log = logging.getLogger(__name__)
+
+
+class RankLost(RollstreamError, ConnectionError):
+    """Another rank is gone or does not answer: this one ends too, and all start again together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Who this process is among how many, and how they reach each other."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh
+    told: dist.ProcessGroup
+    answers: dist.ProcessGroup
+    timeout_s: float
+
+
+@contextmanager
+def joined(device: str, timeout_s: float) -> Generator[Ranks]:
+    """All ranks are there when the block begins; a `RankLost` says that they did not all come.
+
+    `device` is `cpu` or `cuda`, of which each process of a machine takes the one of its local rank.
+    """
+    mine, backend = _device(device)
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, size = meet(timeout_s), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group(
+            backend, timeout=timeout, store=store, rank=rank_of(), world_size=size
+        )
+        mesh = init_device_mesh(mine.type, (dist.get_world_size(),))
+        told = dist.new_group(backend="gloo", timeout=timeout)
+        answers = dist.new_group(backend="gloo", timeout=timeout)
+    except RuntimeError as error:
+        raise RankLost(f"the trainer's ranks did not come together: {error}") from error
+    assert isinstance(told, dist.ProcessGroup)  # every rank is in it
+    assert isinstance(answers, dist.ProcessGroup)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), mine, mesh, told, answers, timeout_s)
+    log.info("rank %d of %d on %s", ranks.rank, ranks.size, mine)
+    yield ranks
+    # Only after a clean end: with a rank gone, waiting for the groups would be the next hang.
+    dist.destroy_process_group()
+
+
+def _device(name: str) -> tuple[torch.device, str]:
+    if name == "cpu":
+        return torch.device("cpu"), "gloo"
+    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if local >= count:
+        raise ConfigurationError(
+            f"local rank {local} has no device of its own: PyTorch sees {count} here; start at "
+            "most so many processes on this machine (torchrun --nproc-per-node)"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local), "cpu:gloo,cuda:nccl"

@@ -1,0 +1,175 @@
+"""A rank's part of the model: its slice of masters and moments, what it does in a round, and the
+tensors that it holds whole for a while because it writes them.
+
+Every method is a collective unless it says otherwise: all ranks call the same ones in the same
+order (`telling.py`). `state` and `snapshot` give the names and values of `learner.py`, so
+checkpoints and versions do not tell how many ranks made them.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.layout import judged_of, placed, rows_of
+from consumers.trainer.loss import surrogate
+from consumers.trainer.mismatch import gaps_of
+from consumers.trainer.packing_probe import can_pack, check_trainable
+from consumers.trainer.policy_forward import forward_scores
+from consumers.trainer.recompute import recompute_layers
+from consumers.trainer.sample import Sample
+from consumers.trainer.sharded.exchange import gather_values, scatter_rows
+from consumers.trainer.sharded.ownership import Ownership
+from consumers.trainer.sharded.ranks import Ranks
+from consumers.trainer.sharded.shard_optimiser import ShardOptimiser
+from consumers.trainer.sharded.wrapping import shard_model
+from consumers.trainer.sums import Sums
+from storage.tensors import state_hash, tensor_bytes
+
+COUNTERS = "optimiser.counters"
+PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
+
+
+class Shard:
+    """Takes `model`, float32, over; it is the same on all ranks."""
+
+    def __init__(self, model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> None:
+        self._settings, self._ranks, self._model = settings, ranks, model.eval()
+        self._owned = Ownership(model, ranks)
+        check_trainable(model)
+        self._packed = can_pack(model)
+        if settings.gradient_checkpointing:
+            recompute_layers(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_()
+        shard_model(model, ranks.mesh, settings.compute)
+        self._parameters = dict(model.named_parameters())
+        self._slices = {name: _local(one) for name, one in self._parameters.items()}
+        slices = list(self._slices.values())
+        self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
+        self._sums = Sums()
+        self.busy_s = 0.0
+
+    @property
+    def updates(self) -> int:
+        """Updates behind the masters, skipped ones included."""
+        return self._optimiser.updates
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of the whole parameters."""
+        return self._owned.shapes
+
+    def note_masked(self, tokens: int) -> None:
+        """Tokens of micro-batches in which nothing is trained; rank 0 alone notes them."""
+        self._sums += Sums(masked=float(tokens))
+
+    def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
+        """One micro-batch of a round; one that fills up computes the same and adds zeros."""
+        began = time.monotonic()
+        scores = forward_scores(
+            self._model, placed(rows_of(samples), self._ranks.device), self._packed
+        )
+        if counts:
+            judged = placed(judged_of(samples, version), self._ranks.device)
+            loss, sums = surrogate(scores, judged, self._settings)
+            if self.updates % self._settings.updates_per_step == 0:  # as in learner.py
+                sums = replace(sums, gaps=gaps_of(scores.logprobs, samples, version))
+            self._sums += sums
+        else:
+            loss = scores.logprobs.sum() * 0.0
+        loss.backward()
+        self.busy_s += time.monotonic() - began
+
+    def finish(self) -> dict[str, float]:
+        """Change the masters; returns the update's metrics, the same on every rank."""
+        total = Sums()
+        for part in gather_values(self._sums, Sums, self._ranks):
+            total += part
+        gradients = [_gradient(one) for one in self._parameters.values()]
+        done = self._optimiser.update(gradients, total.weight)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._sums = Sums()
+        return {
+            **total.metrics(),
+            "gradient_norm": done.gradient_norm,
+            "learning_rate": done.learning_rate,
+            "updates_skipped": float(done.skipped),
+        }
+
+    def snapshot(self, dtype: str) -> dict[str, Tensor]:
+        """The tensors to publish that this rank owns, whole, in host memory, tied ones under all
+        their names.
+        """
+        wanted = getattr(torch, dtype)
+        slices = {name: one.to(wanted) for name, one in self._slices.items()}
+        return self._owned.named(self._owned.gather(slices), self._model, wanted)
+
+    def state(self) -> dict[str, Tensor]:
+        """What this rank owns of all that the next update depends on, whole, in host memory."""
+        mine: dict[str, Tensor] = {}
+        for prefix, slices in self._state().items():
+            whole = self._owned.gather(slices)
+            mine.update({prefix + name: tensor for name, tensor in whole.items()})
+        if self._ranks.rank == 0:
+            mine[COUNTERS] = self._counters()
+        return mine
+
+    def load(self, tensors: Mapping[str, Tensor] | None, updates: int, moved: int) -> None:
+        """Go on from a checkpoint; rank 0 gives its tensors, whole, and each takes its slices."""
+        for prefix, slices in self._state().items():
+            for name, mine in slices.items():
+                whole = None if tensors is None else tensors[prefix + name]
+                scatter_rows(whole, mine, self.shapes[name], self._ranks)
+        self._optimiser.load(updates, moved)
+
+    def state_hash(self) -> str:
+        """Of masters and optimiser as they are spread: other numbers of ranks give other hashes."""
+        flat = {
+            p + name: one for p, slices in self._state().items() for name, one in slices.items()
+        }
+        flat[COUNTERS] = self._counters()
+        hashes = gather_values(state_hash(flat), str, self._ranks)
+        return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
+
+    def _state(self) -> dict[str, dict[str, Tensor]]:
+        """Prefix in a checkpoint → slices by name; not a collective."""
+        adam, names = self._optimiser, list(self._slices)
+        moments = (dict(zip(names, m, strict=True)) for m in (adam.mean, adam.square))
+        return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
+
+    def _counters(self) -> Tensor:
+        return torch.tensor([self.updates, self._optimiser.moved])
+
+
+def model_hash(model: PreTrainedModel) -> str:
+    """xxh3-128 over all that the model starts from; not a collective."""
+    hasher = xxhash.xxh3_128()
+    for name, tensor in sorted(model.state_dict().items()):
+        hasher.update(f"{name}{tuple(tensor.shape)}".encode())
+        hasher.update(tensor_bytes(tensor))
+    return hasher.hexdigest()
+
+
+def _local(sharded: Tensor) -> Tensor:
+    """This rank's rows; they share the sharded tensor's memory."""
+    return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _gradient(parameter: Tensor) -> Tensor | None:
+    return None if parameter.grad is None else _local(parameter.grad)
+
+
+def _over_all_ranks(value: Tensor) -> Tensor:
+    dist.all_reduce(value)
+    return value

@@ -1,0 +1,202 @@
+"""Writing a version or a checkpoint from all ranks at once: what each does with the tensors that it
+holds, and rank 0's view of all of them.
+
+A rank writes in a thread of its own, so that it trains meanwhile, one request after the other: rank
+0 asks the next when all have answered. What a rank met is answered too, and raised at rank 0.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TypeVar
+
+from torch import Tensor
+
+from consumers.trainer.sharded.messages import (
+    Answer,
+    Asked,
+    Encode,
+    Encoded,
+    Failed,
+    Identify,
+    Identities,
+    WriteDelta,
+    WriteShards,
+    Wrote,
+    WroteDelta,
+)
+from consumers.trainer.sharded.ranks import Ranks
+from consumers.trainer.sharded.telling import Teller, answer, answer_of
+from storage.manifest import Delta, Manifest, TensorFiles
+from storage.objects import ObjectStore
+from storage.shards import write_shards
+from storage.spread import Spread, SpreadDifferences, identities, merged, merged_delta, merged_files
+from storage.versions.differences import (
+    STEM,
+    Differences,
+    Parent,
+    encode_version,
+    write_delta,
+)
+from streams.errors import RollstreamError, StoreError
+
+_A = TypeVar("_A", bound=Answer)
+log = logging.getLogger(__name__)
+
+
+def stem_of(stem: str, rank: int) -> str:
+    """Of the files of one rank."""
+    return f"{stem}-rank{rank}"
+
+
+class Portion:
+    """A rank's copies by number, and what is asked of them. `keep` and `do` are of two threads."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, dict[str, Tensor]] = {}
+        self._encoded: tuple[Differences, Manifest] | None = None
+
+    def keep(self, number: int, tensors: dict[str, Tensor], alive: tuple[int, ...]) -> None:
+        """One more copy; of the others only those that are alive."""
+        kept = {n: t for n, t in self._copies.items() if n in alive}
+        self._copies = {**kept, number: tensors}
+
+    def do(self, asked: Asked, store: ObjectStore | None) -> Answer:
+        """Carry it out; a store is there where something is written."""
+        match asked:
+            case WriteShards(copy, folder, stem, shard_bytes):
+                assert store is not None
+                return Wrote(write_shards(store, folder, stem, self._copies[copy], shard_bytes))
+            case Encode(copy, base, parent):
+                before = Parent(parent, self._copies[base])
+                found = encode_version(self._copies[copy], before)
+                assert isinstance(found, Differences)
+                self._encoded = (found, parent)
+                return Encoded(found.bytes, found.weights)
+            case WriteDelta(folder, stem, shard_bytes):
+                assert self._encoded is not None
+                assert store is not None
+                differences, parent = self._encoded
+                self._encoded = None  # as large as a version, and written once
+                delta = write_delta(store, folder, differences, parent, shard_bytes, stem)
+                return WroteDelta(delta)
+            case Identify(copy):
+                return Identities(*identities(self._copies[copy]))
+
+
+class Writing:
+    """The thread of a rank that is not 0."""
+
+    def __init__(self, portion: Portion, store: ObjectStore, ranks: Ranks) -> None:
+        self._portion, self._store, self._ranks = portion, store, ranks
+        self._asked: SimpleQueue[Asked | None] = SimpleQueue()  # rank 0 waits for each answer
+        self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
+        self._thread.start()
+
+    def ask(self, asked: Asked) -> None:
+        """Returns at once."""
+        self._asked.put(asked)
+
+    def close(self) -> None:
+        """Everything asked was answered when this returns."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            try:
+                said = self._portion.do(asked, self._store)
+            except Exception as error:  # rank 0 raises it, and would wait in vain
+                log.exception("rank %d could not write", self._ranks.rank)
+                said = Failed(f"{type(error).__name__}: {error}")
+            answer(said, self._ranks)
+
+
+class Copybook:
+    """Rank 0's side: numbers copies, asks all ranks at once, and puts together what they say."""
+
+    def __init__(self, teller: Teller, ranks: Ranks) -> None:
+        self._teller, self._ranks = teller, ranks
+        self._portion = Portion()
+        self._lock = threading.Lock()
+        self._alive: weakref.WeakValueDictionary[int, Copied] = weakref.WeakValueDictionary()
+        self._next = 0
+
+    def number(self) -> tuple[int, tuple[int, ...]]:
+        """Of a new copy, and those that somebody at rank 0 still has."""
+        self._next += 1
+        return self._next, tuple(self._alive.keys())
+
+    def keep(self, number: int, mine: dict[str, Tensor], alive: tuple[int, ...]) -> "Copied":
+        """The copy, gathered at all ranks; they keep their parts as long as this one lives."""
+        self._portion.keep(number, mine, alive)
+        copied = Copied(number, self)
+        self._alive[number] = copied
+        return copied
+
+    def ask(
+        self, asked: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
+    ) -> list[_A]:
+        """What each rank, 0 first, answers; `StoreError` names the rank that could not."""
+        with self._lock:
+            self._teller.tell(asked)
+            mine: Answer | RollstreamError
+            try:
+                mine = self._portion.do(asked(0), store)
+            except RollstreamError as error:  # the others' answers are read all the same
+                mine = error
+            theirs = [answer_of(rank, self._ranks) for rank in range(1, self._ranks.size)]
+        if isinstance(mine, RollstreamError):
+            raise mine
+        return [_expect(said, kind, rank) for rank, said in enumerate((mine, *theirs))]
+
+
+def _expect(said: Answer, kind: type[_A], rank: int) -> _A:
+    if isinstance(said, Failed):
+        raise StoreError(f"rank {rank} of the trainer could not write: {said.message}")
+    assert isinstance(said, kind)
+    return said
+
+
+class Copied(Spread):
+    """Copy `number`, of which every rank holds a part."""
+
+    def __init__(self, number: int, book: Copybook) -> None:
+        self.number, self._book = number, book
+
+    def write_shards(
+        self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
+    ) -> TensorFiles:
+        def asked(rank: int) -> WriteShards:
+            return WriteShards(self.number, folder, stem_of(stem, rank), shard_bytes)
+
+        return merged_files(said.files for said in self._book.ask(asked, Wrote, store))
+
+    def differences(self, parent: Manifest, base: Spread) -> SpreadDifferences:
+        assert isinstance(base, Copied)
+        # Its tensors' hashes are all that is needed of it; its delta is as long again.
+        slim = replace(parent, model_files=(), delta=None)
+        asked = Encode(self.number, base.number, slim)
+        return _Encoded(self._book.ask(lambda rank: asked, Encoded), self._book)
+
+    def identities(self) -> tuple[dict[str, str], dict[str, str]]:
+        asked = Identify(self.number)
+        found = self._book.ask(lambda rank: asked, Identities)
+        return merged(one.hashes for one in found), merged(one.tied for one in found)
+
+
+class _Encoded(SpreadDifferences):
+    def __init__(self, parts: Sequence[Encoded], book: Copybook) -> None:
+        self.weights = merged_files(part.weights for part in parts)
+        self.bytes = sum(part.bytes for part in parts)
+        self._book = book
+
+    def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
+        def asked(rank: int) -> WriteDelta:
+            return WriteDelta(folder, stem_of(STEM, rank), shard_bytes)
+
+        found = self._book.ask(asked, WroteDelta, store)
+        return merged_delta((said.delta for said in found), parent)

@@ -1,0 +1,103 @@
+"""The arrays of a history in one stretch of memory, a process's own or a file that is mapped: a few
+words, the table's keys, places and ranks, the ring of tokens.
+
+The first words say how large everything is, so that whoever maps the file needs nothing else. They
+are believed once, when it is mapped; afterwards nothing that is read can lead outside of it.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LENGTHS = (3, 4, 5, 6, 7)
+REACH = 5  # tokens guessed per recognised one, at most: what little fits goes wrong sooner
+END = 2**32 - 1  # after each sequence; no token
+
+PROBES = 8
+ENTRY_BYTES = 20
+
+MAGIC = int.from_bytes(b"rhymes/1", "little")
+HEADER_BYTES = 256
+WORDS = HEADER_BYTES // 8
+_MAGIC, _TOKENS_MAX, _REACH, _COUNT, _LENGTHS = range(5)  # lengths fill up to 16 words
+WRITER, HEAD, INSERTED = WORDS - 3, WORDS - 2, WORDS - 1
+"""Words that change: the process that writes, where the next token goes, how many were inserted."""
+TOKENS_LEAST, TOKENS_MOST = 16, 1 << 31
+LONGEST = 64
+
+
+def table_slots(entries: int) -> int:
+    """Slots of a table for so many entries: a power of two, and what the last ones probe beyond the
+    end instead of around it.
+    """
+    return (1 << max(4, (entries - 1).bit_length())) + PROBES
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the sizes of all arrays follow from."""
+
+    tokens_max: int
+    lengths: tuple[int, ...] = LENGTHS
+    reach: int = REACH
+
+    @property
+    def slots(self) -> int:
+        """A key per token and length, and a quarter more so that probes stay short."""
+        return table_slots(len(self.lengths) * self.tokens_max * 5 // 4)
+
+    @property
+    def bytes(self) -> int:
+        return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
+
+    def words(self) -> list[int]:
+        """The header of a history that holds nothing; its head begins so that every place is > 0
+        and none that is forgotten is below 0.
+        """
+        words = [0] * WORDS
+        words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
+        words[_COUNT] = len(self.lengths)
+        words[_LENGTHS : _LENGTHS + len(self.lengths)] = self.lengths
+        words[HEAD] = self.tokens_max
+        return words
+
+
+def layout_of(words: Sequence[int]) -> Layout | None:
+    """What a header says; None where it is none."""
+    count = words[_COUNT]
+    if words[_MAGIC] != MAGIC or not 0 < count <= 16:
+        return None
+    lengths = tuple(words[_LENGTHS : _LENGTHS + count])
+    sizes_fit = TOKENS_LEAST <= words[_TOKENS_MAX] <= TOKENS_MOST and 0 < words[_REACH] <= 1024
+    if not sizes_fit or list(lengths) != sorted(set(lengths)):
+        return None
+    if lengths[0] < 1 or lengths[-1] > LONGEST:
+        return None
+    return Layout(words[_TOKENS_MAX], lengths, words[_REACH])
+
+
+class Memory:
+    """Views of a buffer that is as large as its layout says. Single items of a memoryview are read
+    twice as fast as those of an array.
+    """
+
+    def __init__(self, layout: Layout, buffer: memoryview) -> None:
+        assert len(buffer) == layout.bytes, "a buffer of another layout"
+        self.layout = layout
+        ends = [HEADER_BYTES]
+        for size in (8 * layout.slots, 8 * layout.slots, 4 * layout.slots, 4 * layout.tokens_max):
+            ends.append(ends[-1] + size)
+        self.words = buffer[: ends[0]].cast("q")
+        self.keys = buffer[ends[0] : ends[1]].cast("Q")
+        self.places = buffer[ends[1] : ends[2]].cast("q")
+        self.ranks = buffer[ends[2] : ends[3]]  # bytes; only writers look at them
+        self.tokens = buffer[ends[3] : ends[4]].cast("I")
+
+
+def own_memory(layout: Layout) -> Memory:
+    """Of this process alone, holding nothing."""
+    memory = Memory(layout, np.zeros(layout.bytes, np.uint8).data)
+    memory.words[:] = memoryview(array("q", layout.words()))
+    return memory

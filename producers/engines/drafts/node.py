@@ -1,0 +1,116 @@
+"""One history for all rollouts of a node: each of them drafts from it, one of them writes it.
+
+Who holds the folder's lock writes. The kernel frees the lock when its holder dies, however it dies,
+so the next one that asks takes over: it goes on in the same memory, where the others draft on, and
+tells the log's answers again from as far back as the history holds. What a killed run left, which
+nobody uses, is thrown away first. docs/histospec.md has the interleavings.
+"""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from producers.engines.drafts.history import Choice, History
+from producers.engines.drafts.lookup import View
+from producers.engines.drafts.memory import WRITER, Layout
+from producers.engines.drafts.segment import (
+    HISTORY,
+    Segment,
+    is_used,
+    lock_folder,
+    make_segment,
+    map_segment,
+    remove,
+    sweep,
+)
+from producers.engines.drafts.shared import SharedHistory
+from streams.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # whoever else leaves holds the lock for less
+
+
+class NodeHistory:
+    """This process's part in it. `folder` is the same for all of a run on a node
+    (`segment.segment_folder`).
+    """
+
+    def __init__(self, folder: Path, tokens_max: int, choice: Choice = "priority") -> None:
+        self.folder, self.path = folder, folder / HISTORY
+        self._layout = Layout(tokens_max)
+        self._choice: Choice = choice
+        self._shared = SharedHistory(self.path, holds=True)
+        self._lock: int | None = None
+        self._written: Segment | None = None
+        self._alone: History | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is this process that fills it."""
+        return self._lock is not None
+
+    def view(self) -> View:
+        """What to look up in now."""
+        return self._shared.view() if self._alone is None else self._alone.view
+
+    def take_over(self) -> History | None:
+        """The history to fill, from its beginning on, if no other process of the node does; asked
+        again and again until then.
+        """
+        assert not self.writes, "it writes already"
+        try:
+            self._lock = lock_folder(self.folder)
+            if self._lock is None:
+                self._shared.refresh()
+                return None
+            sweep(self.folder)
+            self._written = self._left_by_another() or make_segment(self.folder, self._layout)
+            self._written.memory.words[WRITER] = os.getpid()
+        except StoreError as error:
+            log.warning("%s; earlier answers are remembered by this process alone", error)
+            self._unlock()
+            self._alone = self._history(None)
+            return self._alone
+        self._shared.refresh()
+        return self._history(self._written)
+
+    def leave(self) -> None:
+        """Neither drafts nor writes any more; the last one of the node removes the memory."""
+        self._shared.close()
+        if self._written is not None:
+            self._written.close()
+            self._written = None
+        for _ in range(LEAVE_TRIES):
+            try:
+                self._lock = lock_folder(self.folder) if self._lock is None else self._lock
+            except StoreError:
+                return
+            if self._lock is not None:
+                remove(self.folder)
+                self._unlock()
+                return
+            if not self.path.exists():
+                return
+            time.sleep(LEAVE_PAUSE_S)
+
+    def _left_by_another(self) -> Segment | None:
+        """The memory that others use, if it is as large as ours is to be."""
+        if not self._shared.attached and not is_used(self.path):
+            return None
+        found = map_segment(self.path, writes=True)
+        if found is None or found.memory.layout == self._layout:
+            return found
+        found.close()
+        return None
+
+    def _history(self, segment: Segment | None) -> History:
+        memory = None if segment is None else segment.memory
+        layout = self._layout
+        return History(layout.tokens_max, layout.lengths, self._choice, layout.reach, memory)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None

@@ -1,0 +1,183 @@
+"""The file in memory that holds a node's history: how it is named, made, mapped and removed.
+
+Its folder's name says user, run and node, so another run's is never used. The kernel keeps the
+locks, and frees them when a process dies: the folder's is held by the one process that writes, the
+file's is shared by all rollouts that have it mapped. So who gets the first may write, and who gets
+the second alone knows that nobody else is there.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from producers.engines.drafts.memory import HEADER_BYTES, WRITER, Layout, Memory, layout_of
+from streams.errors import StoreError
+
+MEMORY = Path("/dev/shm")
+HISTORY, PARTIAL = "history", "history.partial"
+
+
+def segment_folder(run: str, folder: Path, node: str) -> Path:
+    """Where the history of a run lies on this node: in memory, or where there is no such folder in
+    the run's own.
+    """
+    named = f"{run}\n{folder.absolute()}\n{node}"
+    digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
+    base = MEMORY if MEMORY.is_dir() else folder
+    return base / f"rollstream-{os.getuid()}-{digest}-drafts"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A mapped file; while it is held and not closed, nobody removes it."""
+
+    memory: Memory
+    inode: int
+    _descriptor: int
+
+    def close(self) -> None:
+        """What is mapped stays readable to who refers to it."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
+        os.close(self._descriptor)
+
+
+def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment | None:
+    """The segment of this name; None where there is none, it is being removed, or, for who only
+    reads, its writer is dead: the next one may throw it away. Who does not hold it does not keep
+    it from being removed either.
+    """
+    try:
+        descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
+    except OSError:  # not there yet, or not ours
+        return None
+    try:
+        found = _mapped(descriptor, writes, holds)
+    except OSError:  # locked by who removes it
+        found = None
+    if found is None:
+        os.close(descriptor)
+    return found
+
+
+def make_segment(folder: Path, layout: Layout) -> Segment:
+    """A new one in the place of what is there; `StoreError` when there is no room. The caller holds
+    the folder's lock.
+    """
+    partial, size = folder / PARTIAL, layout.bytes
+    try:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:  # a full file system is an error here, and a SIGBUS in the mapped memory
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, array("q", layout.words()).tobytes(), 0)
+            found = _mapped(descriptor, writes=True, holds=True)
+            assert found is not None, "it is as we made it"
+            partial.rename(folder / HISTORY)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise StoreError(
+            f"no room for a history of {size} bytes in {folder}: {error.strerror} "
+            "(rollouts.drafts_tokens)"
+        ) from error
+    return found
+
+
+def lock_folder(folder: Path) -> int | None:
+    """The descriptor of the folder, made if need be, with its lock; None while another process has
+    it. `StoreError` for a folder that cannot be had.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:  # its last user removed it just now
+        return None
+    except OSError as error:
+        raise StoreError(f"folder {folder} cannot be used: {error.strerror}") from error
+    here = os.fstat(descriptor)
+    if here.st_uid != os.getuid():
+        os.close(descriptor)
+        raise StoreError(f"folder {folder} belongs to somebody else")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(folder).st_ino == here.st_ino:
+            return descriptor
+    except OSError:  # taken, or removed meanwhile
+        pass
+    os.close(descriptor)
+    return None
+
+
+def is_used(path: Path) -> bool:
+    """Whether any process holds it, this one included."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove(folder: Path) -> bool:
+    """Remove all of it, unless somebody uses it; the caller holds the folder's lock."""
+    if is_used(folder / HISTORY):
+        return False
+    with contextlib.suppress(OSError):  # somebody else's file in it is left alone
+        for name in (HISTORY, PARTIAL):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed runs of this user left beside this folder: nobody uses it, and its own run
+    would begin anew.
+    """
+    for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
+        with contextlib.suppress(StoreError):
+            lock = None if other == folder else lock_folder(other)
+            if lock is not None:
+                remove(other)
+                os.close(lock)
+
+
+def _mapped(descriptor: int, writes: bool, holds: bool) -> Segment | None:
+    there = os.fstat(descriptor)
+    header = array("q", os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"))
+    layout = layout_of(header.tolist())
+    is_ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
+    if layout is None or not is_ours or there.st_size != layout.bytes:
+        return None
+    if not (writes or _lives(header[WRITER])):
+        return None
+    if holds:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
+    mapped = memoryview(mmap.mmap(descriptor, layout.bytes, access=access))
+    return Segment(Memory(layout, mapped), there.st_ino, descriptor)
+
+
+def _lives(pid: int) -> bool:
+    if not 0 < pid < 1 << 31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,86 @@
+"""The node's history as every process but its writer sees it: opened by name, read without locks.
+
+`SharedHistory(path).draft(prompt_key(tokens, sources), newest, most)` is what `History.draft` is.
+Needs neither torch nor a log, so an engine's own processes can use it. Until there is a segment of
+that name it knows nothing; one that replaces it is found by itself.
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from producers.engines.drafts.lookup import View, drafted
+from producers.engines.drafts.memory import LENGTHS, Layout, own_memory
+from producers.engines.drafts.segment import Segment, map_segment
+from producers.engines.drafts.source import NOTHING, Draft
+from streams.records import Tokens
+
+LOOK_EVERY = 256  # look-ups between two looks whether the file was replaced: a microsecond each
+
+
+class SharedHistory:
+    """A draft source. `path` is the segment's file (`NodeHistory.path`); tokens from `vocabulary`
+    on are none of the model's, so a draft ends before them. Rollouts hold the file; an engine's
+    process, which lives no longer than its rollout, need not.
+    """
+
+    context = LENGTHS[-1]
+
+    def __init__(
+        self, path: str | Path, vocabulary: int | None = None, holds: bool = False
+    ) -> None:
+        self.path, self.vocabulary, self._holds = Path(path), vocabulary, holds
+        self._nothing = View(own_memory(Layout(16)))
+        self._view = self._nothing
+        self._segment: Segment | None = None
+        self._asked = 0
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a segment that it reads."""
+        return self._segment is not None
+
+    def view(self) -> View:
+        """What to look up in now (`lookup.drafted`), by itself or together with others."""
+        if self._asked % LOOK_EVERY == 0:
+            self.refresh()
+        self._asked += 1
+        return self._view
+
+    def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
+        """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
+        found = drafted((self.view(),), prompt, newest, most)
+        limit = self.vocabulary
+        if limit is None or not found.tokens or max(found.tokens) < limit:
+            return found
+        known = list(takewhile(lambda token: token < limit, found.tokens))
+        return Draft(known, found.matched) if known else NOTHING
+
+    def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
+        """Nothing: what runs here is not the node's (`WithRunning` keeps it)."""
+
+    def refresh(self) -> None:
+        """Take up a segment that is new under this name and has a writer; what was mapped before
+        stays while there is no other.
+        """
+        try:
+            inode = os.stat(self.path).st_ino
+        except OSError:
+            return
+        if self._segment is not None and self._segment.inode == inode:
+            return
+        found = map_segment(self.path, holds=self._holds)
+        if found is None:
+            return
+        if found.memory.layout.lengths != LENGTHS:  # another program's
+            found.close()
+            return
+        self.close()
+        self._segment, self._view = found, View(found.memory)
+
+    def close(self) -> None:
+        """Let go of the segment; nothing is known afterwards, until `view` finds one again."""
+        if self._segment is not None:
+            self._segment.close()
+        self._segment, self._view = None, self._nothing

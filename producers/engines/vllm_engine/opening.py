@@ -1,0 +1,35 @@
+"""From settings to vLLM's engine and the weights that it serves: in this process, in one of its
+own, or on a server that others run.
+"""
+
+from transformers import PreTrainedConfig
+
+from producers.engines.vllm_engine.core import open_core
+from producers.engines.vllm_engine.environment import has_gpu, require_vllm
+from producers.engines.vllm_engine.exchange import EngineCore, Weights
+from producers.engines.vllm_engine.needed import needed_by
+from producers.engines.vllm_engine.settings import shape_for
+from producers.engines.vllm_engine.weights import ServedWeights
+from producers.settings import VllmSettings
+
+
+def open_parts(
+    config: PreTrainedConfig,
+    slots: int,
+    context_max: int,
+    device: str | None,
+    settings: VllmSettings,
+    drafts: int = 0,
+) -> tuple[EngineCore, Weights]:
+    """Both of one engine, with weights of no use until some were loaded; at most `drafts` tokens of
+    a sequence are guessed per step. `ConfigurationError` or `EngineRefused` names what is missing.
+    """
+    if settings.url is not None:
+        from producers.engines.vllm_engine.remote.opening import open_remote  # only for a URL
+
+        return open_remote(config, slots, context_max, settings)
+    require_vllm()
+    device = device or ("cuda" if has_gpu() else "cpu")
+    needed = needed_by(config)
+    core = open_core(config, shape_for(config, slots, context_max, device, settings, drafts))
+    return core, ServedWeights(core, needed, in_place=device != "cpu")

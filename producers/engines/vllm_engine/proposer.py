@@ -1,0 +1,95 @@
+"""Our draft proposer inside vLLM's worker (its `custom_class` method), on the history of the
+rollouts.
+
+vLLM asks it after every step and verifies what it says with its own sampler: a wrong draft costs
+time and changes no distribution. Until it was given a history it proposes nothing. It is told no
+requests, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from producers.engines.base import DraftStats
+from producers.engines.drafts.source import DraftSource
+from producers.engines.drafts.switch import Switch
+from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
+
+PROPOSER = "producers.engines.vllm_engine.proposer.HistoryProposer"
+_KNOWN = "rollstream_prompt", "rollstream_group"
+
+
+def known_by(prompt: int, group: int) -> dict[str, int]:
+    """The extra arguments that tell a history which sequence this is."""
+    return dict(zip(_KNOWN, (prompt, group), strict=True))
+
+
+def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` for at most so many tokens per draft; None: no drafts.
+
+    vLLM fills up a request that enters with one token to compute by as many drafts of −1, so that
+    CUDA graphs fit. It does not where their number is given per size of batch, so on the CPU it is.
+    """
+    if not drafts:
+        return None
+    said: dict[str, Any] = {"method": "custom_class", "model": PROPOSER}
+    said["num_speculative_tokens"] = drafts
+    if on_cpu:
+        said["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
+    return said
+
+
+class HistoryProposer:
+    """What vLLM calls; `draft_from` is ours."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._vocabulary = int(vllm_config.model_config.get_vocab_size())
+        self._runner: Any = None
+        self._guesses: Guesses | None = None
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """There is none."""
+
+    def draft_from(self, runner: Any, guess: tuple[DraftSource, Switch, Any] | None) -> None:
+        """From now on guess from this source under this switch by this clock, or not at all.
+
+        vLLM would propose zeros for the whole batch as soon as one sequence is a longest draft from
+        the end of its context; drafts here end before it, so that is moved out of the way.
+        """
+        self._runner = runner
+        runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
+        self._guesses = None
+        if guess is not None:
+            source, switch, clock = guess
+            self._guesses = Guesses(source, switch, self._vocabulary, clock)
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts of all rows of the batch, as vLLM's other proposers give them."""
+        if self._guesses is None:
+            return [[] for _ in sampled_token_ids]
+        rows = enumerate(sampled_token_ids)
+        return self._guesses.after(
+            [
+                self._seen(i, gained, token_ids_cpu[i, : int(num_tokens_no_spec[i])])
+                for i, gained in rows
+            ]
+        )
+
+    def stats(self) -> DraftStats:
+        return DraftStats() if self._guesses is None else self._guesses.stats()
+
+    def _seen(self, row: int, gained: Sequence[int], tokens: NDArray[np.int32]) -> Seen:
+        key = self._runner.input_batch.req_ids[row]
+        request = self._runner.requests[key]
+        asked = request.sampling_params
+        end = min(request.num_prompt_tokens + asked.max_tokens, self._runner.max_model_len)
+        prompt, group = (asked.extra_args[name] for name in _KNOWN)
+        return Seen(key, prompt, group, gained, tokens, end - len(tokens))

@@ -1,0 +1,3 @@
+"""A vLLM server that others run, as a rollout's engine: its client here, and what the workers of
+the server load.
+"""

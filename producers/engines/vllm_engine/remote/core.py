@@ -1,0 +1,104 @@
+"""A vLLM server behind the calls of `exchange.EngineCore`.
+
+The server goes on by itself, so at a pause its workers are asked how many tokens each request has:
+these are waited for, and what the workers do not know (it has not begun, or has just ended) is let
+go of. So all that was handed out before new weights is of the old ones, whatever is still on its
+way. Each start of a rollout claims the server anew: whoever had it before is refused.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
+from producers.engines.vllm_engine.remote.routes import Routes
+from producers.engines.vllm_engine.remote.streams import Streams
+from producers.engines.vllm_engine.remote.wire import generate_body, load_of, request_name
+from streams.errors import EngineRefused
+
+LOOK_S = 0.5
+SILENT_S = 30.0
+
+
+class RemoteCore:
+    """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
+
+    def __init__(
+        self, routes: Routes, headers: Mapping[str, str], owner: str, kv_capacity: int
+    ) -> None:
+        self.load = Load()
+        self.loads = 0
+        self.kv_capacity = kv_capacity
+        self.routes, self.owner = routes, owner
+        self._streams = Streams(routes.url, headers, routes.host)
+        self._count = 0
+        self._heard_s = time.monotonic()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="vllm-metrics", daemon=True).start()
+
+    def add(self, order: Order) -> None:
+        self._count += 1
+        name = f"{self.owner}.{self._count}"
+        if not len(self._streams):
+            self._heard_s = time.monotonic()
+        self._streams.begin(order.key, name, generate_body(order, name))
+
+    def step(self, wait_s: float) -> list[Gained]:
+        gains = self._streams.take(wait_s)
+        now = time.monotonic()
+        if gains:
+            self._heard_s = now
+        elif now - self._heard_s > SILENT_S:
+            if not self.routes.is_alive():
+                raise EngineRefused(f"vLLM server {self.routes.host}: it does not answer any more")
+            self._heard_s = now
+        return gains
+
+    def pause(self) -> Paused:
+        """1. No step is done any more.  2. How far the workers came with each request.  3. What
+        they do not know is let go of, the rest is read up to there.
+        """
+        self.routes.call("check_owner", self.owner)
+        self.routes.post("/pause", query={"mode": "keep", "clear_cache": "false"})  # 1
+        known = self._progress()  # 2
+        names = self._streams.names()
+        wanted = {key: known[name] for key, name in names.items() if name in known}
+        unknown = names.keys() - wanted.keys()
+        gains = self._streams.take(0.0)  # 3
+        self._streams.close(unknown)
+        self._streams.settle({key: n for key, n in wanted.items() if key in self._streams.names()})
+        return Paused(gains + self._streams.take(0.0), frozenset(unknown))
+
+    def resume(self) -> None:
+        self._heard_s = time.monotonic()
+        self.routes.post("/resume")
+
+    def drop(self, keys: Iterable[str]) -> None:
+        self._streams.close(keys)
+
+    def forget_cache(self) -> None:
+        answered = self.routes.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+        if not answered["success"]:
+            raise EngineRefused(
+                f"vLLM server {self.routes.host}: its prefix cache could not be emptied"
+            )
+
+    def give_back(self) -> None:
+        self._closed.set()
+        self._streams.shut()
+
+    def _progress(self) -> dict[str, int]:
+        """Tokens of each request that the workers know, by the name that we gave it."""
+        inside = self.routes.call("progress")[0]
+        return {request_name(name): int(count) for name, count in inside.items()}
+
+    def _look(self) -> None:
+        """Follow its statistics while something runs."""
+        while not self._closed.wait(LOOK_S):
+            if not len(self._streams):
+                continue
+            try:
+                self.load = load_of(self.routes.get("/metrics").text.splitlines())
+            except EngineRefused:  # what it means for requests, their streams tell
+                continue
+        self.routes.close()

@@ -1,0 +1,149 @@
+"""Opening a vLLM server as an engine: what it must be is asked of it by name before anything of it
+is used, and each lack says how to start it.
+"""
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from producers.engines.vllm_engine.environment import RELEASE
+from producers.engines.vllm_engine.needed import architecture_of, needed_by
+from producers.engines.vllm_engine.remote.core import RemoteCore
+from producers.engines.vllm_engine.remote.routes import Routes
+from producers.engines.vllm_engine.remote.streams import ROUTE
+from producers.engines.vllm_engine.remote.weights import RemoteWeights
+from producers.settings import VllmSettings
+from streams.errors import ConfigurationError, EngineRefused
+
+log = logging.getLogger(__name__)
+
+START_S = 300.0
+"""A server takes this long to come back; its rollout waits so long for it."""
+LOOK_S = 0.5
+TELL_S = 15.0
+COMMAND = (
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --tokens-only --load-format dummy "
+    "--worker-extension-cls producers.engines.vllm_engine.remote.worker.ServerWorker "
+    '--weight-transfer-config \'{"backend": "rollstream"}\' '
+    "--logprobs-mode processed_logprobs --generation-config vllm"
+)
+
+
+def open_remote(
+    config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
+) -> tuple[RemoteCore, RemoteWeights]:
+    """The server at `settings.url`, claimed, paused and empty. `ConfigurationError` for one that
+    was started in another way than `COMMAND`, `EngineRefused` for one that does not answer.
+    """
+    assert settings.url is not None, "who has no URL opens vLLM here"
+    headers = _headers(settings.api_key_env)
+    routes = Routes(settings.url, headers)
+    _wait(routes)
+    _check_release(routes)
+    _check_routes(routes, settings.api_key_env)
+    found = _describe(routes)
+    for lack in _lacks(found, config, slots, context_max):
+        raise _wrong(routes, lack)
+    owner = secrets.token_hex(8)
+    routes.post("/pause", query={"mode": "abort"})
+    routes.call("claim", owner)
+    core = RemoteCore(routes, headers, owner, int(found["kv_tokens"]))
+    in_place, is_parallel = found["device"] != "cpu", found["tensor_parallel"] > 1
+    return core, RemoteWeights(core, needed_by(config), in_place, is_parallel)
+
+
+def _headers(api_key_env: str | None) -> Mapping[str, str]:
+    if api_key_env is None:
+        return {}
+    key = os.environ.get(api_key_env)
+    if not key:
+        raise ConfigurationError(
+            f"rollouts.vllm.api_key_env: the environment has no {api_key_env}; put the key of the "
+            "vLLM server there"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _wait(routes: Routes) -> None:
+    """`EngineRefused` where nothing answers within `START_S`."""
+    began = told = time.monotonic()
+    while not routes.is_alive():
+        now = time.monotonic()
+        if now - began > START_S:
+            raise EngineRefused(
+                f"vLLM server {routes.host}: no answer within {START_S:g} s (rollouts.vllm.url); "
+                f"start it with: {COMMAND}"
+            )
+        if now - told > TELL_S:
+            told = now
+            log.warning("vLLM server %s does not answer yet; waiting for it", routes.host)
+        time.sleep(LOOK_S)
+
+
+def _check_release(routes: Routes) -> None:
+    answered = routes.get("/version")
+    release = str(answered.json()["version"]) if answered.is_success else "of an unknown release"
+    if not release.startswith(f"{RELEASE}."):
+        raise ConfigurationError(
+            f"rollouts.vllm.url: vLLM {release} answers at {routes.host}, this engine is written "
+            f"for {RELEASE}"
+        )
+
+
+def _check_routes(routes: Routes, api_key_env: str | None) -> None:
+    """Those for reinforcement learning and those for tokens are each switched on."""
+    if routes.get("/is_paused").is_error:
+        raise _wrong(routes, "has no routes to pause it and to load weights")
+    said = routes.probe(ROUTE)
+    if said == 401:
+        given = "not given" if api_key_env is None else f"that of {api_key_env}, is another"
+        raise ConfigurationError(
+            f"rollouts.vllm.api_key_env: vLLM server {routes.host} wants a key; it was {given}"
+        )
+    if said in (403, 404):
+        raise _wrong(routes, f"has no {ROUTE}")
+
+
+def _describe(routes: Routes) -> Mapping[str, Any]:
+    try:
+        return routes.call("describe")[0]
+    except EngineRefused as error:
+        raise _wrong(routes, "has not our worker extension, or its workers ended") from error
+
+
+def _lacks(
+    found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
+) -> list[str]:
+    """What is to be changed of it, the first of these first."""
+    wanted = architecture_of(config)
+    checks = [
+        (found["transfer"] == "rollstream", "loads weights in another way"),
+        (found["logprobs"] == "processed_logprobs", f"gives {found['logprobs']}"),
+        (found["stream_interval"] == 1, "holds tokens back (--stream-interval)"),
+        (found["engines"] == 1, "has several engines (one server for each rollout)"),
+        (not found["drafts"], "drafts (--speculative-config), which is not followed from here"),
+        (wanted in found["architectures"], f"serves {found['architectures']}, not {wanted}"),
+        (found["vocabulary"] == config.vocab_size, f"has {found['vocabulary']} tokens to draw"),
+        (
+            found["slots"] >= slots,
+            f"takes {found['slots']} sequences (--max-num-seqs), rollouts.slots is {slots}",
+        ),
+        (
+            found["context_max"] >= context_max,
+            f"takes {found['context_max']} tokens (--max-model-len), rollouts.context_max is "
+            f"{context_max}",
+        ),
+    ]
+    return [lack for is_so, lack in checks if not is_so]
+
+
+def _wrong(routes: Routes, lack: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"rollouts.vllm.url: vLLM server {routes.host} {lack}; start it with: {COMMAND} "
+        "(docs/vllm.md)"
+    )

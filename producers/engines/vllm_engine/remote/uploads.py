@@ -1,0 +1,102 @@
+"""Tensors that a rollout sends to a worker of a vLLM server before they are loaded: bytes in
+pieces, then checked against the hash of each tensor. Beside decoding, in the worker's process.
+
+Nothing of an upload can be had before all of it was checked. When the next set of them begins
+nothing is left of the one before: at most one version is kept.
+"""
+
+# pyright: reportUnknownMemberType=false
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from producers.engines.vllm_engine.staging import Entry
+from storage.tensors import tensor_hash, tensor_of
+from streams.errors import CorruptObject, EngineRefused
+
+
+@dataclass(slots=True)
+class Upload:
+    """One chunk of a version."""
+
+    data: bytearray
+    received: int = 0
+    tensors: list[tuple[str, torch.Tensor]] | None = None
+
+    def put(self, begin: int, piece: bytes) -> None:
+        if begin != self.received or begin + len(piece) > len(self.data):
+            raise EngineRefused(
+                f"a piece at {begin} of {len(piece)} bytes does not follow {self.received} of "
+                f"{len(self.data)}"
+            )
+        self.data[begin : begin + len(piece)] = piece
+        self.received += len(piece)
+
+    def check(self, entries: Sequence[Entry], hashes: Sequence[str]) -> None:
+        """`CorruptObject` names the tensor that is not what was sent."""
+        if self.received != len(self.data):
+            raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
+        view = memoryview(self.data)
+        tensors: list[tuple[str, torch.Tensor]] = []
+        for e, wanted in zip(entries, hashes, strict=True):
+            part, shape = view[e["begin"] : e["begin"] + e["bytes"]], tuple(e["shape"])
+            if tensor_hash(e["dtype"], shape, part) != wanted:
+                raise CorruptObject(f"tensor {e['name']!r} differs from its hash")
+            tensors.append((e["name"], tensor_of(part, e["dtype"], shape)))
+        self.tensors = tensors
+
+
+class Uploads:
+    """Of one worker, of whoever claimed its server last."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self._set = ""
+        self._chunks: dict[str, Upload] = {}
+
+    def claim(self, owner: str) -> None:
+        self.owner, self._set = owner, ""
+        self._chunks.clear()
+
+    def check_owner(self, owner: str) -> None:
+        """`EngineRefused` for who is not the last to have claimed."""
+        if owner != self.owner:
+            raise EngineRefused(
+                f"rollout {owner!r} does not have this server any more, {self.owner!r} claimed it: "
+                "one rollout for each server"
+            )
+
+    def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
+        """A piece, in base64, of chunk `SET/NUMBER`; another set forgets the one before."""
+        self.check_owner(owner)
+        group = name.partition("/")[0]
+        if group != self._set:
+            self._chunks.clear()
+            self._set = group
+        chunk = self._chunks.setdefault(name, Upload(bytearray(size)))
+        chunk.put(begin, base64.b64decode(piece, validate=True))
+
+    def check(self, owner: str, name: str, entries: Sequence[Entry], hashes: Sequence[str]) -> None:
+        self.check_owner(owner)
+        chunk = self._chunks.get(name)
+        if chunk is None:
+            raise EngineRefused(f"chunk {name!r} is not here")
+        try:
+            chunk.check(entries, hashes)
+        except CorruptObject:
+            del self._chunks[name]
+            raise
+
+    def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
+        """The tensors of a checked chunk, once."""
+        chunk = self._chunks.pop(name, None)
+        if chunk is None or chunk.tensors is None:
+            raise EngineRefused(f"weights: chunk {name!r} is not here, or was not checked")
+        return chunk.tensors
+
+
+UPLOADS = Uploads()
+"""Of this process: the worker's methods fill it, its weight-transfer engine empties it."""

@@ -1,0 +1,168 @@
+"""Which version a vLLM server serves: its rollout sends what changed, checked by hash in each
+worker before any of it may be loaded, and asks for hashes of what is served.
+
+What can be sent beside decoding is sent in `prepare`; loading then reads the workers' own memory.
+Once a load has begun nothing is held until one went through.
+"""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from producers.engines.base import Compared, Update
+from producers.engines.vllm_engine.chunks import Prepared, checked, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.messages import described, parts_of
+from producers.engines.vllm_engine.needed import Needed
+from producers.engines.vllm_engine.remote.core import RemoteCore
+from producers.engines.vllm_engine.remote.routes import LOAD_S
+from producers.engines.vllm_engine.staging import ALIGNMENT, Entry
+from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
+from streams.errors import EngineRefused
+from streams.records import Version
+
+PIECE_BYTES = 4 << 20  # a step of the server waits for one
+NAMES_AT_ONCE = 4
+
+Parts = Sequence[tuple[str, torch.Tensor]]
+Patched = tuple[tuple[list[int], str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A checked update, of which the chunks `names` are in the server's workers; those of patches
+    with what they change.
+    """
+
+    base: Version | None
+    is_patch: bool
+    names: tuple[tuple[str, Patched | None], ...]
+
+
+class RemoteWeights:
+    """With `in_place` the server's matrices can be patched; cut between GPUs they are not read
+    back.
+    """
+
+    def __init__(self, core: RemoteCore, needed: Needed, in_place: bool, is_parallel: bool) -> None:
+        self._core, self._routes, self._needed = core, core.routes, needed
+        self._in_place, self._is_parallel = in_place, is_parallel
+        self._sets, self._is_begun = 0, False
+        self.held: Version | None = None
+        """Whose weights are served whole; None while they are written, and after a failure."""
+
+    def prepare(self, update: Update) -> Update:
+        """The update, sent; `EngineRefused` names the tensor that is wrong."""
+        prepared = checked(update, self._needed, self.held, self._in_place)
+        self._sets += 1
+        names = [
+            (self._send(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
+            for number, (parts, patched) in enumerate(self._chunks(update, prepared))
+        ]
+        sent = Sent(prepared.base, prepared.patches is not None, tuple(names))
+        return replace(update, prepared=sent)
+
+    def load(self, update: Update) -> None:
+        """Serve these weights; `EngineRefused` leaves nothing held."""
+        sent = update.prepared
+        if not isinstance(sent, Sent) or (sent.is_patch and sent.base != self.held):
+            sent = self.prepare(update).prepared
+            assert isinstance(sent, Sent), "what prepare made"
+        self.held = None
+        if self._is_begun:
+            self._give_up()
+        try:
+            self._is_begun = True
+            self._routes.post("/start_weight_update")
+            for name, patched in sent.names:
+                info = {"upload": name} | ({} if patched is None else {"patched": patched})
+                self._routes.post("/update_weights", {"update_info": info}, within_s=LOAD_S)
+            version = {"weight_version": str(update.version)}
+            self._routes.post("/finish_weight_update", version, within_s=LOAD_S)
+        except EngineRefused as error:
+            raise EngineRefused(
+                f"weights: version {update.version} was not loaded whole, nothing is served until "
+                f"one is: {error}"
+            ) from error
+        self._is_begun = False
+        self._core.loads += 1
+        self.held = update.version
+
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+        """As `Engine.read_back`; nothing where a tensor is cut between GPUs."""
+        if self._is_parallel:
+            return Compared(0, ())
+        own, needed = self._needed.own(tensors), self._needed
+        asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
+        places = {name: (name, *needed.tied.get(name, ())) for name in asked}
+        served = self._served([place for name in asked for place in places[name]])
+        differing = [
+            name for name in asked if any(_differs(served[p], own[name]) for p in places[name])
+        ]
+        return Compared(len(asked), tuple(differing))
+
+    def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+        """Type and hash of every copy, some names at a time: a step of the server waits for it."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for begin in range(0, len(places), NAMES_AT_ONCE):
+            some = places[begin : begin + NAMES_AT_ONCE]
+            found |= self._routes.call("served_hashes", some, within_s=LOAD_S)[0]
+        return found
+
+    def _chunks(self, update: Update, prepared: Prepared) -> Iterator[tuple[Parts, Patched | None]]:
+        if prepared.patches is None:
+            whole = whole_chunks(self._needed, update.tensors)
+            yield from ((parts, None) for parts in whole)
+            return
+        for patches in patch_chunks(prepared.patches):
+            yield parts_of(patches), described(patches)
+
+    def _send(self, name: str, parts: Parts) -> str:
+        """Laid out as a staged file is, piece by piece, then checked by the workers."""
+        entries, hashes, size = _laid_out(parts)
+        owner, received = self._core.owner, 0
+        for (_, tensor), entry in zip(parts, entries, strict=True):
+            data, end = tensor_bytes(tensor), entry["begin"]
+            for piece in (bytes(end - received), *_pieces(data)):
+                if len(piece):
+                    text = base64.b64encode(piece).decode("ascii")
+                    self._routes.call("put_piece", owner, name, size, received, text)
+                    received += len(piece)
+        self._routes.call("check_chunk", owner, name, entries, hashes, within_s=LOAD_S)
+        return name
+
+    def _give_up(self) -> None:
+        """End the load that failed; what of it is in the workers is overwritten by the next."""
+        self._routes.call("give_up_update")
+        self._is_begun = False
+
+
+def _laid_out(parts: Parts) -> tuple[list[Entry], list[str], int]:
+    entries: list[Entry] = []
+    hashes: list[str] = []
+    end = 0
+    for name, tensor in parts:
+        begin, shape, kind = (
+            -(-end // ALIGNMENT) * ALIGNMENT,
+            tensor.shape,
+            DTYPE_NAMES[tensor.dtype],
+        )
+        entry = Entry(name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes)
+        entries.append(entry)
+        hashes.append(tensor_hash(kind, tuple(shape), tensor_bytes(tensor)))
+        end = begin + tensor.nbytes
+    return entries, hashes, end
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    return (data[begin : begin + PIECE_BYTES] for begin in range(0, data.nbytes, PIECE_BYTES))
+
+
+def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
+    """Whether a copy that is served has other bits than loading this tensor gives."""
+    for kind, wanted in copies:
+        mine = tensor.to(DTYPES[kind])
+        if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != wanted:
+            return True
+    return False

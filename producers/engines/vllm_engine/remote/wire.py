@@ -1,0 +1,113 @@
+"""What crosses the wire of a vLLM server: requests for tokens, the events of a stream, and the
+lines of `/metrics` that are looked at. Pure.
+
+Field names are those of vLLM's `/inference/v1/generate`; what else a server says is ignored.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from producers.engines.vllm_engine.exchange import Gained, Load, Order
+from streams.errors import DecodeError
+
+PREFIX = "generate-tokens-"
+"""What vLLM puts before the name of a request."""
+
+
+class LogProb(msgspec.Struct, frozen=True):
+    token_id: int
+    logprob: float
+
+
+class LogProbs(msgspec.Struct, frozen=True):
+    content: list[LogProb] | None = None
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    version: str
+    start: int
+
+
+class Choice(msgspec.Struct, frozen=True):
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    logprobs: LogProbs | None = None
+    weight_versions: list[VersionSpan] | None = None
+
+
+class Event(msgspec.Struct, frozen=True):
+    choices: list[Choice] = []
+    error: msgspec.Raw | None = None
+
+
+_EVENTS = msgspec.json.Decoder(Event)
+
+
+def generate_body(order: Order, name: str) -> bytes:
+    """A request for a stream of tokens with the log-probability of each."""
+    s = order.sampling
+    sampling = {
+        "temperature": s.temperature,
+        "top_k": s.top_k,
+        "top_p": s.top_p,
+        "seed": None if s.temperature == 0 else order.seed,
+        "max_tokens": order.room,
+        "stop_token_ids": list(s.stop),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    return msgspec.json.encode(
+        {
+            "request_id": name,
+            "token_ids": order.tokens,
+            "sampling_params": sampling,
+            "cache_salt": order.salt.replace("/", "."),  # it takes no slash
+            "stream": True,
+        }
+    )
+
+
+def gained_of(key: str, data: bytes) -> Gained | None:
+    """What an event gave; None where it says nothing. `DecodeError` repeats what the server says
+    went wrong, or that it cannot be understood.
+    """
+    try:
+        event = _EVENTS.decode(data)
+    except msgspec.DecodeError as error:
+        raise DecodeError(f"vLLM's stream is not understood: {error}: {data[:200]!r}") from error
+    if event.error is not None:
+        raise DecodeError(f"vLLM ended the request: {bytes(event.error)[:500].decode()}")
+    if not event.choices:
+        return None
+    (choice,) = event.choices
+    tokens = choice.token_ids or []
+    rows = (choice.logprobs.content if choice.logprobs else None) or []
+    if [row.token_id for row in rows] != tokens:
+        raise DecodeError(f"vLLM gave {len(rows)} log-probabilities for {len(tokens)} tokens")
+    logprobs = [row.logprob for row in rows]
+    stamped = tuple((span.version, span.start) for span in choice.weight_versions or ())
+    return Gained(key, tokens, logprobs, choice.finish_reason, stamped)
+
+
+def request_name(inside: str) -> str:
+    """The name that we gave of what vLLM calls a request inside: with a prefix and, unless that is
+    switched off, eight characters more. Ours hold no dash.
+    """
+    return inside.removeprefix(PREFIX).partition("-")[0]
+
+
+def load_of(lines: Iterable[str]) -> Load:
+    """Of a page of metrics."""
+    found = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
+    names = {
+        "vllm:num_requests_running": "running",
+        "vllm:num_requests_waiting": "waiting",
+        "vllm:kv_cache_usage_perc": "kv",
+    }
+    for line in lines:
+        name = names.get(line.partition("{")[0].partition(" ")[0])
+        if name is not None:
+            found[name] += float(line.rpartition(" ")[2])
+    return Load(int(found["running"]), int(found["waiting"]), found["kv"])

@@ -1,0 +1,94 @@
+"""What a vLLM server's workers load (`vllm serve --worker-extension-cls
+producers.engines.vllm_engine.remote.worker.ServerWorker`): what this server is, whose it is, how
+far it came, and the way for weights to come in.
+
+Each method is called by name over `/collective_rpc`; what it refuses is an answer,
+`{"refused": …}`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+from producers.engines.vllm_engine.remote.uploads import UPLOADS
+from producers.engines.vllm_engine.served import served_tensors
+from producers.engines.vllm_engine.staging import Entry
+from producers.engines.vllm_engine.worker import RolloutWorker
+from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
+from streams.errors import RollstreamError
+
+Answer = dict[str, Any]
+
+
+class ServerWorker(RolloutWorker):
+    """Methods of vLLM's worker, whose attributes they use."""
+
+    vllm_config: Any
+
+    def describe(self) -> Answer:
+        """What has to be known of it before anything is asked of it."""
+        c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
+        transfer = c.weight_transfer_config
+        return {
+            "architectures": list(c.model_config.architectures),
+            "vocabulary": int(c.model_config.get_vocab_size()),
+            "context_max": int(c.model_config.max_model_len),
+            "slots": int(c.scheduler_config.max_num_seqs),
+            "kv_tokens": (int(blocks) - 1) * int(c.cache_config.block_size),  # one is vLLM's
+            "logprobs": str(c.model_config.logprobs_mode),
+            "stream_interval": int(c.scheduler_config.stream_interval),
+            "transfer": transfer.backend if transfer else None,
+            "device": str(c.device_config.device_type),
+            "tensor_parallel": int(c.parallel_config.tensor_parallel_size),
+            "engines": int(c.parallel_config.data_parallel_size)
+            * int(c.parallel_config.pipeline_parallel_size),
+            "drafts": c.speculative_config is not None,
+        }
+
+    def claim(self, owner: str) -> Answer:
+        """From here on this rollout's; an update that another one left is given up."""
+        UPLOADS.claim(owner)
+        self.give_up_update()
+        return {}
+
+    def check_owner(self, owner: str) -> Answer:
+        return _answered(lambda: UPLOADS.check_owner(owner))
+
+    def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> Answer:
+        return _answered(lambda: UPLOADS.put(owner, name, size, begin, piece))
+
+    def check_chunk(self, owner: str, name: str, entries: list[Entry], hashes: list[str]) -> Answer:
+        """`refused` names the tensor that is not what was sent."""
+        return _answered(lambda: UPLOADS.check(owner, name, entries, hashes))
+
+    def progress(self) -> dict[str, int]:
+        """Tokens generated of each request that has begun, by vLLM's name for it."""
+        runner = self.model_runner
+        if hasattr(runner, "requests"):
+            return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
+        states = runner.req_states  # vLLM's second model runner
+        total, asked = states.total_len.gpu.cpu(), states.prompt_len.np
+        return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
+
+    def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
+        """Type and hash of every copy that is served of these tensors."""
+        model = self.model_runner.get_model()
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            copies = [copy.contiguous() for copy in served_tensors(model, name)]
+            kinds = [DTYPE_NAMES[copy.dtype] for copy in copies]
+            found[name] = [
+                (kind, tensor_hash(kind, tuple(copy.shape), tensor_bytes(copy)))
+                for kind, copy in zip(kinds, copies, strict=True)
+            ]
+        return found
+
+
+def _answered(do: Callable[[], None]) -> Answer:
+    try:
+        do()
+    except RollstreamError as error:
+        return {"refused": str(error)}
+    return {}

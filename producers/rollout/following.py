@@ -1,0 +1,63 @@
+"""A topic that is followed for what it says, not for all of it: from some way back, in the archive
+where the log was truncated, and past what is gone.
+
+Nothing is committed. A record that is read twice or never must not matter to who follows.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from streams.bus import Bus
+from streams.errors import PositionLost
+from streams.reader import TopicReader, from_begin, from_end
+from streams.records import Position, Record
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Following:
+    """`back` records of the topic at most lie between where we begin and its end. `earlier` is the
+    log with its archive in front of it, or the log itself.
+    """
+
+    bus: Bus
+    earlier: Bus
+    topic: str
+    back: int
+    reader: TopicReader = field(init=False)
+    _catching_up: dict[int, int] = field(init=False)
+    """Offsets up to which `earlier` is read; what comes after them is in the log."""
+
+    def __post_init__(self) -> None:
+        ends, begins = self.bus.end(self.topic), self.earlier.begin(self.topic)
+        back = max(1, self.back // len(ends))
+        start = {p: Position(max(begins.get(p, 0), end - back)) for p, end in ends.items()}
+        self.reader = TopicReader(self.earlier, self.topic, start)
+        self._catching_up = ends
+
+    def look(self, most: int) -> list[Record]:
+        """At most so many of the next records, as far as they have arrived."""
+        try:
+            received = self.reader.follow(records_max=most)
+        except PositionLost as error:
+            log.info("%s; drafts go on with what is kept", error)
+            self._go_on(from_begin(self.bus, self.topic))
+            return []
+        if self._catching_up and self._has_caught_up():
+            self._go_on(self.reader.positions)
+        return [one.record for one in received]
+
+    def hurry(self, behind_max: int) -> None:
+        """Pass over what lies so far back that it is worth nothing any more."""
+        if self.reader.behind() > behind_max:
+            self._go_on(from_end(self.bus, self.topic))
+
+    def _go_on(self, positions: Mapping[int, Position]) -> None:
+        self.reader = TopicReader(self.bus, self.topic, positions)
+        self._catching_up = {}
+
+    def _has_caught_up(self) -> bool:
+        at = self.reader.positions
+        return all(at[p].offset >= end for p, end in self._catching_up.items())

@@ -1,0 +1,60 @@
+"""A rollout's part in the history of its node: whether it is the one that fills it, and from what.
+
+One rollout of a node remembers what the log says; when it ends, however it ends, the next one that
+looks does. All draft from the same memory (`drafts/node.py`).
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from producers.engines.base import DraftStats
+from producers.engines.drafts.node import NodeHistory
+from producers.rollout.remembering import Remembering
+from streams.bus import Bus
+from streams.reader import TopicReader
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Keeping:
+    """`earlier` opens the log with its archive in front of it; only who fills the history needs
+    it.
+    """
+
+    bus: Bus
+    earlier: Callable[[], Bus]
+    node: NodeHistory
+    remembering: Remembering | None = None
+
+    def look(self) -> None:
+        """Take in what has arrived, a bounded part of it, or see whether that is ours to do now."""
+        if self.remembering is None:
+            history = self.node.take_over()
+            if history is None:
+                return
+            log.info("drafts: this process fills the history in %s", self.node.folder)
+            self.remembering = Remembering(self.bus, self.earlier(), history)
+        self.remembering.look()
+
+    def conclude(self, drafts: DraftStats) -> None:
+        """Say in the log what drafting came to, and let go of the history."""
+        records = 0 if self.remembering is None else self.remembering.records
+        log.info(
+            "drafts: %d answers remembered, %d of %d drafts found, %d of %d tokens right, "
+            "%.2f tokens per row and pass, %.2f s looking up",
+            records,
+            drafts.found,
+            drafts.asked,
+            drafts.accepted,
+            drafts.proposed,
+            drafts.gained / max(1, drafts.rows),
+            drafts.lookup_s,
+        )
+        self.node.leave()
+
+    def readers(self) -> list[TopicReader]:
+        """None while another process reads; any thread may ask."""
+        remembering = self.remembering
+        return [] if remembering is None else remembering.readers()

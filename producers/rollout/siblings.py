@@ -1,0 +1,95 @@
+"""What still runs, wherever it does (Seer's siblings): partials become pieces of answers.
+
+A partial says what a trajectory gained, not what it was asked: the prompts of its group are read
+too, and a few tokens of each trajectory's end are kept, so that patterns reach across the seam
+between two partials. A partial of a group or an end that is not known any more is taken as far as
+it goes by itself.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from producers.engines.drafts.history import Answer, prompt_key
+from producers.rollout.following import Following
+from streams.bus import Bus
+from streams.reader import TopicReader
+from streams.records import PROMPT, Partial, Prompt, Record, Tokens
+
+GROUPS_MAX = 4096  # prompts that are known: open groups are among the newest
+RUNNING_MAX = 8192  # trajectories whose ends are known
+LOOK_PROMPTS, LOOK_PARTIALS = 256, 32  # taken in between two looks at the engine
+BEHIND_MAX = 512  # partials; older ones are of answers that are finished, or nearly
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A group's prompt: its key, how many tokens it has, and its last few."""
+
+    key: int
+    length: int
+    end: Tokens
+
+
+@dataclass(slots=True)
+class Siblings:
+    """`context` tokens before a partial are part of its patterns."""
+
+    bus: Bus
+    context: int
+    _prompts: Following = field(init=False)
+    _partials: Following = field(init=False)
+    _asked: OrderedDict[int, _Asked] = field(default_factory=OrderedDict[int, _Asked])
+    _ends: OrderedDict[str, tuple[int, Tokens]] = field(
+        default_factory=OrderedDict[str, tuple[int, Tokens]]
+    )
+    """Per trajectory how long it is, and its last few tokens."""
+
+    def __post_init__(self) -> None:
+        self._prompts = Following(self.bus, self.bus, "prompts", GROUPS_MAX)
+        self._partials = Following(self.bus, self.bus, "partials", BEHIND_MAX)
+
+    def look(self) -> list[Answer]:
+        """Pieces that arrived since, a bounded number."""
+        for record in self._prompts.look(LOOK_PROMPTS):
+            if isinstance(record, Prompt):
+                self._learn(record)
+        partials = self._partials.look(LOOK_PARTIALS)
+        if len(partials) == LOOK_PARTIALS:
+            self._partials.hurry(BEHIND_MAX)
+        return self.pieces(partials)
+
+    def pieces(self, records: Sequence[Record]) -> list[Answer]:
+        """The partials among them, as far as their groups are known."""
+        found = [self._piece(one) for one in records if isinstance(one, Partial)]
+        return [piece for piece in found if piece is not None and piece.fresh]
+
+    def finished(self, trajectory: str) -> None:
+        """Nothing more comes of it."""
+        self._ends.pop(trajectory, None)
+
+    def readers(self) -> list[TopicReader]:
+        return [self._prompts.reader, self._partials.reader]
+
+    def _learn(self, prompt: Prompt) -> None:
+        tokens = prompt.tokens
+        key = prompt_key(tokens, np.full(len(tokens), PROMPT, np.uint8))
+        self._asked[prompt.group] = _Asked(key, len(tokens), tokens[-self.context :].copy())
+        while len(self._asked) > GROUPS_MAX:
+            self._asked.popitem(last=False)
+
+    def _piece(self, partial: Partial) -> Answer | None:
+        asked = self._asked.get(partial.group)
+        if asked is None:
+            return None
+        known, before = self._ends.pop(partial.trajectory, (asked.length, asked.end))
+        if known != partial.start:  # another attempt, or partials that were passed over
+            before = asked.end if partial.start == asked.length else before[:0]
+        tokens = np.concatenate((before, partial.tokens))
+        end = partial.start + len(partial.tokens)
+        self._ends[partial.trajectory] = (end, tokens[-self.context :].copy())
+        while len(self._ends) > RUNNING_MAX:
+            self._ends.popitem(last=False)
+        return Answer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)

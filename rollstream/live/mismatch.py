@@ -1,0 +1,61 @@
+"""How far engine and trainer are apart by task. Pure; what is compared:
+`consumers/trainer/mismatch.py`.
+
+Where rollouts run ahead only few steps compare anything (the first one always does), so the last
+ones that did are looked at, however long ago they were.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from streams.records import StepDone
+
+TOKENS = "mismatch_tokens/"
+STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Of one task: |Δ log p| in nats over `tokens` of lag 0, its mean and KL estimate weighted by
+    tokens; `step` is the newest that compared any. Where the task's newest step had none,
+    `near_mean` is that of its smallest lag.
+    """
+
+    tokens: int
+    mean: float
+    largest: float
+    kl: float
+    above_share: float
+    step: int
+    near_lag: int | None = None
+    near_mean: float = 0.0
+
+
+def mismatch_of(steps: Sequence[StepDone]) -> dict[str, Mismatch]:
+    """By task, of those that these steps trained."""
+    names = {name for done in steps for name in done.metrics if name.startswith(TOKENS)}
+    return {task: _of(task, steps) for task in sorted(n.removeprefix(TOKENS) for n in names)}
+
+
+def _of(task: str, steps: Sequence[StepDone]) -> Mismatch:
+    def figure(done: StepDone, name: str) -> float:
+        return done.metrics.get(f"mismatch_{name}/{task}", 0.0)
+
+    def mean(name: str) -> float:
+        weighted = sum(figure(done, "tokens") * figure(done, name) for done in compared)
+        return weighted / max(1.0, tokens)
+
+    newest = next(done for done in reversed(steps) if TOKENS + task in done.metrics)
+    compared = [done for done in steps if figure(done, "tokens")][-STEPS:]
+    tokens = sum(figure(done, "tokens") for done in compared)
+    is_far = f"mismatch_near_lag/{task}" in newest.metrics
+    return Mismatch(
+        tokens=int(tokens),
+        mean=mean("mean"),
+        largest=max((figure(done, "max") for done in compared), default=0.0),
+        kl=mean("kl"),
+        above_share=mean("above"),
+        step=compared[-1].step if compared else 0,
+        near_lag=int(figure(newest, "near_lag")) if is_far else None,
+        near_mean=figure(newest, "near_mean"),
+    )

@@ -1,0 +1,22 @@
+"""What a process that `torchrun` started is called, and with whom it ends."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from consumers.trainer.sharded.launch import is_launched, rank_of
+from rollstream.layers import METRICS_PORT
+from rollstream.lifeline import VARIABLE as PARENT
+
+
+def name_of_rank(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
+    """Rank 0 has the name, others one of their own, and a free port for their metrics."""
+    rank = rank_of(environment)
+    if not rank:
+        return name
+    environment[METRICS_PORT] = "0"
+    return f"{name}-rank{rank}"
+
+
+def parent_of_rank(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """A rank ends with the `torchrun` that started it, any other role with its supervisor."""
+    return {PARENT: str(os.getppid())} if is_launched(environment) else environment

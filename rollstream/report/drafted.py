@@ -1,0 +1,126 @@
+"""Drafts by pass over the prompts and by task: what the report draws and tables.
+
+A group's pass is how many groups of the same prompt came before it, so no task has to tell. Grows
+with the run where drafts are on: a name per trajectory and some sums per group.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollstream.live.drafts import Guesses, PassDrafts, guesses_of
+from rollstream.report import page
+from rollstream.report.charts import Chart, Series
+from streams.codec import content_hash
+from streams.records import PROMPT, Record, Trajectory
+
+TASKS_MAX = 8  # colours of the page
+PASSES_MAX = 64  # lines of the table
+
+
+@dataclass(slots=True)
+class Drafted:
+    """First completions that tell of drafts."""
+
+    _seen: set[str] = field(default_factory=set[str])
+    _groups: dict[int, tuple[str, str, Guesses]] = field(
+        default_factory=dict[int, tuple[str, str, Guesses]]
+    )
+    """Prompt's hash, task and sums."""
+
+    def apply(self, record: Record) -> None:
+        if not isinstance(record, Trajectory) or record.trajectory in self._seen:
+            return
+        guesses = guesses_of(record)
+        if guesses is None:
+            return
+        self._seen.add(record.trajectory)
+        if record.group in self._groups:
+            prompt, task, before = self._groups[record.group]
+            self._groups[record.group] = (prompt, task, before + guesses)
+        else:
+            self._groups[record.group] = (_prompt(record), record.task, guesses)
+
+    def passes(self) -> list[PassDrafts]:
+        """In their order, and by task."""
+        found: dict[tuple[int, str], Guesses] = {}
+        came: dict[str, int] = {}
+        for _, (prompt, task, guesses) in sorted(self._groups.items()):
+            number = came[prompt] = came.get(prompt, 0) + 1
+            found[number, task] = found.get((number, task), Guesses()) + guesses
+        return [PassDrafts(number, task, found[number, task]) for number, task in sorted(found)]
+
+
+def draft_charts(drafted: Drafted) -> list[Chart]:
+    """Acceptance and tokens per step over the passes; none where there was only one."""
+    passes = drafted.passes()
+    if len({one.number for one in passes}) < 2:
+        return []
+    tasks = sorted({one.task for one in passes})[:TASKS_MAX]
+
+    def lines(figure: str) -> tuple[Series, ...]:
+        return tuple(
+            Series(
+                task,
+                [
+                    (float(one.number or 0), value)
+                    for one in passes
+                    if one.task == task and (value := getattr(one.guesses, figure)) is not None
+                ],
+                colour,
+            )
+            for colour, task in enumerate(tasks, start=1)
+        )
+
+    by = "by pass over the prompts"
+    return [
+        Chart(
+            "Drafts that were right",
+            lines("acceptance"),
+            f"share of guessed tokens, {by}",
+            ".0%",
+            high=1.0,
+            along="pass",
+        ),
+        Chart(
+            "Tokens per step",
+            lines("per_step"),
+            f"that a pass of the model gave a row, {by}",
+            ".1f",
+            along="pass",
+        ),
+    ]
+
+
+def draft_table(drafted: Drafted) -> str:
+    """A card; "" where nothing was drafted."""
+    passes = drafted.passes()
+    if not passes:
+        return ""
+    head = ["pass", "task", "tokens", "per step", "guessed", "right", "found", "look-up"]
+    rows = [
+        (
+            str(one.number),
+            one.task,
+            one.guesses.tokens,
+            f"{one.guesses.per_step:.2f}",
+            one.guesses.guessed,
+            _share(one.guesses.acceptance),
+            _share(one.guesses.hit_rate),
+            "–" if one.guesses.lookup_us is None else f"{one.guesses.lookup_us:.0f} µs",
+        )
+        for one in passes[-PASSES_MAX:]
+    ]
+    note = "guessed tokens and those of them that were right; look-ups that found a draft"
+    return page.wide("Drafts", note, page.table(head, rows))
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _prompt(record: Trajectory) -> str:
+    """Known by its tokens: those before the first that is none of it."""
+    others = np.flatnonzero(record.sources != PROMPT)
+    end = int(others[0]) if len(others) else len(record.tokens)
+    return content_hash(record.tokens[:end].tobytes())

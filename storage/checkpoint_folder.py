@@ -1,0 +1,73 @@
+"""Where a Hugging Face checkpoint lies: a folder, or the snapshot of a Hub name in this machine's
+cache. Nothing is downloaded: a run must not change because somebody else's page did. No torch here.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from streams.errors import ConfigurationError
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def checkpoint_folder(path: str) -> Path:
+    """The folder that `path` means; `path` itself where neither a checkpoint nor a cached snapshot
+    is there.
+    """
+    folder = Path(path)
+    if folder.exists() or not _HUB_NAME.fullmatch(path):
+        return folder
+    from huggingface_hub import try_to_load_from_cache  # a moment, and only for such a name
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(path, CONFIG)
+    except HFValidationError:  # `.`, `--`: a path that is not there
+        return folder
+    return Path(found).parent if isinstance(found, str) else folder
+
+
+def configuration_of(folder: Path) -> Mapping[str, Any]:
+    """Its `config.json`; `ConfigurationError` when there is none that can be read."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ConfigurationError(
+            f"model.path: {str(folder)!r} is not a local checkpoint folder (no {CONFIG} in it) and "
+            "no Hub name in this machine's cache; nothing is downloaded, so fetch the model first "
+            "(`hf download NAME`)"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"model.path: {path} is no configuration of a model")
+    return cast(dict[str, Any], fields)
+
+
+def check_weights(folder: Path) -> None:
+    """`ConfigurationError` names the first weight file that is not there."""
+    if not (folder / INDEX).is_file():
+        if not (folder / WEIGHTS).is_file():
+            raise ConfigurationError(
+                f"model.path: {folder} has neither {WEIGHTS} nor {INDEX}: weights in other formats "
+                "(pickled ones among them) are not read; save the model once with transformers' "
+                "save_pretrained"
+            )
+        return
+    try:
+        files = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"model.path: {folder / INDEX} cannot be read: {error!r}"
+        ) from error
+    for name in sorted(map(str, files)):
+        if not (folder / name).is_file():
+            raise ConfigurationError(
+                f"model.path: {folder} lacks {name}, one of the {len(files)} weight files that its "
+                f"{INDEX} names: fetch it again"
+            )

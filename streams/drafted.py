@@ -1,0 +1,62 @@
+"""Which generated tokens were guessed: reading and joining `Drafts`.
+
+Where only a part of a trajectory says how it was drafted, the rest counts as drawn by the model
+itself, one token a step.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streams.records import Drafts
+
+
+def right_of(drafts: Drafts) -> int:
+    """Guessed tokens that were right."""
+    return sum(drafts.runs[1::2])
+
+
+def marks(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
+    """Of `count` generated tokens, which were guessed; runs that do not fit give as many as fit."""
+    found = np.zeros(count, np.bool_)
+    at = 0
+    for index, length in enumerate(() if drafts is None else drafts.runs):
+        found[at : at + length] = index % 2 == 1
+        at += length
+    return found
+
+
+def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
+    """The drafts of consecutive parts, each with the number of its generated tokens; None where no
+    part has any.
+    """
+    known = list(parts)
+    if all(drafts is None for _, drafts in known):
+        return None
+    runs = [0]
+    whole = [drafts or _alone(count) for count, drafts in known]
+    for drafts in whole:
+        for index, length in enumerate(drafts.runs):
+            extend(runs, length, guessed=index % 2 == 1)
+    return Drafts(
+        tuple(runs),
+        sum(drafts.steps for drafts in whole),
+        sum(drafts.guessed for drafts in whole),
+        sum(drafts.asked for drafts in whole),
+        sum(drafts.found for drafts in whole),
+        sum(drafts.lookup_s for drafts in whole),
+    )
+
+
+def extend(runs: list[int], length: int, *, guessed: bool) -> None:
+    """Put so many tokens behind; neighbours of one kind are one run."""
+    assert runs, "runs begin with the tokens before the first guess, perhaps none"
+    if len(runs) % 2 == (not guessed):
+        runs[-1] += length
+    elif length:
+        runs.append(length)
+
+
+def _alone(count: int) -> Drafts:
+    return Drafts((count,), count, 0, 0, 0, 0.0)

@@ -1,0 +1,47 @@
+"""A rollout's part in the history of its node, as a process of its own: `node_rollout.py BUS
+FOLDER`.
+
+It looks a hundred times a second, as a rollout does, and answers one line of JSON for each line
+that it reads: `["draft", group, newest]` → tokens, `["writes"]` → whether it fills the history,
+`["leave"]` → it ends in order.
+"""
+
+import json
+import queue
+import sys
+import threading
+from pathlib import Path
+
+from drafts_log import guessed
+
+from producers.engines.base import DraftStats
+from producers.engines.drafts.node import NodeHistory
+from producers.rollout.keeping import Keeping
+from streams.connect import open_bus
+
+TOKENS = 4096
+
+
+def main() -> None:
+    bus, node = open_bus(sys.argv[1]), NodeHistory(Path(sys.argv[2]), TOKENS)
+    keeping = Keeping(bus, lambda: bus, node)
+    asked: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: [asked.put(line) for line in sys.stdin], daemon=True).start()
+    while True:
+        keeping.look()
+        try:
+            what, *rest = json.loads(asked.get(timeout=0.01))
+        except queue.Empty:
+            continue
+        if what == "draft":
+            print(json.dumps(guessed(node.view(), *rest)), flush=True)
+        elif what == "writes":
+            print(json.dumps(node.writes), flush=True)
+        else:
+            keeping.conclude(DraftStats())
+            bus.close()
+            return
+
+
+if __name__ == "__main__":
+    main()

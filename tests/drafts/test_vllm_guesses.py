@@ -1,0 +1,195 @@
+"""What vLLM's batch guesses from step to step, on a real history, without vLLM."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from producers.engines.drafts import History
+from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.windows import ADDITIVE
+from producers.engines.vllm_engine.proposer import speculation
+from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
+
+PROMPT, VOCABULARY = 7, 1000
+ANSWER = list(range(100, 180))
+
+
+@dataclass
+class Machine:
+    """A step over so many tokens takes `fixed` and `each`; the clock is read at its end and after
+    the guesses, which take nothing.
+    """
+
+    fixed: float = 1.0
+    each: float = 0.01
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def step(self, tokens: int) -> None:
+        self.now += self.fixed + self.each * tokens
+
+
+@dataclass
+class Decoding:
+    """Sequences that go on as `answers` say, verifying what is guessed as vLLM does."""
+
+    guesses: Guesses
+    machine: Machine
+    answers: dict[str, list[int]]
+    begun: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    steps: int = 0
+
+    def step(self) -> None:
+        for name, answer in self.answers.items():
+            self.begun.setdefault(name, [1, 2, 3])
+            assert len(self.begun[name]) < len(answer)
+        names = list(self.answers)
+        self.machine.step(len(names) + sum(map(len, self.drafts.values())))
+        gained = [verified(self.answers[n], self.begun[n], self.drafts.get(n, [])) for n in names]
+        seen = []
+        for name, new in zip(names, gained, strict=True):
+            self.begun[name] += new
+            room = len(self.answers[name]) - len(self.begun[name])
+            tokens = np.array(self.begun[name], np.int32)
+            seen.append(Seen(name, PROMPT, 0, new, tokens, room))
+        drafts = self.guesses.after(seen)
+        for each, draft in zip(seen, drafts, strict=True):
+            assert len(draft) <= max(0, each.room - 1), "no draft reaches the last token"
+        self.drafts = dict(zip(names, drafts, strict=True))
+        self.steps += 1
+        for name in names:
+            if len(self.begun[name]) == len(self.answers[name]):
+                del self.answers[name], self.drafts[name]
+
+    def run(self) -> Iterator[None]:
+        while self.answers:
+            self.step()
+            yield
+
+
+def verified(answer: Sequence[int], begun: Sequence[int], draft: Sequence[int]) -> list[int]:
+    new: list[int] = []
+    for guess in [*draft, None]:
+        new.append(answer[len(begun) + len(new)])
+        if guess != new[-1]:
+            break
+    return new
+
+
+def history_of(*answers: list[int]) -> History:
+    history = History(1 << 14)
+    for answer in answers:
+        tokens = np.array(answer, np.uint32)
+        history.insert(PROMPT, 0, tokens, len(tokens) - 3)
+    return history
+
+
+def decoding(
+    history: History, answers: dict[str, list[int]], switch: Switch, machine: Machine | None = None
+) -> Decoding:
+    machine = machine or Machine()
+    return Decoding(Guesses(history, switch, VOCABULARY, machine), machine, answers)
+
+
+def test_right_guesses_come_many_per_step_and_are_counted() -> None:
+    whole = [1, 2, 3, *ANSWER]
+    d = decoding(history_of(whole), {"a": whole}, Switch(forced=True))
+    for _ in d.run():
+        pass
+    stats = d.guesses.stats()
+    assert d.begun["a"] == whole
+    assert d.steps < 12
+    assert (stats.accepted, stats.found) == (stats.proposed, stats.asked)
+    assert stats.gained == stats.rows + stats.accepted
+    assert (stats.passes, stats.rows) == (d.steps - 1, d.steps - 1)
+
+
+def test_a_window_shrinks_where_guesses_are_wrong() -> None:
+    whole = [1, 2, 3, *ANSWER]
+    other = [n if i % 9 else 999 for i, n in enumerate(whole)]
+    d = decoding(history_of(other), {"a": list(whole)}, Switch(ADDITIVE, forced=True))
+    longest = 0
+    for _ in d.run():
+        longest = max([longest, *map(len, d.drafts.values())])
+    stats = d.guesses.stats()
+    assert d.begun["a"] == whole
+    assert 0 < stats.accepted < stats.proposed
+    assert longest <= 8
+
+
+def test_what_is_no_token_of_the_model_is_cut_off() -> None:
+    whole = [1, 2, 3, *ANSWER]
+    strange = [*whole[:20], VOCABULARY, *whole[20:]]
+    d = decoding(history_of(strange), {"a": whole}, Switch(forced=True))
+    for _ in d.run():
+        assert all(token < VOCABULARY for token in d.drafts.get("a", []))
+    assert d.begun["a"] == whole
+
+
+def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not() -> None:
+    """It is known for nothing how right guesses would be; a token more costs little, or all."""
+    answers = {f"t{i}": [1, 2, 3, *range(100 + i, 500 + i)] for i in range(4)}
+    changed = np.random.default_rng(0).random((4, 403)) < 0.2
+    pairs = zip(answers.values(), changed, strict=True)
+    history = history_of(*[np.where(c, 999, answer).tolist() for answer, c in pairs])
+    steps = {}
+    for each in (0.001, 1.0):
+        d = decoding(history, dict(answers), Switch(), Machine(0.1, each))
+        for _ in d.run():
+            pass
+        steps[each] = d.steps
+    assert steps[0.001] < 250
+    assert steps[1.0] > 300
+
+
+def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
+    """A history that hears of each token at once is never right about the next ones."""
+    d = decoding(History(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, Switch())
+    for _ in d.run():
+        known = np.array(d.begun["a"], np.uint32)
+        d.guesses.source.grown(PROMPT, 0, known, len(known) - 3)
+    assert d.guesses.switch.right.tried == 0
+    assert d.guesses.switch.found.tried > 10
+
+
+def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
+    whole = [1, 2, 3, *ANSWER]
+    history = History(1 << 12)
+    d = decoding(history, {"a": list(whole)}, Switch(forced=True))
+    for _ in d.run():
+        pass
+    told = history.inserted
+    assert told >= 64
+    again = decoding(history, {"b": list(whole)}, Switch(forced=True))
+    for _ in again.run():
+        pass
+    assert again.steps < d.steps / 2
+    assert history.inserted <= told + 40  # of the beginning, which nothing could guess
+
+
+def test_a_step_that_took_prompts_is_not_measured() -> None:
+    machine = Machine()
+    guesses = Guesses(History(1 << 10), Switch(), VOCABULARY, machine)
+    tokens = np.arange(5, dtype=np.int32)
+    for key in "ab":
+        machine.step(500)
+        guesses.after([Seen(key, PROMPT, 0, [4], tokens, 9)])
+    assert guesses.switch.plain.count == 0
+    machine.step(1)
+    guesses.after([Seen("b", PROMPT, 0, [4], tokens, 9), Seen("c", PROMPT, 0, [], tokens, 9)])
+    assert guesses.switch.plain.count == 0
+    machine.step(1)
+    guesses.after([Seen("b", PROMPT, 0, [4], tokens, 9)])
+    assert guesses.switch.plain.count == 1
+
+
+def test_nothing_is_asked_of_vllm_without_drafts() -> None:
+    assert speculation(0, 8, on_cpu=True) is None
+    said = speculation(32, 8, on_cpu=True)
+    assert said is not None
+    assert said["num_speculative_tokens_per_batch_size"] == [(1, 8, 32)]
+    assert "num_speculative_tokens_per_batch_size" not in (speculation(32, 8, False) or {})

@@ -1,0 +1,54 @@
+"""The node's history as a core of vLLM in its own process sees it."""
+
+from pathlib import Path
+
+import numpy as np
+
+from producers.engines.drafts import History
+from producers.engines.drafts.node import NodeHistory
+from producers.engines.vllm_engine.proposer_history import LOOK_EVERY, MappedHistory
+
+PROMPT = 7
+FIRST, SECOND = list(range(10, 40)), list(range(50, 80))
+
+
+def told(history: History | None, answer: list[int]) -> None:
+    assert history is not None
+    history.insert(PROMPT, 0, np.array(answer, np.uint32), len(answer))
+
+
+def drafted(seen: MappedHistory, answer: list[int]) -> list[int]:
+    """What is guessed by the time at which it has looked again."""
+    guesses = [seen.draft(PROMPT, answer[:7], 8).tokens for _ in range(LOOK_EVERY + 1)]
+    return list(guesses[-1])
+
+
+def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place(
+    tmp_path: Path,
+) -> None:
+    node = NodeHistory(tmp_path / "node", 1 << 12)
+    seen = MappedHistory(str(node.path), 1 << 10)
+    assert drafted(seen, FIRST) == []
+    told(node.take_over(), FIRST)
+    assert drafted(seen, FIRST) == FIRST[7:15]
+    node.leave()
+    assert not node.path.exists(), "who only looks keeps nothing from being removed"
+    assert drafted(seen, FIRST) == FIRST[7:15], "what was mapped stays readable"
+    following = NodeHistory(tmp_path / "node", 1 << 12)
+    told(following.take_over(), SECOND)
+    assert drafted(seen, SECOND) == SECOND[7:15]
+    assert drafted(seen, FIRST) == []
+    following.leave()
+
+
+def test_what_runs_here_is_guessed_from_where_nobody_else_knows_it(tmp_path: Path) -> None:
+    seen = MappedHistory(str(tmp_path / "none"), 1 << 10)
+    seen.grown(PROMPT, 0, np.array(FIRST, np.uint32), len(FIRST))
+    assert drafted(seen, FIRST) == FIRST[7:15]
+
+
+def test_a_file_that_is_none_of_ours_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    path.write_bytes(b"rhymes/1" + bytes(5_000))
+    seen = MappedHistory(str(path), 1 << 10)
+    assert drafted(seen, FIRST) == []

@@ -1,0 +1,79 @@
+"""Engine against trainer in `top`, in the report and among the warnings."""
+
+import planted
+import pytest
+from planted import STEPS, drawn, healthy, kinds, moment
+
+from rollstream.live.state import RunState
+from rollstream.report.history import History
+from rollstream.report.summary import summarise
+from rollstream.report.write import report
+from rollstream.warnings.all import concerns_of
+
+
+def mismatched(mean: float, tokens: float = 100.0, task: str = "remainder") -> RunState:
+    """Every step compared so many tokens of one task."""
+    state = healthy()
+    for step in range(1, STEPS + 1):
+        state.apply(planted.done(step, **figures(mean, tokens, task)))
+    return state
+
+
+def figures(mean: float, tokens: float, task: str) -> dict[str, float]:
+    reward = {f"reward_mean/{task}": 0.5}
+    if not tokens:
+        near = {f"mismatch_near_lag/{task}": 2.0, f"mismatch_near_mean/{task}": mean}
+        return {**reward, f"mismatch_tokens/{task}": 0.0, **near}
+    values = {"tokens": tokens, "mean": mean, "max": 3 * mean, "kl": mean**2, "above": 0.0}
+    return reward | {f"mismatch_{name}/{task}": value for name, value in values.items()}
+
+
+def test_a_run_that_agrees_shows_it_and_warns_of_nothing():
+    state = mismatched(2e-7)
+    assert kinds(state) == []
+    shown = drawn(moment(state), 160)
+    assert "remainder 2.0e-07 nats (max 6.0e-07)" in shown
+    assert "1.0k tokens to step 20" in shown
+
+
+def test_a_run_without_such_tokens_says_so():
+    state = mismatched(0.02, tokens=0)
+    assert kinds(state) == []
+    for columns in (80, 160):
+        assert "no token of lag 0 · 2.0e-02 at lag 2" in drawn(moment(state), columns)
+
+
+@pytest.mark.parametrize(
+    ("mean", "tokens", "warned"), [(0.2, 100, 1), (0.2, 10, 0), (1.2, 0, 1), (0.9, 0, 0)]
+)
+def test_what_rounding_cannot_explain_is_a_warning_that_names_the_task(mean, tokens, warned):
+    """Few tokens are none: 10 steps of 10 are less than 256."""
+    found = concerns_of(moment(mismatched(mean, tokens, "sums")))
+    assert [one.kind for one in found] == ["mismatch/sums"] * warned
+    for concern in found:
+        assert "task sums" in concern.what
+        assert "rollouts.vllm.head_float32" in concern.do
+
+
+def test_what_was_compared_long_ago_is_still_known():
+    """Only the first step of a run is sure to compare anything."""
+    state = healthy()
+    for step in range(1, 100):
+        state.apply(planted.done(step, **figures(0.2, 900.0 if step == 1 else 0.0, "sums")))
+    assert moment(state).mismatch["sums"].step == 1
+    assert "mismatch/sums" in kinds(state)
+
+
+def test_16_bits_have_a_wider_bound():
+    """The planted plan publishes bfloat16, as is the default."""
+    assert kinds(mismatched(0.02)) == []
+
+
+def test_the_report_draws_it_by_task():
+    history = History()
+    for step in range(1, STEPS + 1):
+        for task in ("sums", "words"):
+            history.apply(planted.done(step, **figures(1e-6, 50.0, task)))
+    page = report(history, summarise(history))
+    assert "Mismatch of engine and trainer" in page
+    assert "words, step 20: 1.0e-06" in page

@@ -1,0 +1,36 @@
+"""A whole run on the embedded engine: engine and trainer agree about every token that they can be
+held to.
+"""
+
+from pathlib import Path
+
+from tiny_run import tiny_run
+
+from consumers.settings import DispatchSettings
+from rollstream.config import Configuration
+from rollstream.live.plan import plan_of
+from rollstream.live.snapshot import snapshot
+from rollstream.warnings.all import concerns_of
+from streams.records import StepDone
+
+
+def test_engine_and_trainer_agree_in_a_run_and_nobody_is_warned(tmp_path: Path) -> None:
+    """Without lag every trained token is compared, in the first of two updates."""
+    dispatch = DispatchSettings(max_lag=0, heartbeat_timeout_s=1.0)
+    with tiny_run(tmp_path, dispatch=dispatch, trainer={"updates_per_step": 2}) as run:
+        run.start_all()
+        assert run.train()
+        run.end()
+        steps = run.records("ledger", StepDone)
+    assert len(steps) == 4
+    for done in steps:
+        assert done.metrics["mismatch_tokens/remainder"] > 0
+        assert done.metrics["mismatch_max/remainder"] < 1e-4
+        assert done.metrics["mismatch_above/remainder"] == 0
+    plan = plan_of(Configuration.model_validate({"weights": {"dtype": "float32"}}))
+    state = plan.state()
+    for done in steps:
+        state.apply(done, done.time_s)
+    seen = snapshot(state, plan, steps[-1].time_s)
+    assert seen.mismatch["remainder"].tokens > 0
+    assert not [one for one in concerns_of(seen) if one.kind.startswith("mismatch")]

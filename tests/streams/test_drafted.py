@@ -1,0 +1,83 @@
+"""Which tokens were guessed: runs, their joining, and records with and without them."""
+
+import numpy as np
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from record_equality import differences
+from sample_records import trajectory
+
+from streams.codec import decode, encode, is_canonical
+from streams.drafted import extend, joined, marks, right_of
+from streams.records import Drafts, Trajectory
+
+FLAGS = st.lists(st.booleans(), max_size=30)
+
+
+def drafts_of(flags: list[bool]) -> Drafts:
+    runs = [0]
+    for flag in flags:
+        extend(runs, 1, guessed=flag)
+    return Drafts(tuple(runs), len(flags), sum(flags) + 1, 2, 1, 0.25)
+
+
+@given(FLAGS)
+def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
+    drafts = drafts_of(flags)
+    assert marks(drafts, len(flags)).tolist() == flags
+    assert right_of(drafts) == sum(flags)
+    assert sum(drafts.runs) == len(flags)
+    assert all(drafts.runs[1:])
+
+
+@given(st.lists(st.tuples(FLAGS, st.booleans()), max_size=6))
+def test_parts_joined_say_what_each_said(parts: list[tuple[list[bool], bool]]) -> None:
+    """A part that says nothing was drawn by the model, a token a step."""
+    told = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
+    whole = joined(told)
+    if not any(tells for _, tells in parts):
+        assert whole is None
+        return
+    assert whole is not None
+    wanted = [flag and tells for flags, tells in parts for flag in flags]
+    assert marks(whole, len(wanted)).tolist() == wanted
+    assert whole.steps == len(wanted)
+    assert whole.guessed == sum(sum(flags) + 1 for flags, tells in parts if tells)
+    assert (whole.asked, whole.found) == (
+        2 * sum(tells for _, tells in parts),
+        sum(tells for _, tells in parts),
+    )
+
+
+def test_runs_that_do_not_fit_give_as_many_marks_as_fit() -> None:
+    assert marks(Drafts((1, 9), 1, 9, 1, 1, 0.0), 3).tolist() == [False, True, True]
+    assert marks(Drafts((1,), 1, 0, 0, 0, 0.0), 3).tolist() == [False] * 3
+    assert marks(None, 2).tolist() == [False] * 2
+
+
+def test_a_record_without_drafts_has_no_byte_of_them() -> None:
+    plain = trajectory(64)
+    assert b"drafts" not in encode(plain)
+    told = replace(plain, drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
+    data = encode(told)
+    decoded = decode(data)
+    assert differences(told, decoded.record) == []
+    assert is_canonical(data, decoded)
+    assert len(data) - len(encode(plain)) < 100
+
+
+def test_an_older_reader_ignores_them() -> None:
+    """As any unknown field: the arrays lie where they lay."""
+    told = replace(trajectory(64), drafts=Drafts((1, 30, 1), 2, 30, 2, 1, 0.0005))
+    older = encode(told).replace(b'"drafts"', b'"unknwn"')
+    assert b"unknwn" in older
+    record = decode(resealed(older)).record
+    assert isinstance(record, Trajectory)
+    assert record.drafts is None
+    assert np.array_equal(record.tokens, told.tokens)
+
+
+def resealed(data: bytes) -> bytes:
+    """With the checksum of its bytes."""
+    return data[:8] + xxhash.xxh3_64_intdigest(data[16:]).to_bytes(8, "little") + data[16:]

@@ -1,0 +1,132 @@
+"""One rank of a sharded learner, as a process of its own: `sharded_process.py FOLDER JOB…`, with
+`torchrun`'s variables in the environment. Rank 0 does the jobs, the others follow it.
+
+Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
+published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds.
+`model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 has not, `store=NAME`
+where the others write. Results go to FOLDER/result.json.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from learning_reference import build, sample, settings
+
+from consumers.trainer.learning import open_learner
+from consumers.trainer.sample import Sample
+from consumers.trainer.sharded.follower import follow
+from consumers.trainer.sharded.learner import ShardedModel
+from consumers.trainer.sharded.messages import Close
+from consumers.trainer.sharded.ranks import Ranks, joined
+from consumers.trainer.sharded.telling import Teller
+from storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
+from storage.connect import open_store
+from storage.manifest import Manifest
+from storage.objects import ObjectStore
+from storage.spread import Tensors
+from storage.versions.publish import publish
+from streams.errors import RollstreamError
+from streams.records import Version
+
+COUNTS = (1, 2, 3, 5, 0, 4, 2, 7)
+"""Micro-batches of each update: fewer than ranks, as many, more, and none that trains anything."""
+MODEL = "qwen3_tied"
+
+
+def stream(update: int) -> list[list[Sample]]:
+    """The micro-batches of an update: of unequal size, the fifth update's without a trained token,
+    and in each longer one a micro-batch of which nothing is trained.
+    """
+    rng = np.random.default_rng(100 + update)
+    batches = [
+        [sample(rng, f"{update}-{m}-{i}", 1 + i % 3) for i in range(1 + 2 * (m % 3))]
+        for m in range(COUNTS[update] or 2)
+    ]
+    if COUNTS[update] == 0:
+        return [hidden(batch) for batch in batches]
+    return [hidden(batches[0]), *batches] if COUNTS[update] > 3 else batches
+
+
+def hidden(batch: Sequence[Sample]) -> list[Sample]:
+    return [replace(one, mask=np.zeros_like(one.mask)) for one in batch]
+
+
+def rules(**changed: object):
+    return settings(
+        lr=1e-2, lr_ramp_steps=2, weight_decay=0.1, gradient_norm_max=0.5, steps=8, **changed
+    )
+
+
+class Lead:
+    """Rank 0."""
+
+    def __init__(self, folder: Path, ranks: Ranks, name: str, changed: dict[str, object]) -> None:
+        self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
+        self.teller = Teller(ranks)
+        shared = ShardedModel(build(name), ranks, self.teller)
+        self.learner = open_learner(shared, rules(**changed))
+        self.published: tuple[Manifest, Tensors] | None = None
+        self.said: dict[str, object] = {"metrics": [], "hashes": [], "micro_batches": []}
+
+    def do(self, job: str) -> None:
+        kind, _, what = job.partition(":")
+        getattr(self, kind)(what)
+
+    def train(self, what: str) -> None:
+        first, _, last = what.partition("-")
+        for update in range(int(first), int(last) + 1):
+            for batch in stream(update):
+                self.learner.submit(batch)
+            self.said["metrics"].append(self.learner.finish_update())
+            self.said["hashes"].append(self.learner.state_hash())
+            self.said["micro_batches"].append(self.learner.micro_batches)
+
+    def publish(self, what: str) -> None:
+        tensors = self.learner.snapshot("bfloat16")
+        before, base = self.published or (None, None)
+        version = Version(int(what), 1)
+        manifest = publish(
+            self.store, "run", version, tensors, {}, 4096, before, 0.0, base, base is None
+        )
+        self.published = (manifest, tensors)
+
+    def keep(self, what: str) -> None:
+        write_checkpoint(self.store, int(what), 1, self.learner.state(), {}, 8192)
+
+    def resume(self, what: str) -> None:
+        self.learner.load_state(read_checkpoint(self.store, CheckpointId(1, int(what))).tensors)
+        self.said["hashes"].append(self.learner.state_hash())
+
+    def idle(self, what: str) -> None:
+        print("idle", flush=True)
+        time.sleep(float(what))
+
+
+def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[str]) -> None:
+    names = dict(job.split("=") for job in jobs if "=" in job)
+    name = names.get("model", MODEL)
+    with joined("cpu", timeout_s) as ranks:
+        if ranks.rank:
+            store = open_store(f"file:{folder / names.get('store', 'store')}")
+            follow(lambda: build(names.get("strange", name)), store, ranks)
+            return
+        lead = Lead(folder, ranks, name, changed)
+        for job in jobs:
+            if "=" not in job:
+                lead.do(job)
+        (folder / "result.json").write_text(json.dumps(lead.said))
+        lead.teller.close(Close())
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    try:
+        main(Path(sys.argv[1]), float(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:])
+    except RollstreamError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,59 @@
+"""Ranks of a sharded learner as processes of a test, on free ports of 127.0.0.1."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).with_name("sharded_process.py")
+TIMEOUT_S = 240.0
+
+
+@contextmanager
+def ranks(
+    folder: Path, size: int, jobs: Sequence[str], timeout_s: float = 120.0, **changed: object
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes, rank 0 first, each writing to FOLDER/rank-N.log; none is left afterwards."""
+    folder.mkdir(exist_ok=True)
+    started: list[subprocess.Popen[bytes]] = []
+    port = str(_free_port())
+    line = [sys.executable, str(SCRIPT), str(folder), str(timeout_s), json.dumps(changed), *jobs]
+    root = str(SCRIPT.parent.parent.parent)
+    try:
+        for rank in range(size):
+            environment = {
+                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1", "PYTHONPATH": root,
+            }  # fmt: skip
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=log))
+        yield started
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(30)
+
+
+def run_ranks(folder: Path, size: int, jobs: Sequence[str], **changed: object) -> dict[str, Any]:
+    """Until all have ended well; what rank 0 found."""
+    with ranks(folder, size, jobs, **changed) as started:
+        for rank, process in enumerate(started):
+            assert process.wait(TIMEOUT_S) == 0, said(folder, rank)
+    return json.loads((folder / "result.json").read_text())
+
+
+def said(folder: Path, rank: int) -> str:
+    return (folder / f"rank-{rank}.log").read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]

@@ -1,0 +1,80 @@
+"""`trainer.gradient_checkpointing`: less is kept, the gradients are the same."""
+
+import pytest
+import torch
+from learning_reference import build, settings
+from other_architectures import OTHERS, build_other
+from test_learner_updates import stream, train
+from torch.autograd.graph import saved_tensors_hooks
+
+from consumers.trainer.layout import rows_of
+from consumers.trainer.learner import Learner
+from consumers.trainer.policy_forward import forward_scores, policy_of
+from consumers.trainer.recompute import recompute_layers
+from streams.errors import ConfigurationError
+
+
+def gradients(model, samples):
+    scores = forward_scores(model, rows_of(samples))
+    return torch.autograd.grad(scores.logprobs.sum(), list(model.parameters()), allow_unused=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradients_are_the_same_bits(samples, name):
+    kept, again = build_other(name), build_other(name)
+    recompute_layers(again)
+    for one, other in zip(gradients(kept, samples), gradients(again, samples), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+def kept_bytes(model, samples):
+    kept = []
+    with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes) or tensor, lambda t: t):
+        forward_scores(model, rows_of(samples))
+    return sum(kept)
+
+
+def test_less_is_kept_for_the_backward_pass(samples):
+    plain, again = build_other("gpt_neox"), build_other("gpt_neox")
+    recompute_layers(again)
+    assert kept_bytes(again, samples) < kept_bytes(plain, samples) / 2
+
+
+def test_dropout_stays_off(samples):
+    model = build("gpt2")
+    assert model.config.resid_pdrop > 0
+    recompute_layers(model.eval())
+    assert all(map(torch.equal, gradients(model, samples), gradients(model, samples)))
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_learner_that_recomputes_learns_the_same(compute):
+    updates, states = stream(2), []
+    for again in (False, True):
+        learner = Learner(
+            build_other("qwen3"), settings(compute=compute, gradient_checkpointing=again)
+        )
+        train(learner, updates)
+        learner.close()
+        states.append(learner.snapshot("float32"))
+    worst = max(float((states[0][n] - states[1][n]).abs().max()) for n in states[0])
+    assert worst < 1e-5 if compute == "float32" else worst == 0  # the packed form rounds otherwise
+
+
+def test_nothing_is_recomputed_without_gradients(samples):
+    model, calls = build_other("gpt_neox"), []
+    recompute_layers(model)
+    model.gpt_neox.layers[0].attention.register_forward_hook(lambda *_: calls.append(1))
+    policy = policy_of(model, general=True)
+    calls.clear()
+    with torch.no_grad():
+        policy(rows_of(samples))
+    assert len(calls) == 1
+    policy(rows_of(samples)).logprobs.sum().backward()
+    assert len(calls) == 3
+
+
+def test_a_model_without_such_layers_is_refused():
+    with pytest.raises(ConfigurationError, match="Linear has no layers"):
+        recompute_layers(torch.nn.Linear(2, 2))

@@ -1,0 +1,69 @@
+"""Which rank trains and holds what: pure, complete, balanced; messages come back as they went."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from learning_reference import sample
+
+from consumers.trainer.sharded.assignment import owners, rounds, rows_per_rank, slice_of
+from consumers.trainer.sharded.messages import Begin, Round, Told, decode, encode, wire
+
+RANKS = st.integers(1, 9)
+
+
+@given(st.integers(0, 60), RANKS)
+def test_every_micro_batch_counts_once_and_every_rank_is_in_every_round(count, ranks):
+    made = rounds(count, ranks)
+    assert all(len(turns) == ranks for turns in made)
+    counted = [turn.micro_batch for turns in made for turn in turns if turn.counts]
+    assert counted == list(range(count))
+    for number, turns in enumerate(made):
+        for rank, turn in enumerate(turns):
+            assert 0 <= turn.micro_batch < count
+            assert not turn.counts or turn.micro_batch == number * ranks + rank
+    assert all(turn.counts for turns in made[:-1] for turn in turns)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 1 << 40), max_size=30), RANKS)
+def test_owners_are_balanced_to_the_largest_tensor(sizes, ranks):
+    owner = owners(sizes, ranks)
+    assert owner.keys() == sizes.keys()
+    loads = [sum(sizes[n] for n, rank in owner.items() if rank == r) for r in range(ranks)]
+    assert sum(loads) == sum(sizes.values())
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=9), RANKS)
+def test_owners_do_not_depend_on_the_order_in_which_tensors_are_named(sizes, ranks):
+    turned = dict(reversed(sizes.items()))
+    assert owners(sizes, ranks) == owners(turned, ranks)
+
+
+@given(st.integers(0, 200), RANKS)
+def test_slices_tile_a_tensor_as_torch_chunks_it(rows, ranks):
+    cuts = [slice_of(rows, rank, ranks) for rank in range(ranks)]
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == rows
+    assert all(before[1] == after[0] for before, after in pairwise(cuts))
+    assert all(end - start <= rows_per_rank(rows, ranks) for start, end in cuts)
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_a_round_comes_back_as_it_went(seed, counts):
+    one = sample(np.random.default_rng(seed), "t/1", 2)
+    told = decode(encode(Round(7, counts, (wire(one),))), Told)
+    assert isinstance(told, Round)
+    (again,) = (each.sample() for each in told.samples)
+    assert (told.version, told.counts) == (7, counts)
+    assert (again.trajectory, again.spans, again.task) == (one.trajectory, one.spans, one.task)
+    for name in ("tokens", "sources", "logprobs", "mask"):
+        mine, theirs = getattr(again, name), getattr(one, name)
+        assert mine.dtype == theirs.dtype
+        assert np.array_equal(mine, theirs)
+
+
+def test_begin_carries_any_settings_text():
+    told = decode(encode(Begin("hash", '{"é": 1}'.encode())), Told)
+    assert told == Begin("hash", '{"é": 1}'.encode())

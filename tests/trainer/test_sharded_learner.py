@@ -1,0 +1,173 @@
+"""Several ranks learn what one process learns, write it from all ranks at once, and any number of
+ranks goes on from there.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from learning_reference import build, largest_difference
+from sharded_process import COUNTS, MODEL, rules, stream
+from sharded_ranks import run_ranks
+
+from consumers.trainer.learner import Learner
+from storage.checkpoints import CheckpointId, read_checkpoint
+from storage.connect import open_store
+from storage.manifest import read_manifest
+from storage.versions.held import HeldWeights
+from storage.versions.verification import verify
+from streams.records import Version
+
+LAST = len(COUNTS) - 1
+JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"keep:{LAST + 1}"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("two")
+    return folder, run_ranks(folder, 2, JOBS)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """One process: its metrics by update, and its state after the fourth and the last one."""
+    learner = Learner(build(MODEL), rules())
+    metrics, states, counted = [], {}, []
+    for update in range(len(COUNTS)):
+        for batch in stream(update):
+            learner.submit(batch)
+        metrics.append(learner.finish_update())
+        counted.append(learner.micro_batches)
+        states[update + 1] = learner.state()
+    learner.close()
+    return metrics, states, counted
+
+
+def kept(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return read_checkpoint(open_store(f"file:{folder / 'store'}"), CheckpointId(1, step)).tensors
+
+
+def masters(state) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in state.items() if name.startswith("masters.")}
+
+
+def test_two_ranks_learn_what_one_process_learns(two, alone):
+    folder, _ = two
+    _, states, _ = alone
+    for step in (4, LAST + 1):
+        state = kept(folder, step)
+        assert state.keys() == states[step].keys()
+        assert torch.equal(state["optimiser.counters"], states[step]["optimiser.counters"])
+        assert largest_difference(state, states[step]) < 1e-5
+    moved = largest_difference(masters(states[4]), masters(states[LAST + 1]))
+    assert moved > 1e-3, "nothing was learnt that could differ"
+
+
+def test_metrics_are_those_of_all_ranks_together(two, alone):
+    _, result = two
+    metrics, _, counted = alone
+    assert result["micro_batches"] == counted
+    for ours, theirs in zip(result["metrics"], metrics, strict=True):
+        assert ours.keys() == theirs.keys()
+        named = {name for name in ours if name != "busy_s"}
+        for name in named:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+
+
+def test_an_update_without_trained_tokens_moves_nothing_and_hangs_nobody(two):
+    _, result = two
+    skipped = [one["updates_skipped"] for one in result["metrics"]]
+    assert skipped == [float(count == 0) for count in COUNTS]
+
+
+def test_a_version_is_the_masters_and_was_written_by_every_rank(two):
+    folder, _ = two
+    store = open_store(f"file:{folder / 'store'}")
+    for number, step, kind in ((0, 4, "anchor"), (1, LAST + 1, "delta")):
+        manifest, problem = verify(store, Version(number, 1))
+        assert problem == ""
+        assert manifest.kind == kind
+        ranks = {file.name.split("-")[1] for file in manifest.files if "rank" in file.name}
+        assert ranks == {"rank0", "rank1"}
+        held = HeldWeights()
+        held.move(store, Version(number, 1))
+        for name, master in masters(kept(folder, step)).items():
+            assert torch.equal(held.tensors[name.removeprefix("masters.")], master.bfloat16())
+        assert held.tensors.keys() == build(MODEL).state_dict().keys()
+
+
+def test_an_anchor_of_several_ranks_is_a_checkpoint_for_transformers(two):
+    folder, _ = two
+    store = open_store(f"file:{folder / 'store'}")
+    manifest = read_manifest(store, Version(0, 1))
+    index = store.get("weights/v00000000-t0001/model.safetensors.index.json").decode()
+    assert all(entry.file in index for entry in manifest.weights.tensors.values())
+
+
+@pytest.mark.slow
+def test_the_same_number_of_ranks_goes_on_bit_for_bit(two, tmp_path):
+    folder, result = two
+    again = run_ranks(copied(folder, tmp_path), 2, ["resume:4", f"train:4-{LAST}"])
+    assert again["hashes"] == result["hashes"][3:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_goes_on_up_to_rounding(two, alone, tmp_path, size):
+    _, states, _ = alone
+    folder = copied(two[0], tmp_path)
+    run_ranks(folder, size, ["resume:4", f"train:4-{LAST}", "keep:99"])
+    state = kept(folder, 99)
+    assert state.keys() == states[LAST + 1].keys()
+    assert largest_difference(state, states[LAST + 1]) < 1e-5
+
+
+def test_one_process_goes_on_from_two_ranks(two, alone):
+    _, states, _ = alone
+    learner = Learner(build(MODEL), rules())
+    learner.load_state(kept(two[0], 4))
+    for update in range(4, len(COUNTS)):
+        for batch in stream(update):
+            learner.submit(batch)
+        learner.finish_update()
+    learner.close()
+    assert largest_difference(learner.state(), states[LAST + 1]) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama_scaled_rope"])
+def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
+    run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "keep:1"], gradient_checkpointing=True)
+    learner = Learner(build(name), rules())
+    for update in range(4):
+        for batch in stream(update):
+            learner.submit(batch)
+        learner.finish_update()
+    learner.close()
+    ours, theirs = kept(tmp_path, 1), learner.state()
+    assert ours.keys() == theirs.keys()
+    # Biases of keys have no gradient but rounding (softmax does not see them), which Adam enlarges.
+    told = [name for name in ours if "c_attn.bias" not in name]
+    assert largest_difference({n: ours[n] for n in told}, {n: theirs[n] for n in told}) < 1e-5
+
+
+@pytest.mark.slow
+def test_layers_in_bfloat16_learn_nearly_the_same_on_fp32_masters(tmp_path, alone):
+    exact, _, _ = alone
+    result = run_ranks(tmp_path, 2, ["train:0-3", "keep:1"], compute="bfloat16")
+    state = kept(tmp_path, 1)
+    assert {tensor.dtype for tensor in masters(state).values()} == {torch.float32}
+    rounded = any(not torch.equal(t, t.bfloat16().float()) for t in masters(state).values())
+    assert rounded, "the masters were rounded"
+    for ours, theirs in zip(result["metrics"], exact, strict=False):
+        assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=0.2)
+    assert result["metrics"][0]["gradient_norm"] != pytest.approx(
+        exact[0]["gradient_norm"], rel=1e-6
+    ), "nothing was computed in bfloat16"
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """The same checkpoints in a store of its own."""
+    shutil.copytree(folder / "store", to / "store")
+    return to

@@ -1,0 +1,141 @@
+"""A run whose trainer is `torchrun`: a killed rank ends the group, the next start goes on from the
+checkpoint, and the log adds up; SIGTERM ends all ranks in order.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.records import GroupClosed, StepDone, Take
+from tests.chaos.by_hand import Hand, RunByHand, by_hand
+from tests.chaos.counted import counted
+from tests.run_process import (
+    GROUPS,
+    STEPS,
+    assert_the_log_adds_up,
+    random_model,
+    read,
+    steps_done,
+)
+
+pytestmark = pytest.mark.slow
+MORE = [
+    "trainer.lease_s=2", "trainer.ranks_timeout_s=60", "dispatch.lease_s=2",
+    "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
+]  # fmt: skip
+OTHERS = ("archive", "prompts", "dispatch", "rollout-0", "rollout-1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(tmp_path_factory.mktemp("model"))
+
+
+def torchrun(run: RunByHand, size: int, *more: str) -> Hand:
+    """The trainer as `size` processes."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", *more]
+    line += ["--nproc-per-node", str(size), "-m", "rollstream", "train"]
+    line += [str(run.folder / "config.json"), "--name", "trainer"]
+    log = run.folder.parent / f"trainer-{len(run.hands)}.log"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+    hand = Hand("trainer", process, log)
+    run.hands.append(hand)
+    return hand
+
+
+def process_of_rank(hand: Hand, rank: int) -> psutil.Process | None:
+    """A rank's process, once it is there; the lowest of several, which its own children come
+    after.
+    """
+    found = [
+        child
+        for child in psutil.Process(hand.pid).children()
+        if child.environ().get("RANK") == str(rank)
+    ]
+    return found[0] if found else None
+
+
+def start_all(run: RunByHand) -> None:
+    for name in OTHERS:
+        run.start(name)
+
+
+def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
+    folder = tmp_path / "run"
+    with by_hand(folder, model, MORE) as run:
+        start_all(run)
+        first = torchrun(run, 2)
+        run.wait_for(lambda: steps_done(folder) >= 5)
+        second_rank = process_of_rank(first, 1)
+        assert second_rank is not None
+        workers = psutil.Process(first.pid).children()
+        second_rank.kill()
+        assert first.process.wait(90) != 0
+        assert not [one for one in workers if one.is_running()], "a rank outlived the group"
+        assert "rank 1 of the trainer is gone" in first.log.read_text(), first.said()
+        torchrun(run, 2)
+        run.wait_complete()
+    assert_the_log_adds_up(folder)
+    found = counted(folder, STEPS)
+    assert found.is_clean, found.wrong
+    assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
+
+
+def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
+    folder = tmp_path / "run"
+    with by_hand(folder, model, MORE) as run:
+        start_all(run)
+        first = torchrun(run, 2, "--max-restarts", "2")
+        run.wait_for(lambda: steps_done(folder) >= 3)
+        leading = process_of_rank(first, 0)
+        assert leading is not None
+        leading.kill()
+        run.wait_complete()
+    assert_the_log_adds_up(folder)
+    found = counted(folder, STEPS)
+    assert found.is_clean, found.wrong
+    assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
+
+
+def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
+    folder = tmp_path / "run"
+    with by_hand(folder, model, MORE) as run:
+        start_all(run)
+        first = torchrun(run, 2)
+        run.wait_for(lambda: steps_done(folder) >= 5)
+        workers = psutil.Process(first.pid).children()
+        first.signal(signal.SIGTERM)
+        first.process.wait(90)
+        assert not [one for one in workers if one.is_running()]
+        assert "trainer was stopped" in first.log.read_text(), first.said()
+        assert "RankLost" not in first.log.read_text()
+        run.start("trainer")  # one process
+        run.wait_complete()
+    done = {record.step for record in read(folder, "ledger", StepDone)}
+    assert done == set(range(1, STEPS + 1))
+    takes = read(folder, "ledger", Take)
+    used = [member.trajectory for take in takes for member in take.members]
+    assert len(used) == len(set(used)), "a trajectory was trained twice"
+    groups = {group.group for take in takes for group in take.groups}
+    assert len(groups) == STEPS * GROUPS
+    assert not groups & {record.group for record in read(folder, "ledger", GroupClosed)}
+
+
+def test_the_ranks_of_a_killed_torchrun_do_not_outlive_it(tmp_path, model):
+    folder = tmp_path / "run"
+    with by_hand(folder, model, MORE) as run:
+        first = torchrun(run, 2)
+        run.wait_for(lambda: process_of_rank(first, 1) and (folder / "logs").parent.exists())
+        run.wait_for(lambda: "rank 1 of 2" in first.log.read_text())
+        workers = psutil.Process(first.pid).children()
+        first.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=60)
+        assert len(gone) >= 2
+        assert not alive

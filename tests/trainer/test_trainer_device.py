@@ -1,0 +1,48 @@
+"""`trainer.device`: what there is, what is refused; a batch moves as a whole. CUDA is not run."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from learning_reference import build, settings
+from pydantic import ValidationError
+from test_learner_updates import stream, train
+
+from consumers.trainer.device import device_of
+from consumers.trainer.layout import judged_of, placed, rows_of
+from consumers.trainer.learner import Learner
+from streams.errors import ConfigurationError
+
+
+def test_a_device_that_is_not_there_is_refused():
+    assert device_of("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigurationError, match="must be a device of this machine, got 'cuda:99'"):
+        device_of("cuda:99")
+    for name in ("gpu", "cuda:", "cuda:-1", "meta", "CPU"):
+        with pytest.raises(ValidationError):
+            settings(device=name)
+
+
+def test_auto_is_what_the_machine_has():
+    assert device_of("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_every_tensor_of_a_batch_moves(samples):
+    for batch in (rows_of(samples), judged_of(samples, version=9)):
+        moved = placed(batch, torch.device("meta"))
+        for field in fields(batch):
+            before, after = getattr(batch, field.name), getattr(moved, field.name)
+            if isinstance(before, torch.Tensor):
+                assert after.device.type == "meta"
+            else:
+                assert after == before
+
+
+def test_masters_and_moments_lie_where_it_computes_and_copies_in_host_memory():
+    learner = Learner(build(), settings(device="auto"))
+    (metrics,) = train(learner, stream(1))
+    learner.close()
+    assert metrics["updates_skipped"] == 0
+    assert learner.flat.device.type == device_of("auto").type
+    for tensors in (learner.snapshot("bfloat16"), learner.state()):
+        assert {tensor.device.type for tensor in tensors.values()} == {"cpu"}

@@ -1,0 +1,134 @@
+"""A real vLLM server of a tiny model, started as docs/vllm.md says, on a free port of this machine;
+and a web server that answers what it is told to.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from producers.engines.vllm_engine.core import write_config
+
+ROOT = Path(__file__).parents[2]
+KEY = "not-a-secret-of-anybody"
+SLOTS, CONTEXT = 16, 512
+ARGUMENTS = (
+    "--tokens-only",
+    "--load-format=dummy",
+    "--worker-extension-cls=producers.engines.vllm_engine.remote.worker.ServerWorker",
+    '--weight-transfer-config={"backend": "rollstream"}',
+    "--logprobs-mode=processed_logprobs",
+    "--generation-config=vllm",
+    f"--max-num-seqs={SLOTS}",
+    f"--max-model-len={CONTEXT}",
+    # What the CPU build needs, as `settings.shape_for` says.
+    "--dtype=float32",
+    "--enforce-eager",
+    "--block-size=32",
+    "--num-gpu-blocks-override=257",
+    f"--kv-cache-memory-bytes={64 << 20}",
+    "--no-enable-chunked-prefill",
+    "--max-num-batched-tokens=2048",
+)
+
+
+@dataclass
+class Server:
+    """One that runs; `start` after `kill` is the same one again."""
+
+    folder: Path
+    port: int
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        more = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_API_KEY": KEY,
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "NUMBA_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += [f"--model={self.folder}", "--host=127.0.0.1", f"--port={self.port}", *ARGUMENTS]
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                command, env=os.environ | more, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Until it answers; says what it wrote if it ends first."""
+        assert self.process is not None
+        while not _answers(f"{self.url}/health"):
+            wrote = (self.folder / "log").read_text(errors="replace")[-4000:]
+            assert self.process.poll() is None, wrote
+            time.sleep(0.5)
+
+    def kill(self) -> None:
+        """With all that it started."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+def serve(config: PreTrainedConfig, folder: Path) -> Server:
+    """Started; it answers some time after."""
+    write_config(config, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        server = Server(folder, free.getsockname()[1])
+    server.start()
+    return server
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def answering(answers: Mapping[str, tuple[int, str]]) -> Generator[str]:
+    """The URL of a server with these paths, 404 for all others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.get(self.path, (404, "{}"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,48 @@
+"""A short run of `examples/epochs.toml` with vLLM: five passes over eight prompts, drafts on."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+EXAMPLE = Path(__file__).parents[2] / "examples" / "epochs.toml"
+SMALL = {
+    "model.config.num_hidden_layers": 1,
+    "warmup.documents": 500,
+    "warmup.steps": 40,
+    "sampling.temperature": 0.01,  # it knows little, and says it again
+    "sampling.tokens_max": 48,
+    "rollouts.engine": "vllm",
+    "rollouts.count": 1,
+    "rollouts.context_max": 128,
+    "trainer.steps": 10,
+    "trainer.groups_per_step": 4,
+    "trainer.samples_per_group": 4,
+    "evaluation.enabled": "false",
+}
+
+
+def rollstream(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rollstream", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_path: Path) -> None:
+    """vLLM's core is a process of its own, weights change in flight, one node's history."""
+    example, folder = tmp_path / "epochs.toml", tmp_path / "run"
+    text = EXAMPLE.read_text(encoding="utf-8")
+    example.write_text(text.replace("{ prompts = 192 }", "{ prompts = 8 }"), encoding="utf-8")
+    changed = [f for key, value in SMALL.items() for f in ("--set", f"{key}={value}")]
+    ran = rollstream("run", str(example), "--run", str(folder), *changed)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    audited = rollstream("audit", str(folder))
+    assert audited.returncode == 0, audited.stdout
+    said = (folder / "logs" / "rollout-0.log").read_text(encoding="utf-8")
+    found = re.search(r"drafts: (\d+) answers .* (\d+) of (\d+) tokens right", said)
+    assert found is not None, said
+    answers, right, guessed = map(int, found.groups())
+    assert answers > 80
+    assert 0 < right <= guessed

@@ -1,0 +1,42 @@
+"""One engine over two workers, here two processes on the CPU: each takes its slice of a version,
+and together they give the tokens of one.
+"""
+
+import pytest
+from engine_samples import V1, V2, ask, prompt, run_all
+from vllm_samples import open_vllm, vllm_model
+
+from producers.engines.base import Compared, Update
+from producers.engines.vllm_engine import VllmEngine
+from producers.engines.vllm_engine.staging import Staged
+from producers.settings import VllmSettings
+from streams.records import Sampling
+
+pytestmark = pytest.mark.slow
+GREEDY = Sampling(temperature=0, tokens_max=40)
+
+
+def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
+    old, new = vllm_model("qwen3", 0), dict(vllm_model("qwen3", 1).state_dict())
+    settings = VllmSettings(tensor_parallel=2)
+    two = VllmEngine(old.config, old.state_dict(), V1, 4, 96, settings=settings)
+    one = open_vllm(old)
+    for version in (V1, V2):
+        asked = [ask(f"{version}.{i}", prompt(6, i), GREEDY) for i in range(3)]
+        mine, wanted = run_all(two, asked), run_all(one, asked)
+        assert {name: m.tokens for name, m in mine.items()} == {
+            name: w.tokens for name, w in wanted.items()
+        }
+        assert all(m.spans == [(version, 40)] for m in mine.values())
+        if version == V1:
+            two.update(two.prepare(Update(V2, new)), "in_flight")
+            one.update(Update(V2, new), "in_flight")
+    name = "model.layers.1.mlp.up_proj.weight"  # cut by rows
+    for worker, rows in enumerate(new[name].chunk(2)):
+        staged = Staged([(name, rows)])
+        differs = two._core._engine.collective_rpc(
+            "differs_from_staged", args=(staged.path, staged.entries)
+        )
+        assert differs == [worker != 0, worker != 1]
+        staged.close()
+    assert two.read_back(new, new) == Compared(0, ())  # nothing is said where tensors are cut
