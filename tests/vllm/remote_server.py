@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig
 
 from producers.engines.vllm_engine.core import write_config
 
-ROOT = Path(__file__).parents[2]
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 KEY = "not-a-secret-of-anybody"
 SLOTS, CONTEXT = 16, 512
 ARGUMENTS = (
     "--tokens-only",
     "--load-format=dummy",
-    "--worker-extension-cls=producers.engines.vllm_engine.remote.worker.ServerWorker",
+    "--worker-extension-cls=braked_worker.BrakedWorker",
     '--weight-transfer-config={"backend": "rollstream"}',
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
@@ -56,8 +56,9 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         more = {
+            "BRAKE": str(self.folder / "brake"),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_API_KEY": KEY,
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -82,6 +83,10 @@ class Server:
             wrote = (self.folder / "log").read_text(errors="replace")[-4000:]
             assert self.process.poll() is None, wrote
             time.sleep(0.5)
+
+    def brake(self, step_s: float) -> None:
+        """Every step waits so long from now on; not at all with 0."""
+        (self.folder / "brake").write_text(str(step_s))
 
     def kill(self) -> None:
         """With all that it started."""

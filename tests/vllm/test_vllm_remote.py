@@ -1,5 +1,6 @@
 """A vLLM server by URL keeps the contract of every engine. It goes on by itself between two polls,
-so where other engines are stopped at the twelfth token, this one is stopped somewhere later.
+so where other engines are stopped at the twelfth token, this one is stopped somewhere later, and
+brakes until then.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
     test_what_is_served_is_read_back_bit_for_bit,
     to_first_stop,
 )
-from test_vllm_updates import over_old_cache, to_the_end
+from test_vllm_updates import over_old_cache
 from vllm_samples import vllm_model
 
 from producers.engines.base import Update
@@ -34,6 +35,7 @@ from streams.records import Sampling, Version
 
 pytestmark = pytest.mark.slow
 LONG = Sampling(temperature=0, tokens_max=400)
+LONG_STEP_S, SHORT_STEP_S = 0.05, 0.02  # its 400 tokens take 20 s; the 40 of others 0.8 s
 ENTRY = {"name": "a", "dtype": "F32", "shape": [6], "begin": 0, "bytes": 24}
 
 
@@ -45,6 +47,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(autouse=True)
+def not_braked(server: Server) -> Iterator[None]:
+    yield
+    server.brake(0)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +70,7 @@ def connect(
 
 @pytest.fixture
 def kind(server: Server) -> Kind:
+    server.brake(SHORT_STEP_S)
     return Kind(
         lambda **sizes: connect(server, **sizes),
         lambda seed: dict(vllm_model("qwen3", seed).state_dict()),
@@ -69,18 +78,21 @@ def kind(server: Server) -> Kind:
     )
 
 
-def half_way(engine: VllmEngine, sampling: Sampling = LONG) -> dict[str, Gained]:
-    """One trajectory `t` of 400 tokens, somewhere in its middle."""
-    engine.submit(ask("t", prompt(6), sampling))
+def half_way(server: Server, engine: VllmEngine) -> dict[str, Gained]:
+    """One trajectory `t` of 400 tokens, somewhere in its middle; the brake is on."""
+    server.brake(LONG_STEP_S)
+    engine.submit(ask("t", prompt(6), LONG))
     gained: dict[str, Gained] = {}
     while engine.stats().tokens < 12:
         gather(gained, engine.poll(0.1))
     return gained
 
 
-def poll_to_the_end(engine: VllmEngine, gained: dict[str, Gained]) -> None:
+def to_the_end(server: Server, engine: VllmEngine, gained: dict[str, Gained]) -> Gained:
+    server.brake(0)
     while engine.running():
         gather(gained, engine.poll(1.0))
+    return gained["t"]
 
 
 def test_in_flight_keeps_the_cache_and_stamps_spans(
@@ -90,9 +102,9 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(
     monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     engine = connect(server, context_max=448, emit_every=5)
-    gained = half_way(engine)
+    gained = half_way(server, engine)
     engine.update(engine.prepare(Update(V2, new.state_dict())), "in_flight")
-    mine = to_the_end(engine, gained)
+    mine = to_the_end(server, engine, gained)
     (first, before), (second, after) = mine.spans
     assert (first, second, before + after) == (V1, V2, 400)
     greedy, logprobs = over_old_cache(old, new, prompt(6), mine.tokens, before)
@@ -106,9 +118,9 @@ def test_recomputing_equals_a_full_prefill_and_siblings_never_hit_the_old_cache(
     new = vllm_model("qwen3", 1)
     engine = connect(server, context_max=512)
     run_all(engine, [ask("first", prompt(100), Sampling(temperature=0, tokens_max=4))])
-    gained = half_way(engine)
+    gained = half_way(server, engine)
     engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
-    mine = to_the_end(engine, gained)
+    mine = to_the_end(server, engine, gained)
     before = mine.spans[0][1]
     wanted = chosen_logprobs(new, prompt(6), mine.tokens)[before:]
     torch.testing.assert_close(torch.tensor(mine.logprobs[before:]), wanted, atol=1e-4, rtol=0)
@@ -122,8 +134,9 @@ def test_moved_in_the_middle_greedy_tokens_go_on_the_same(server: Server) -> Non
     request = ask("t", prompt(6), LONG)
     whole = run_all(connect(server, context_max=448), [request])["t"]
     first = connect(server, context_max=448, emit_every=8)
-    part = half_way(first)
+    part = half_way(server, first)
     rest = first.abort("t")
+    server.brake(0)
     gather(part, [rest] if rest else [])
     assert first.running() == []
     other = connect(server, context_max=448)
@@ -165,10 +178,10 @@ def test_a_held_trajectory_keeps_its_slot_until_it_is_aborted(server: Server) ->
 def test_what_waits_for_a_slot_begins_under_the_new_version(server: Server) -> None:
     new = vllm_model("qwen3", 1)
     engine = connect(server, slots=1, context_max=448)
-    gained = half_way(engine)
+    gained = half_way(server, engine)
     engine.submit(ask("u", prompt(6), Sampling(tokens_max=30)))
     engine.update(Update(V2, new.state_dict()), "in_flight")
-    to_the_end(engine, gained)
+    to_the_end(server, engine, gained)
     assert gained["u"].spans == [(V2, 30)]
     wanted = chosen_logprobs(new, prompt(6), gained["u"].tokens)
     torch.testing.assert_close(torch.tensor(gained["u"].logprobs), wanted, atol=1e-4, rtol=0)
@@ -176,10 +189,10 @@ def test_what_waits_for_a_slot_begins_under_the_new_version(server: Server) -> N
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan"])
 def test_a_wrong_version_is_refused_and_serves_nothing_until_one_is_right(
-    kind: Kind, fault: str
+    server: Server, kind: Kind, fault: str
 ) -> None:
     engine, bad = kind.open(context_max=448), dict(kind.weights(1))
-    gained = half_way(engine)
+    gained = half_way(server, engine)
     wrong = bad.pop(kind.tensor)
     if fault != "missing":
         bad[kind.tensor] = wrong[:-1] if fault == "shape" else wrong * np.nan
@@ -187,7 +200,7 @@ def test_a_wrong_version_is_refused_and_serves_nothing_until_one_is_right(
         engine.update(Update(V2, bad), "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
     engine.update(Update(V2, kind.weights(1)), "in_flight")
-    mine = to_the_end(engine, gained)
+    mine = to_the_end(server, engine, gained)
     assert (len(mine.tokens), [version for version, _ in mine.spans]) == (400, [V1, V2])
 
 
@@ -196,7 +209,7 @@ def test_a_load_that_fails_in_its_middle_serves_nothing_until_one_went_through(
 ) -> None:
     monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
     engine, new = connect(server, context_max=448), dict(vllm_model("qwen3", 1).state_dict())
-    gained = half_way(engine)
+    gained = half_way(server, engine)
     update = engine.prepare(Update(V2, new))
     routes, (name, _) = engine._weights._routes, update.prepared.names[3]
     with pytest.raises(EngineRefused, match="differs"):  # of it nothing is left then
@@ -206,7 +219,7 @@ def test_a_load_that_fails_in_its_middle_serves_nothing_until_one_went_through(
     assert (engine.poll(0.1), engine.version) == ([], V1)
     engine.update(Update(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
-    assert len(to_the_end(engine, gained).tokens) == 400
+    assert len(to_the_end(server, engine, gained).tokens) == 400
 
 
 def test_a_tensor_that_changed_on_its_way_is_never_loaded(server: Server) -> None:
@@ -226,11 +239,13 @@ def test_a_tensor_that_changed_on_its_way_is_never_loaded(server: Server) -> Non
 def test_forty_updates_under_load_lose_and_repeat_nothing(server: Server) -> None:
     states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
     engine, gained = connect(server, emit_every=16), dict[str, Gained]()
+    server.brake(SHORT_STEP_S)
     for number in range(2, 42):
         engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=60)))
         gather(gained, engine.poll(0.02))
         mode = "in_flight" if number % 3 else "in_flight_recompute"
         engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    server.brake(0)
     while engine.running():
         gather(gained, engine.poll(10.0))
     assert sorted(gained) == sorted(f"t{number}" for number in range(2, 42))
@@ -271,10 +286,10 @@ def test_a_killed_server_is_an_error_of_the_rollout_and_what_was_said_goes_on_la
     """Last here: a server like it takes the trajectory up again where the log left it."""
     request = ask("t", prompt(6), LONG)
     engine = connect(server, context_max=448, emit_every=8)
-    part = half_way(engine)
+    part = half_way(server, engine)
     server.kill()
     with pytest.raises(EngineRefused, match=r"127\.0\.0\.1"):
-        poll_to_the_end(engine, part)
+        to_the_end(server, engine, part)
     said = part["t"]
     server.start()
     again = connect(server, context_max=448)  # waits for it

@@ -1,0 +1,33 @@
+"""What the workers of a test's server load: the product's extension, and a brake. A server goes on
+by itself between two polls; while the file `BRAKE` exists a step waits as long as it says, so that
+a request is surely in its middle when a test does something to it.
+"""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+
+from producers.engines.vllm_engine.remote.worker import ServerWorker
+
+BRAKE = Path(os.environ["BRAKE"])
+assert issubclass(CPUWorker, Worker), "whose step is what is braked"
+step = Worker.execute_model
+
+
+def braked(self: Worker, *args: Any, **options: Any) -> Any:
+    """One step."""
+    with suppress(FileNotFoundError, ValueError):  # never set, or being written
+        time.sleep(float(BRAKE.read_text()))
+    return step(self, *args, **options)
+
+
+Worker.execute_model = braked
+
+
+class BrakedWorker(ServerWorker):
+    """As the product's."""
