@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.aiming import Aim
+from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.kinds import DEATHS, Swept, aims_of, packs, run_aimed, sweep_one
 from tests.chaos.moments import MOMENTS
 from tests.run_process import random_model
@@ -27,17 +27,36 @@ def test_every_aim_is_in_one_run_and_no_process_dies_too_often_in_any() -> None:
     assert len(runs) == 3
 
 
+def unseen_moments(calm: AimFolder) -> list[str]:
+    return [
+        f"{moment}: {process} does not {kind}"
+        for moment, writes in MOMENTS.items()
+        for process, kind in writes
+        if not calm.writes(process)[kind]
+    ]
+
+
+def calm_run(base: Path, model: Path) -> AimFolder:
+    """One without kills. Eight steps may be over before dispatch first truncates, where this
+    machine was slow at the wrong moment: then another one, at most three.
+    """
+    calm = run_aimed(base / "calm", model, ())
+    for number in range(2):
+        if not unseen_moments(calm):
+            break
+        calm = run_aimed(base / f"calm-{number}", model, ())
+    return calm
+
+
 @pytest.mark.slow
 def test_a_kill_before_or_after_a_kind_of_write_loses_nothing(tmp_path: Path) -> None:
     """Promise 1. Every role writes something, and the moments that the chaos benchmark aims at are
     moments of a run.
     """
     model, found = random_model(tmp_path / "model"), Swept()
-    calm = run_aimed(tmp_path / "calm", model, ())
+    calm = calm_run(tmp_path, model)
     assert set(calm.processes()) == ROLES
-    for moment, writes in MOMENTS.items():
-        for process, kind in writes:
-            assert calm.writes(process)[kind], f"{moment}: {process} does not {kind}"
+    assert unseen_moments(calm) == []
     runs = packs(aims_of(calm), DEATHS)
     for number in random.Random(7).sample(range(len(runs)), SAMPLE):
         sweep_one(tmp_path / f"run-{number}", model, runs[number], found)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
@@ -148,10 +149,15 @@ def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
     more = [*MANY, "trainer.steps=120", "dispatch.standby=true", "dispatch.lease_s=1"]
     with started(folder, model, more) as process:
         wait_for(lambda: read(folder, "ledger", StepDone) != [], process)
-        leader = role(process, "dispatch")
+        logs = {name: folder / "logs" / f"{name}.log" for name in ("dispatch", "dispatch-standby")}
+        # Whichever was faster holds the lease; both command lines name the role.
+        is_first = "dispatch term 1" in logs["dispatch"].read_text()
+        standby = role(process, "dispatch-standby")
+        both = [p for p in psutil.Process(process.pid).children() if "dispatch" in p.cmdline()]
+        leader = next(p for p in both if (p == standby) != is_first)
         leader.send_signal(signal.SIGSTOP)
-        log = folder / "logs" / "dispatch-standby.log"
-        wait_for(lambda: "dispatch term 2" in log.read_text(), process)
+        other = logs["dispatch-standby" if is_first else "dispatch"]
+        wait_for(lambda: "dispatch term 2" in other.read_text(), process)
         leader.send_signal(signal.SIGCONT)
         assert process.wait(240) == 0
     assert_the_log_adds_up(folder, 120)
