@@ -1,8 +1,8 @@
 """What is left of a run after `kill -9`: real processes killed at random and at each kind of write,
 one process killed at every write, and thousands of seeded runs in memory (docs/recovery.md).
 
-`python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER]` is one run of the
-quickstart under kills, by itself.
+`python -m benchmarks.chaos --seed S --kills N [--cloud] [--keep FOLDER] [--set a.b=c]` is one run
+of the quickstart under kills, by itself.
 """
 
 import argparse
@@ -113,12 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cloud", action="store_true", help="over Kafka and S3")
     parser.add_argument("--model", type=Path, help="a warm model's folder; default: make one")
     parser.add_argument("--keep", type=Path, help="a new folder that stays")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the run (a.b=c)")
     asked = parser.parse_args(arguments)
     form = "cloud" if asked.cloud else "embedded"
     with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as scratch:
         warm = asked.model or warm_model(Path(scratch))
         folder = asked.keep or Path(scratch) / "run"
-        ended = chaos_run(folder, form, warm, asked.seed, asked.kills, asked.steps)
+        kills, steps = asked.kills, asked.steps
+        ended = chaos_run(folder, form, warm, asked.seed, kills, steps, asked.set)
     print(json.dumps(ended.as_json()))
     return int(bool(ended.lost or ended.twice))
 

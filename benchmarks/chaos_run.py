@@ -62,14 +62,22 @@ class Ended:
         )
 
 
-def chaos_run(folder: Path, form: str, warm: Path, seed: int, kills: int, steps: int) -> Ended:
+def chaos_run(
+    folder: Path,
+    form: str,
+    warm: Path,
+    seed: int,
+    kills: int,
+    steps: int,
+    overrides: Sequence[str] = (),
+) -> Ended:
     """The run to its end, killed `kills` times on the way, started again where its supervisor died
     or gave up; 0 kills is the run that it is compared with.
     """
     settings = [
         f"model.path={warm}", f"seed={seed}", f"trainer.steps={steps}", "checkpoints.every=5",
         "evaluation.enabled=false", "dispatch.heartbeat_timeout_s=3", "archive.roll_s=5",
-        *_urls(form),
+        *_urls(form), *overrides,
     ]  # fmt: skip
     folder.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()

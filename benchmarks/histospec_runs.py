@@ -7,7 +7,7 @@ same seeds and so the same tokens.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +84,17 @@ def history_of(before: Pass) -> History:
     history = History(1 << 18)
     for some in batched(before.answers):
         history.insert_all(some)
+    return history
+
+
+def history_of_others(before: Pass) -> History:
+    """The same answers, each under the prompt of another one: hardly any of it is right."""
+    told = batched(before.answers)
+    prompts = list(dict.fromkeys(answer.prompt for some in told for answer in some))
+    other = dict(zip(prompts, prompts[1:] + prompts[:1], strict=True))
+    history = History(1 << 18)
+    for some in told:
+        history.insert_all([replace(answer, prompt=other[answer.prompt]) for answer in some])
     return history
 
 

@@ -4,13 +4,13 @@ old KV cache and the new weights on the same tokens, float32.
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
 from producers.engines.base import Request, Update
 from producers.engines.vllm_engine import VllmEngine
 from streams.records import PROMPT, Sampling
+from tests.engine.old_cache import over_old_cache
 
 ERROR_MAX = 1e-4
 
@@ -31,23 +31,8 @@ def logprob_error(tokens: int, slots: int) -> Case:
             before += len(emission.tokens) * (emission.version == V1)
         if engine.version == V1 and engine.stats().tokens >= tokens // 3:
             engine.update(Update(V2, new.state_dict()), "in_flight")
-    greedy, wanted = _over_old_cache(old, new, found, before)
+    greedy, wanted = over_old_cache(old, new, prompt_of(0), found, before)
     same = sum(a == b for a, b in zip(found, greedy, strict=True))
     error = float((torch.tensor(logprobs) - wanted).abs().max())
     note = f"{same} of {tokens} greedy tokens the same, {before} of them before the update"
     return alone("vllm_logprob_error", error, "nats", at_most=ERROR_MAX, note=note)
-
-
-def _over_old_cache(
-    old: PreTrainedModel, new: PreTrainedModel, chosen: list[int], before: int
-) -> tuple[list[int], torch.Tensor]:
-    cache, greedy, logprobs = DynamicCache(), [], []
-    step = torch.tensor([prompt_of(0).tolist()])
-    for count, token in enumerate(chosen):
-        model = old if count < before else new
-        with torch.inference_mode():
-            logits = model(step, past_key_values=cache, use_cache=True).logits[0, -1]
-        greedy.append(int(logits.argmax()))
-        logprobs.append(float(logits.log_softmax(-1)[token]))
-        step = torch.tensor([[token]])
-    return greedy, torch.tensor(logprobs)

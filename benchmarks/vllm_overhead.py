@@ -1,16 +1,23 @@
-"""Tokens per second through a whole rollout worker (orders, partials, status, a SQLite log) against
-bare `AsyncLLM`: the same prompts, lengths, seeds, number of requests at a time and
-log-probabilities asked for.
+"""Tokens per second through a whole rollout worker as it is by default (orders, partials, status, a
+SQLite log, and a history to draft from, which is empty) against bare `AsyncLLM`: the same prompts,
+lengths, seeds, number of requests at a time and log-probabilities asked for.
 
 Both have their core in a process of its own with one thread of OpenMP, and one thread of torch on
-this side, so that each arm has one core to compute and one to serve. Wall-clock, in pairs of which
-every second one begins with the other arm.
+this side, so that each arm has one core to compute and one to serve. Wall-clock. Two processes of
+the very same engine differ by some 6 % for as long as they live, where their memory happens to lie,
+and the first to be opened was mostly the slower: so every pair is measured in new processes, each
+second one with the other arm opened first.
 """
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +25,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.case import Case, paired
 from benchmarks.vllm_models import CONTEXT, V1, prompt_of, small_model
+from producers.engines.drafts import History
+from producers.engines.drafts.merged import WithRunning
+from producers.engines.drafts.node import NodeHistory
 from producers.engines.vllm_engine import VllmEngine
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
@@ -35,29 +45,42 @@ from streams.topics import catalogue
 
 BATCH = 16
 SEED = 7
+ARMS = "ours", "bare"
 
 
 def overhead(pairs: int, lengths: list[int]) -> Case:
-    model = small_model(0)
-    with tempfile.TemporaryDirectory(prefix="rollstream-vllm-") as folder:
-        ours = _worker(model, lengths, Path(folder))
-        bare, close = _bare(model, lengths, Path(folder))
-        times: dict[Callable[[], None], list[float]] = {ours: [], bare: []}
-        for pair in range(pairs + 1):
-            for run in (ours, bare) if pair % 2 else (bare, ours):
-                speed = _tokens_per_s(run, lengths)
-                if pair:  # the first pair warms up
-                    times[run].append(speed)
-        close()
+    """`pairs` is even, so that each arm is opened first as often as the other."""
+    found = [_pair(ARMS[pair % 2], lengths) for pair in range(pairs)]
+    ours, bare = ([one[arm] for one in found] for arm in ARMS)
     note = f"{len(lengths)} × {lengths[0]} tokens, {BATCH} at a time, 7.4 M parameters, 1 thread"
-    values, references = times[ours], times[bare]
-    return paired("vllm_overhead", values, "tokens/s", "bare AsyncLLM", references, 0.95, note)
+    return paired("vllm_overhead", ours, "tokens/s", "bare AsyncLLM", bare, 0.95, note)
 
 
-def _tokens_per_s(run: Callable[[], None], lengths: list[int]) -> float:
-    began = time.perf_counter()
-    run()
-    return sum(lengths) / (time.perf_counter() - began)
+def _pair(first: str, lengths: list[int]) -> dict[str, float]:
+    """Tokens per second of each arm, in new processes."""
+    command = [sys.executable, "-m", "benchmarks.vllm_overhead", first, json.dumps(lengths)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _measured(first: str, lengths: list[int]) -> dict[str, float]:
+    """One run of each warms up; then they take turns, the second one twice in a row."""
+    with tempfile.TemporaryDirectory(prefix="rollstream-vllm-") as folder, ExitStack() as closing:
+        model, runs = small_model(0), dict[str, Callable[[], None]]()
+        for arm in (first, *(arm for arm in ARMS if arm != first)):
+            if arm == "ours":
+                runs[arm] = _worker(model, lengths, Path(folder))
+            else:
+                runs[arm] = _bare(model, lengths, Path(folder), closing)
+        order = list(runs)
+        for arm in order:
+            runs[arm]()
+        seconds = dict.fromkeys(order, 0.0)
+        for arm in (*order, *reversed(order)):
+            began = time.perf_counter()
+            runs[arm]()
+            seconds[arm] += time.perf_counter() - began
+    return {arm: 2 * sum(lengths) / seconds[arm] for arm in order}
 
 
 class Until:
@@ -76,8 +99,12 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     bus = open_bus(f"sqlite:{folder / 'bus'}")
     bus.create(catalogue())
     store = open_store(f"file:{folder / 'store'}")
-    engine = VllmEngine(model.config, model.state_dict(), V1, BATCH, CONTEXT)
-    settings = RolloutSettings(slots=BATCH, context_max=CONTEXT)
+    settings = RolloutSettings(engine="vllm", slots=BATCH, context_max=CONTEXT)
+    node = NodeHistory(folder / "drafts", settings.drafts_tokens)
+    node.take_over()
+    source = WithRunning(node, History(BATCH * CONTEXT))
+    weights = model.state_dict()
+    engine = VllmEngine(model.config, weights, V1, BATCH, CONTEXT, drafts=source)
     voice = Voice(bus, Outbox(bus), "rollout-0", 1, settings, Pulse(settings.status_s))
     judging = Judging(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
     orders = Orders(bus, "rollout-0", 1)
@@ -98,8 +125,8 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
 
 
 def _bare(
-    model: PreTrainedModel, lengths: list[int], folder: Path
-) -> tuple[Callable[[], None], Callable[[], None]]:
+    model: PreTrainedModel, lengths: list[int], folder: Path, closing: ExitStack
+) -> Callable[[], None]:
     """vLLM's own asynchronous engine and nothing else, as many requests at a time."""
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -125,6 +152,7 @@ def _bare(
         return AsyncLLM.from_engine_args(arguments)
 
     engine = loop.run_until_complete(opened())
+    closing.callback(engine.shutdown)
     rounds = [0]
 
     async def one(index: int, room: asyncio.Semaphore) -> None:
@@ -150,8 +178,9 @@ def _bare(
         rounds[0] += 1
         loop.run_until_complete(all_of_them())
 
-    def close() -> None:
-        engine.shutdown()
-        loop.run_until_complete(asyncio.sleep(0.5))  # its tasks hear of it while there is a loop
+    return run
 
-    return run, close
+
+if __name__ == "__main__":
+    print(json.dumps(_measured(sys.argv[1], json.loads(sys.argv[2]))), flush=True)
+    os._exit(0)  # what is left to tidy up ends with this process

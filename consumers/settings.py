@@ -62,7 +62,11 @@ class TrainerSettings(Settings):
     whoever is first.
     """
     threads: int = Field(default=1, ge=1)
-    """Torch threads per worker."""
+    """Torch threads per worker; `processes` share them."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes of this machine that train one model together, each with a slice of it
+    (docs/sharded.md); with `device = "cuda"` each takes a GPU of its own.
+    """
     compute: Literal["float32", "bfloat16"] = "float32"
     """What forward and backward passes compute in; masters, their update and the head stay
     float32.

@@ -100,6 +100,10 @@ class VllmSettings(Settings):
     """Logits in float32 whatever `dtype` is, as in the trainer; false where vLLM cannot: a
     quantised head.
     """
+    kv_handover: bool = False
+    """A trajectory that moves between engines of one node takes its KV cache along, through shared
+    memory; what cannot be handed over is computed anew.
+    """
     url: str | None = Field(default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")
     """A vLLM server that computes instead (`http://host:8000`), for this rollout alone; what else
     is said here is then the server's to decide.
@@ -144,9 +148,10 @@ class RolloutSettings(Settings):
     """Seconds between two status records (heartbeats)."""
     vllm: VllmSettings = VllmSettings()
     """How the engine `vllm` runs, also where it evaluates."""
-    drafts: Literal["off", "history"] = "off"
+    drafts: Literal["auto", "history", "off"] = "auto"
     """`history`: guess the next tokens from earlier answers to the same prompt and verify several
     in one pass, where that is faster; what is generated stays the same (docs/histospec.md).
+    `auto`: with every engine that can.
     """
     drafts_tokens: int = Field(default=262_144, ge=1024, le=1 << 30)
     """Tokens of earlier answers that a node remembers; each takes 160 to 330 bytes."""
@@ -158,6 +163,16 @@ class RolloutSettings(Settings):
     """What is guessed where earlier answers differ: what earned most in the newest pass, what came
     last, or what came most often.
     """
+
+    @property
+    def can_draft(self) -> bool:
+        """A vLLM server of others guesses as its owner says; `paced` has no model to draft for."""
+        return self.engine == "torch" or (self.engine == "vllm" and not self.vllm.url)
+
+    @property
+    def is_drafting(self) -> bool:
+        """Earlier answers are remembered and guessed from."""
+        return self.drafts == "history" or (self.drafts == "auto" and self.can_draft)
 
 
 class EvaluationSettings(Settings):

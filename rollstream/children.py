@@ -16,7 +16,9 @@ from typing import Literal
 
 from rollstream.lifeline import VARIABLE as PARENT
 
+SAYS = "rollstream: "  # what `main` begins with when it says why it ends
 LINE_BYTES_MAX = 400  # of a log line quoted in a message
+WORDS_BYTES_MAX = 4000  # of what a role said itself
 _TAIL_BYTES = 1 << 14
 
 
@@ -44,9 +46,10 @@ class Child:
     def __init__(
         self, seat: Seat, log: Path, environment: Mapping[str, str], lock: int | None
     ) -> None:
-        self.seat = seat
+        self.seat, self.log = seat, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            self._began = output.tell()
             self._process = subprocess.Popen(
                 list(seat.command),
                 stdin=subprocess.DEVNULL,
@@ -65,6 +68,12 @@ class Child:
         """Its exit code once it ended (−9 for signal 9), None while it runs."""
         return self._process.poll()
 
+    def words(self) -> str:
+        """Why it ended, as it said itself since its start, and what followed; perhaps nothing."""
+        lines = _tail(self.log, self._began).splitlines()
+        first = next((n for n, line in enumerate(lines) if line.startswith(SAYS)), len(lines))
+        return "\n".join(lines[first:]).removeprefix(SAYS)[:WORDS_BYTES_MAX]
+
     def ask_to_stop(self) -> None:
         """SIGTERM: the role finishes what it must and exits."""
         self._signal(signal.SIGTERM)
@@ -81,14 +90,17 @@ class Child:
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
     """The end of a log, as text; nothing if there is no log."""
+    lines = deque(_tail(log, 0).splitlines(), maxlen=count)
+    return [line[:LINE_BYTES_MAX] for line in lines]
+
+
+def _tail(log: Path, since: int) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            data = file.read()
+            file.seek(max(since, log.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
-        return []
-    lines = deque(data.decode(errors="replace").splitlines(), maxlen=count)
-    return [line[:LINE_BYTES_MAX] for line in lines]
+        return ""
 
 
 def ending(code: int) -> str:

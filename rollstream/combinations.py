@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # config.py calls us
     from rollstream.config import Configuration
 
 ENGINES = ("torch", "vllm", "paced")
-DRAFTING = ("torch", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,15 @@ def _sampling(c: "Configuration") -> Iterator[Problem]:
 def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
-    if c.rollouts.drafts != "off" and c.rollouts.engine not in DRAFTING:
-        only = "only 'torch' and 'vllm' draft"
-        must = f"must be 'off' with rollouts.engine = {c.rollouts.engine!r}: {only}"
-        yield Problem("rollouts.drafts", must)
-    if c.rollouts.drafts != "off" and c.rollouts.engine == "vllm" and c.rollouts.vllm.url:
-        must = "must be 'off' with rollouts.vllm.url: that server guesses as its owner says"
-        yield Problem("rollouts.drafts", must)
+    if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
+        with_url = "vllm.url: that server guesses as its owner says"
+        with_paced = f"engine = {c.rollouts.engine!r}: only 'torch' and 'vllm' draft"
+        where = with_url if c.rollouts.engine == "vllm" else with_paced
+        yield Problem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
     if c.rollouts.engine == "vllm" and c.rollouts.vllm.url and c.rollouts.count != 1:
         yield Problem("rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)")
+    if c.rollouts.engine == "vllm" and c.rollouts.vllm.kv_handover:
+        yield from _handover(c)
     longest = _positions(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"
@@ -98,6 +97,15 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
         twice = f"2 × rollouts.status_s ({c.rollouts.status_s:g})"
         must = f"must be ≥ {twice}, or living rollouts look dead"
         yield Problem("dispatch.heartbeat_timeout_s", must)
+
+
+def _handover(c: "Configuration") -> Iterator[Problem]:
+    key, vllm = "rollouts.vllm.kv_handover", c.rollouts.vllm
+    if vllm.url:
+        yield Problem(key, "must be false with rollouts.vllm.url: that server keeps its KV cache")
+    if vllm.tensor_parallel > 1:
+        parallel = f"rollouts.vllm.tensor_parallel > 1 ({vllm.tensor_parallel})"
+        yield Problem(key, f"must be false with {parallel}: KV is cut between its GPUs")
 
 
 def _paced(c: "Configuration") -> Iterator[Problem]:
@@ -149,5 +157,11 @@ def _training(c: "Configuration") -> Iterator[Problem]:
     if t.survivors_min > t.samples_per_group:
         must = f"must be ≤ trainer.samples_per_group ({t.samples_per_group})"
         yield Problem("trainer.survivors_min", must)
+    if t.processes > 1 and t.learner == "paced":
+        must = "must be 1 with trainer.learner = 'paced': it has no model to share"
+        yield Problem("trainer.processes", must)
+    if t.processes > 1 and ":" in t.device:
+        must = "must be 'cpu', 'cuda' or 'auto' with trainer.processes > 1: each takes its own GPU"
+        yield Problem("trainer.device", must)
     if not all(0 <= beta < 1 for beta in t.betas):
         yield Problem("trainer.betas", "must lie in [0, 1)")

@@ -143,6 +143,7 @@ INCIDENTAL = (
     "paced.train_token_s",
     "trainer.workers",
     "trainer.threads",
+    "trainer.processes",
     "trainer.gradient_checkpointing",
     "trainer.device",
     "trainer.lease_s",

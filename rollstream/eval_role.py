@@ -8,6 +8,7 @@ written once per version, also when the role is killed and starts again.
 import json
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from producers.engines.connect import open_engine
@@ -16,6 +17,7 @@ from producers.rewards import RewardPool
 from producers.tasks.base import Task
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder
+from rollstream.opening import opening
 from rollstream.role_place import Place, set_threads
 from rollstream.run_task import task_of, task_settings
 from storage.metrics import MetricsFile, read_metrics
@@ -31,6 +33,7 @@ from streams.records import Version, WeightsAnnounced
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.2
+INSTEAD = "no evaluation (evaluation.enabled = false)"
 
 
 def follow(place: Place) -> bool:
@@ -139,17 +142,18 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        engine = open_engine(
-            "torch"
-            if c.rollouts.vllm.url
-            else c.rollouts.engine,  # a server is its rollout's alone
-            config,
-            self.held.tensors,
-            version,
-            slots=c.evaluation.slots,
-            context_max=c.rollouts.context_max,
-            vllm=c.rollouts.vllm,
-        )
+        name = "torch" if c.rollouts.vllm.url else c.rollouts.engine  # a server is its rollout's
+        # A later version is refused for itself, not for the model: a death, and the run goes on.
+        with nullcontext() if self.done else opening(name, instead=INSTEAD):
+            engine = open_engine(
+                name,
+                config,
+                self.held.tensors,
+                version,
+                slots=c.evaluation.slots,
+                context_max=c.rollouts.context_max,
+                vllm=c.rollouts.vllm,
+            )
         plan = Plan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
         evaluation = evaluate(self.task, plan, self.rewards, engine)
         return evaluation.line(version.number, manifest.created_s - self._started_s())

@@ -1,7 +1,8 @@
 """The command line: `rollstream COMMAND …`. Each command is one module of `rollstream/commands/`.
 
 Nothing but the parser is imported until a command was understood, so `--help` answers at once.
-Exit codes: 0 done, 1 failed, 2 refused (command line or configuration), 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 refused (command line or configuration), 3 refused by what a role
+opens, 130 interrupted.
 """
 
 import argparse
@@ -13,7 +14,8 @@ from rollstream.grammar.asking import add_asking
 from rollstream.grammar.keeping import add_keeping
 from rollstream.grammar.looking import add_looking
 from rollstream.grammar.running import add_running
-from rollstream.restarts import EXIT_REFUSED
+from rollstream.opening import Unserved
+from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED
 from streams.errors import ConfigurationError, RollstreamError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -27,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except Unserved as error:
+        print(f"rollstream: {error}", file=sys.stderr)
+        return EXIT_UNSERVED
     except RollstreamError as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What a process that `torchrun` started is called, and with whom it ends."""
+"""What one of the trainer's processes is called, and with whom it ends."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -18,5 +18,7 @@ def name_of_rank(name: str, environment: MutableMapping[str, str] = os.environ) 
 
 
 def parent_of_rank(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """A rank ends with the `torchrun` that started it, any other role with its supervisor."""
-    return {PARENT: str(os.getppid())} if is_launched(environment) else environment
+    """A rank that `torchrun` started ends with it; any other process with whom it was told."""
+    if PARENT in environment or not is_launched(environment):
+        return environment
+    return {PARENT: str(os.getppid())}

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 EXIT_REFUSED = 2
 """Exit code of a role whose configuration or command line is wrong: the same again would not help.
 """
+EXIT_UNSERVED = 3
+"""Exit code of a role that was refused what it opens before it did anything; once more may help."""
+
+
+def is_for_good(code: int, before: int | None) -> bool:
+    """Whether a role that exits with `code`, and `before` at its last death, is not to be started
+    again: it refused, or was refused twice in a row.
+    """
+    return code == EXIT_REFUSED or code == before == EXIT_UNSERVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ worker together.
 """
 
 import json
+import logging
 import os
 import socket
 import time
@@ -26,6 +27,7 @@ from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
+from rollstream.opening import opening
 from rollstream.profiling import profile_of
 from rollstream.role_place import Place, set_threads
 from rollstream.run_task import task_of, task_settings
@@ -34,6 +36,9 @@ from storage.model import config_from_version
 from storage.roles import next_term
 from storage.versions.fetch import fetch_file
 from streams.bus import Bus
+from streams.errors import StoreError
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 0.02
 
@@ -52,7 +57,7 @@ def build_rollout(place: Place) -> Rollout | None:
         return None
     started = time.perf_counter()
     keeping = _keeping(place)
-    engine, most = engine_of(place, fetched, None if keeping is None else _drafts(place, keeping))
+    engine, most = _opened(place, fetched, keeping)
     pulse = Pulse(c.rollouts.status_s)
     voice = Voice(
         place.bus,
@@ -79,9 +84,9 @@ def build_rollout(place: Place) -> Rollout | None:
 
 
 def _keeping(place: Place) -> Keeping | None:
-    """Its part in the node's history, if drafts are wanted."""
+    """Its part in the node's history, if it drafts."""
     c, bus = place.configuration, place.bus
-    if c.rollouts.drafts == "off":
+    if not c.rollouts.is_drafting:
         return None
 
     def earlier() -> Bus:
@@ -103,6 +108,15 @@ def _drafts(place: Place, keeping: Keeping) -> DraftSource:
     rollouts = place.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
     return WithRunning(keeping.node, History(most, choice=rollouts.drafts_choice))
+
+
+def _opened(place: Place, fetched: Fetched, keeping: Keeping | None) -> tuple[Engine, int]:
+    """As `engine_of`; a refusal says whether it is for good."""
+    rollouts = place.configuration.rollouts
+    is_server = rollouts.engine == "vllm" and rollouts.vllm.url is not None
+    is_first = fetched.announced.version.number == 0
+    with opening(rollouts.engine, is_server=is_server, is_first=is_first):
+        return engine_of(place, fetched, None if keeping is None else _drafts(place, keeping))
 
 
 def engine_of(
@@ -132,9 +146,25 @@ def engine_of(
         switch=Switch(RULES[c.rollouts.drafts_window]),
         vllm=c.rollouts.vllm,
     )
+    if c.rollouts.engine == "vllm" and c.rollouts.vllm.kv_handover:
+        _hand_over(place, engine)
     profile = profile_of(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)
     return engine, c.rollouts.batch_max or profiled
+
+
+def _hand_over(place: Place, engine: Engine) -> None:
+    """KV goes between the rollouts of this run and node; without a folder for it nothing does."""
+    from producers.engines.vllm_engine import VllmEngine
+    from producers.engines.vllm_engine.handover.place import handover_folder
+
+    assert isinstance(engine, VllmEngine), "what was opened"
+    c = place.configuration
+    folder = handover_folder(c.run, place.folder, socket.gethostname())
+    try:
+        engine.hand_over(c.run, folder, c.rollouts.on_update)
+    except StoreError as error:
+        log.warning("%s; what moves is prefilled again (rollouts.vllm.kv_handover)", error)
 
 
 def _first(place: Place, follower: WeightsFollower) -> Fetched | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rollstream.children import Child, Seat, ending, last_lines
 from rollstream.lock import RunLock
-from rollstream.restarts import EXIT_REFUSED, RestartPolicy
+from rollstream.restarts import RestartPolicy, is_for_good
 from streams.figures import Figures
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
@@ -56,6 +56,8 @@ class _Post:
     child: Child | None = None
     nonce: str | None = None
     deaths_s: list[float] = field(default_factory=list[float])
+    code: int | None = None
+    """Exit code of the last death."""
     due_s: float = 0.0
     done: bool = False
     death: str = ""
@@ -85,8 +87,8 @@ class Supervisor:
         self._is_stopping = False
 
     def run(self, stop: threading.Event, hurry: threading.Event, show: Show) -> Outcome:
-        """Until the run is complete, `stop` is set, or a role died too often; `hurry` kills at
-        once.
+        """Until the run is complete, `stop` is set, a role refused, or one died too often; `hurry`
+        kills at once.
         """
         try:
             outcome = self._watch(stop, show)
@@ -137,30 +139,33 @@ class Supervisor:
         code = post.child.reap()
         if code is None:
             return None
-        post.child = None
+        child, post.child = post.child, None
         if code == 0 and post.seat.ends != "never":
             post.done = True
             if post.seat.ends == "run":
                 self._complete(now)
             return None
-        return self._died(post, code, now)
+        return self._died(post, child, code, now)
 
-    def _died(self, post: _Post, code: int, now: float) -> Outcome | None:
+    def _died(self, post: _Post, child: Child, code: int, now: float) -> Outcome | None:
+        """Refused for good, it ends the run in its own words; anything else is started again."""
         name = post.seat.name
         post.deaths_s.append(now)
         recent = self._policy.recent(post.deaths_s, now)
-        delay = None if code == EXIT_REFUSED else self._policy.delay_s(post.deaths_s, now)
+        has_refused, post.code = is_for_good(code, post.code), code
+        delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
         event = {"event": "death", "role": name, "code": code, "delay_s": delay}
         self._record({"time_s": time.time(), **event})
         if delay is not None:
             post.due_s = now + delay
             post.death = f"died ({ending(code)}), restart {len(post.deaths_s)}"
             return None
-        log = self._logs / f"{name}.log"
+        if has_refused and (words := child.words()):
+            return Outcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
         often = f"died {recent} times within {self._policy.within_s:g} s, last with {ending(code)}"
-        how = "refused to start" if code == EXIT_REFUSED else often
-        quoted = "\n".join(f"  | {line}" for line in last_lines(log))
-        return Outcome("failed", f"{name} {how}; the end of {log}:\n{quoted}")
+        how = "refused to start" if has_refused else often
+        quoted = "\n".join(f"  | {line}" for line in last_lines(child.log))
+        return Outcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
     def _start(self, post: _Post) -> None:
         """A fresh nonce for the new process, and that of the process reaped before it."""

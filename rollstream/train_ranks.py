@@ -1,7 +1,7 @@
 """The trainer as several processes: rank 0 holds the role, the others its model's other slices.
 
-`torchrun` says that there are several; without it there is one, and nothing here acts (nor is what
-it needs imported).
+The environment says that there are several (`train_group.py` or `torchrun`); without that there is
+one, and nothing here acts (nor is what it needs imported).
 """
 
 from collections.abc import Generator
@@ -16,6 +16,7 @@ from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.sharded.launch import is_launched
 from rollstream.role_place import Place, set_threads
 from rollstream.starting import PACED, starting_model
+from rollstream.train_group import threads_of_rank
 from streams.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def follow_rank_0(place: Place, ranks: "Ranks") -> bool:
     from consumers.trainer.sharded.follower import follow
 
     c = place.configuration
-    set_threads(c.trainer.threads)
+    set_threads(threads_of_rank(c.trainer))
 
     def load() -> PreTrainedModel:
         model = starting_model(c, place.folder)

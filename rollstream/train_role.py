@@ -12,6 +12,7 @@ from rollstream.folder import RunFolder, model_folder
 from rollstream.revision import code_revision
 from rollstream.role_place import Place, set_threads
 from rollstream.starting import starting_model
+from rollstream.train_group import threads_of_rank
 from rollstream.train_ranks import Party
 from storage.metrics import MetricsFile, read_metrics
 
@@ -27,7 +28,7 @@ def train(place: Place, term: int, party: Party | None = None) -> bool:
     c = place.configuration
     keep_configuration(place.store, c)
     accept = partial(accept_change, place.store, c, place.accept_config)
-    set_threads(c.trainer.threads)
+    set_threads(threads_of_rank(c.trainer))
     start, model = model_folder(c, place.folder), starting_model(c, place.folder)
     archived = c.archive.topics if c.archive.enabled else ()
     rule = rule_of(c.trainer, c.dispatch.max_lag, c.rollouts.on_update == "keep_version")

@@ -50,6 +50,8 @@ class KafkaBus:
         self._lease_s = lease_s
         self._answer_s = answer_s
         self._settings = base_settings(address, secrets)
+        reaching_ms = min(self._settings["bootstrap_timeout_ms"], int(answer_s * 1000))
+        self._settings["bootstrap_timeout_ms"] = reaching_ms
         self._topics: dict[str, Topic] = {}
         self._process = os.getpid()
         where = str(address)

@@ -1,7 +1,10 @@
-"""What all tests share: signals as in a terminal, seeds of Hypothesis, real servers used."""
+"""What all tests share: signals as in a terminal, seeds of Hypothesis, the model of runs, real
+servers used.
+"""
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,6 +19,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("fuzz", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that runs of `tests.run_process` only read."""
+    from tests.run_process import random_model  # imports transformers
+
+    return random_model(tmp_path_factory.mktemp("model"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist keeps the order of files below instead of one of its own."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start whole runs come first: at the end workers share what is short."""
+    items.sort(key=lambda item: not starts_runs(item))
+
+
+def starts_runs(item: pytest.Item) -> bool:
+    names = vars(getattr(item, "module", item)).values()
+    return any(getattr(name, "__module__", "") == "tests.run_process" for name in names)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -135,8 +135,7 @@ class Learner:
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""
         for prefix, flat in self._buffers().items():
-            mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            self._masters.fill(flat, mine, f"checkpoint: {prefix}*")
+            self._masters.fill(flat, tensors, prefix)
         self._masters.round()
         counters = tensors["optimiser.counters"]
         self._optimiser.load(int(counters[0]), int(counters[1]))

@@ -97,16 +97,21 @@ class Masters:
         for place, gradient in zip(self.places, gradients, strict=True):
             place.of(flat).add_(gradient)
 
-    def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], what: str) -> None:
-        """Copy tensors of these names into a buffer; `ConfigurationError` when they are another
-        model's.
+    def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
+        """Copy the tensors of a checkpoint, their names after `prefix`, into a buffer;
+        `ConfigurationError` when they are another model's.
         """
         for place in self.places:
-            found = tensors.get(place.name)
-            if found is None or tuple(found.shape) != place.shape:
-                shape = "missing" if found is None else f"of shape {tuple(found.shape)}"
-                raise ConfigurationError(
-                    f"{what} of {place.name!r} is {shape}, the model has {place.shape}: "
-                    "these tensors belong to another model configuration"
-                )
-            place.of(flat).copy_(found)
+            place.of(flat).copy_(of_this_model(tensors, prefix + place.name, place.shape))
+
+
+def of_this_model(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of a checkpoint; `ConfigurationError` where it is missing or of another shape."""
+    found = tensors.get(name)
+    if found is not None and tuple(found.shape) == shape:
+        return found
+    what = "missing" if found is None else f"of shape {tuple(found.shape)}"
+    raise ConfigurationError(
+        f"checkpoint: {name!r} is {what}, the model has {shape}: "
+        "these tensors belong to another model configuration"
+    )

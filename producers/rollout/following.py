@@ -1,7 +1,8 @@
 """A topic that is followed for what it says, not for all of it: from some way back, in the archive
 where the log was truncated, and past what is gone.
 
-Nothing is committed. A record that is read twice or never must not matter to who follows.
+Nothing is committed. A record that is read twice or never must not matter to who follows, nor an
+archive that cannot be read: what it holds is passed over.
 """
 
 import logging
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from streams.bus import Bus
-from streams.errors import PositionLost
+from streams.errors import PositionLost, StoreError
 from streams.reader import TopicReader, from_begin, from_end
 from streams.records import Position, Record
 
@@ -31,7 +32,7 @@ class Following:
     """Offsets up to which `earlier` is read; what comes after them is in the log."""
 
     def __post_init__(self) -> None:
-        ends, begins = self.bus.end(self.topic), self.earlier.begin(self.topic)
+        ends, begins = self.bus.end(self.topic), self._begins()
         back = max(1, self.back // len(ends))
         start = {p: Position(max(begins.get(p, 0), end - back)) for p, end in ends.items()}
         self.reader = TopicReader(self.earlier, self.topic, start)
@@ -41,7 +42,9 @@ class Following:
         """At most so many of the next records, as far as they have arrived."""
         try:
             received = self.reader.follow(records_max=most)
-        except PositionLost as error:
+        except (PositionLost, StoreError) as error:
+            if isinstance(error, StoreError) and not self._catching_up:
+                raise
             log.info("%s; drafts go on with what is kept", error)
             self._go_on(from_begin(self.bus, self.topic))
             return []
@@ -53,6 +56,15 @@ class Following:
         """Pass over what lies so far back that it is worth nothing any more."""
         if self.reader.behind() > behind_max:
             self._go_on(from_end(self.bus, self.topic))
+
+    def _begins(self) -> Mapping[int, int]:
+        """Of all that can be read."""
+        try:
+            return self.earlier.begin(self.topic)
+        except StoreError as error:
+            log.info("%s; drafts begin with what the log keeps", error)
+            self.earlier = self.bus
+            return self.bus.begin(self.topic)
 
     def _go_on(self, positions: Mapping[int, Position]) -> None:
         self.reader = TopicReader(self.bus, self.topic, positions)

@@ -4,6 +4,7 @@ One rollout of a node remembers what the log says; when it ends, however it ends
 looks does. All draft from the same memory (`drafts/node.py`).
 """
 
+import atexit
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Keeping:
     """`earlier` opens the log with its archive in front of it; only who fills the history needs
-    it.
+    it. A process that ends, by an error too, lets go of the history; only a kill leaves it there.
     """
 
     bus: Bus
     earlier: Callable[[], Bus]
     node: NodeHistory
     remembering: Remembering | None = None
+
+    def __post_init__(self) -> None:
+        atexit.register(self.node.leave)  # an engine that refuses, a higher term, an error
 
     def look(self) -> None:
         """Take in what has arrived, a bounded part of it, or see whether that is ours to do now."""
@@ -52,6 +56,7 @@ class Keeping:
             drafts.gained / max(1, drafts.rows),
             drafts.lookup_s,
         )
+        atexit.unregister(self.node.leave)
         self.node.leave()
 
     def readers(self) -> list[TopicReader]:

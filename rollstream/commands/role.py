@@ -2,7 +2,7 @@
 
 Exit 0 says that the role's work is done. One that was asked to stop exits 143 after stopping
 cleanly, so that a supervisor that did not ask starts it again; a preemptible rollout has then done
-what it was there for, and exits 0.
+what it was there for, and exits 0. A trainer of several processes is started and watched from here.
 """
 
 import argparse
@@ -10,15 +10,20 @@ import logging
 import math
 import os
 import secrets
+import sys
 import threading
 import time
 from importlib import import_module
 
+from consumers.trainer.sharded.launch import is_launched
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import listen
+from rollstream.folder import RunFolder
 from rollstream.lifeline import end_with_parent
 from rollstream.rank_names import name_of_rank, parent_of_rank
+from rollstream.roster import ACCEPT_CONFIG
 from rollstream.supervisor import HANDED_NONCE, NONCE
+from rollstream.train_group import run_group
 from streams.errors import ConfigurationError
 
 ASKED_TO_STOP = 143  # 128 + SIGTERM, as shells say it
@@ -45,6 +50,9 @@ def main(arguments: argparse.Namespace) -> int:
     )
     grace_s = _grace_s(arguments)
     configuration, folder = configured(arguments)
+    if is_rank and configuration.trainer.processes > 1 and not is_launched():
+        line = _line_of_rank(folder, arguments.name, arguments.accept_config)
+        return run_group(line, configuration.trainer, listen())
     name = name_of_rank(arguments.name) if is_rank else arguments.name
     if arguments.command in HEAVY:
         import_module(HEAVY[arguments.command])
@@ -81,6 +89,12 @@ def end_after(stop: threading.Event, grace_s: float) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="grace", daemon=True).start()
+
+
+def _line_of_rank(folder: RunFolder, name: str, accept_config: bool) -> list[str]:
+    """Of the configuration in the run's folder, so that all ranks have the same."""
+    line = [sys.executable, "-m", "rollstream", "train", str(folder.configuration), "--name", name]
+    return [*line, ACCEPT_CONFIG] if accept_config else line
 
 
 def _grace_s(arguments: argparse.Namespace) -> float | None:

@@ -17,7 +17,7 @@ ROLES = {
     "prompts": "publish prompts in the task's seeded order",
     "dispatch": "admit groups and give their trajectories to rollouts",
     "rollout": "generate trajectories under weights that change underneath",
-    "train": "consume trajectories and publish versions",
+    "train": "consume trajectories and publish versions (trainer.processes: as several ranks)",
     "archive": "write the log as Parquet files into the store, exactly once",
     "relay": "keep versions in this node's memory for its rollouts and for other nodes",
     "score": "write annotations (late rewards) about finished trajectories",

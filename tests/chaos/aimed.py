@@ -1,8 +1,8 @@
 """`python -m tests.chaos.aimed COMMAND …` is `rollstream COMMAND …` whose every write may be aimed
 at (`aiming.py`); a supervisor started this way starts its roles this way.
 
-Only the doors are wrapped: what opens the bus, what opens the store, a line of metrics, and the
-supervisor's note of nonces.
+Only the doors are wrapped: what opens the bus, what opens the store, a line of metrics, the
+supervisor's note of nonces, and the way into the history that a node's rollouts draft from.
 """
 
 import os
@@ -21,6 +21,7 @@ from streams.records import Position
 from streams.topics import Topic
 from tests.chaos.aiming import FOLDER, AimedGate
 from tests.chaos.crashing_store import CrashingStore
+from tests.chaos.moments import FILL
 
 MODULE = "tests.chaos.aimed"
 
@@ -88,6 +89,25 @@ def aim_at_supervisor(gate: AimedGate) -> None:
     RunLock.keep_nonces = keep_nonces  # type: ignore[method-assign]
 
 
+def aim_at_history(gate: AimedGate) -> None:
+    """Of the rollout that fills it: `FILL` is the midst of an insertion, whose tokens lie in the
+    ring while its patterns enter the table; the folder's lock is held, as ever.
+    """
+    from producers.engines.drafts.node import NodeHistory
+
+    take_over = NodeHistory.take_over
+
+    def aimed(self: NodeHistory) -> Any:
+        history = take_over(self)
+        if history is not None:
+            table = history._table
+            add = table.add
+            table.add = lambda *a: gate.write(FILL, lambda: add(*a))  # type: ignore[method-assign]
+        return history
+
+    NodeHistory.take_over = aimed  # type: ignore[method-assign]
+
+
 def main() -> int:
     words = sys.argv[1:]
     name = "supervisor"
@@ -97,6 +117,8 @@ def main() -> int:
     aim_at_writes(gate)
     if words[0] == "run":
         aim_at_supervisor(gate)
+    elif words[0] == "rollout":
+        aim_at_history(gate)
     from rollstream.main import main as rollstream
 
     return rollstream(words)

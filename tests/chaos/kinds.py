@@ -8,6 +8,7 @@ kills before left less to write, is tried once more by itself. `python -m tests.
 """
 
 import argparse
+import socket
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from producers.engines.drafts.segment import segment_folder
 from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.counted import counted
 from tests.run_process import GROUPS, SETTINGS, random_model, run_line, running
@@ -26,7 +28,7 @@ SMALL = [
     "rollouts.count=1", "rollouts.partial_tokens=4", "rollouts.slots=4", "checkpoints.every=2",
     "checkpoints.keep=1", "weights.versions_max=6", "trainer.lr=1e-6", "archive.roll_s=0.4",
     "relay.enabled=true", "relay.status_s=0.3", "scoring.count=1", "task.reward=late",
-    "dispatch.keep_s=0.3",
+    "dispatch.keep_s=0.3", "rollouts.drafts=history", "rollouts.drafts_tokens=4096",
 ]  # fmt: skip
 WAIT_S = 600.0
 DEATHS = 3  # of a process in a run; a supervisor gives up after five in a minute
@@ -122,6 +124,8 @@ def _wrong(folder: Path, aims: AimFolder) -> Iterator[str]:
         return
     found = counted(folder / "run", STEPS)
     yield from found.wrong
+    if segment_folder("tiny", folder / "run", socket.gethostname()).exists():
+        yield "the history of its drafts was left in memory"
     if found.trained != STEPS * GROUPS:
         yield f"{found.trained} groups trained, not {STEPS * GROUPS}"
     if not aims.processes():

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 TRAINER, DISPATCH = "trainer", "dispatch"
+FILL = "fill history"  # that drafts come from, by whichever rollout does
 VERSION, CHECKPOINT = "weights/vN-tN", "checkpoints/sN-tN"
 
 Writes = Sequence[tuple[str, str]]
@@ -28,6 +29,7 @@ MOMENTS: Mapping[str, Writes] = {
         *((DISPATCH, f"truncate {topic}") for topic in ("prompts", "assignments", "partials")),
     ],
     "compaction": [("rollout-0", "append status"), (TRAINER, "append weights")],
+    "insertion into the history of drafts": [("rollout-0", FILL)],
 }
 """An append to a compacted topic of SQLite compacts it."""
 EMBEDDED_ONLY = ("truncation", "compaction")

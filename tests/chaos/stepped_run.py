@@ -32,6 +32,7 @@ from producers.rollout.weights import WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.settings import RolloutSettings, TaskSettings
 from producers.tasks.registry import load_task
+from storage.archive.whole_log import WholeLog
 from storage.leases import Candidate, Claim
 from storage.metrics import MetricsFile
 from storage.model import build_model, model_files
@@ -48,6 +49,7 @@ from tests.chaos.crashing_bus import CrashingBus
 from tests.chaos.crashing_store import CrashingStore
 from tests.chaos.fake_engine import FakeEngine, FakeRewards
 from tests.chaos.restless import Restless
+from tests.chaos.stepped_history import remembering
 from tests.chaos.stepped_publisher import SteppedPublisher
 
 RUN = "stepped"
@@ -85,6 +87,8 @@ class Shape:
     """Dispatch moves whatever it can."""
     is_slow: bool = False
     """Answers take long, every token of them is in a partial, and the log forgets nothing."""
+    drafts: bool = False
+    """Rollouts remember what the log says, whichever of them holds the lock."""
 
 
 @dataclass(eq=False)
@@ -277,7 +281,13 @@ class SteppedRun:
         voice.applied(compared_whole(fetched, engine.read_back, 0.0))
         rewards = FakeRewards()
         judging = Judging(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
-        Rollout(settings, engine, follower, orders, judging, voice, clock).run(stop)  # type: ignore[arg-type]
+        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock)  # type: ignore[arg-type]
+        if not self.shape.drafts:
+            rollout.run(stop)  # type: ignore[arg-type]
+            return
+        with remembering(self.folder, bus, WholeLog(bus, store, RUN), self.asked) as keeping:
+            rollout.keeping = keeping
+            rollout.run(stop)  # type: ignore[arg-type]
 
 
 @cache

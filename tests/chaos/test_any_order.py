@@ -3,10 +3,12 @@ is no supervisor that would do it in the usual one, or hand leases on.
 """
 
 import random
+import socket
 from pathlib import Path
 
 import pytest
 
+from producers.engines.drafts.segment import segment_folder
 from tests.chaos.by_hand import RunByHand, by_hand
 from tests.chaos.counted import counted
 from tests.run_process import GROUPS, random_model, steps_done
@@ -16,6 +18,7 @@ NAMES = ("trainer", "dispatch", "prompts", "archive", "rollout-0", "rollout-1")
 SETTINGS = [
     f"trainer.steps={STEPS}", "trainer.samples_per_group=2", "sampling.tokens_max=24",
     "rollouts.partial_tokens=4", "archive.roll_s=0.5", "trainer.lease_s=2", "dispatch.lease_s=2",
+    "rollouts.drafts=history", "rollouts.drafts_tokens=4096",
 ]  # fmt: skip
 
 
@@ -30,7 +33,7 @@ def wait_for_step(run: RunByHand, wanted: int) -> None:
 @pytest.mark.slow
 def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
     """Promise 1. All are killed in one order and started in another; then each is killed and
-    started by itself, in a third.
+    started by itself, in a third. Whoever fills the history of drafts then, none of it is left.
     """
     drawn, model = random.Random(0), random_model(tmp_path / "model")
     with by_hand(tmp_path / "run", model, SETTINGS) as run:
@@ -47,3 +50,4 @@ def test_roles_start_die_and_start_again_in_any_order(tmp_path: Path) -> None:
     found = counted(tmp_path / "run", STEPS)
     assert found.is_clean, found.wrong
     assert found.trained == STEPS * GROUPS
+    assert not segment_folder("tiny", tmp_path / "run", socket.gethostname()).exists()

@@ -11,10 +11,13 @@ COUNT = 100
 
 
 def test_a_hundred_seeded_runs_keep_every_promise() -> None:
-    """Invariants 1 to 7; a line of `wrong` names the command that repeats its run."""
+    """Invariants 1 to 7; a line of `wrong` names the command that repeats its run. In some of them
+    rollouts remember answers for drafts, and whoever writes them dies like all others.
+    """
     told = seeded_batches(COUNT)
     assert told.wrong == []
-    assert min(told.happened[what] for what in ("killed", "frozen", "all killed")) > 10
+    happened = ("killed", "frozen", "all killed", "histories taken over")
+    assert min(told.happened[what] for what in happened) > 10
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

@@ -6,6 +6,7 @@ boundary of the fixed run.
 """
 
 import argparse
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -81,6 +82,7 @@ def seeded(seed: int, restless: bool = False) -> Trial:
             checkpoint_every=drawn.randint(1, 3),
             keep_version=drawn.random() < 0.3,
             restless=restless,
+            drafts=random.Random(f"drafts {seed}").random() < 0.3,  # other draws stay as they were
         )
         run = SteppedRun(lambda: medium, folder, baton, shape)
         rates = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)

@@ -1,20 +1,13 @@
-"""What the cloud tests share: a model, a broker that may be killed, a proxy before the store."""
+"""What the cloud tests share: a broker that may be killed, a proxy before the store."""
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.run_process import random_model
 from tests.servers import use, versity
 from tests.servers.fault_proxy import FaultProxy
 from tests.servers.kafka_broker import VERSION, KafkaBroker
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

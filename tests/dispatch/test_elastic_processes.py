@@ -16,7 +16,6 @@ from streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajec
 from tests.chaos.by_hand import Hand, RunByHand, by_hand
 from tests.run_process import (
     assert_the_log_adds_up,
-    random_model,
     read,
     role,
     started,
@@ -33,11 +32,6 @@ PACED = [
 ]  # fmt: skip
 """Answers of some seconds, so that there is always one in progress."""
 MANY = [f"trainer.steps={STEPS}", "truncate=false", "dispatch.max_lag=20"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 @contextmanager
@@ -68,7 +62,7 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
 ) -> None:
     """Invariants 1 and 2 afterwards; what it had in progress was finished by others."""
     folder = tmp_path / "run"
-    with started(folder, model, ["trainer.steps=100000", "truncate=false"]) as process:
+    with started(folder, model, [*PACED, "trainer.steps=100000"]) as process:
         wait_for(lambda: steps_done(folder) > 0, process)
         with rollout(folder, "third") as third:
             wait_for(lambda: len(finished_by(folder, "third")) >= 3, process)

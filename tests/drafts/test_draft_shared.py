@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_draft_history import SEQUENCES, tokens
 
+from producers.engines.drafts.guessing import Guessed, Guessing
 from producers.engines.drafts.history import History
 from producers.engines.drafts.memory import HEAD, WRITER, Layout
 from producers.engines.drafts.merged import WithRunning, running_tokens
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.segment import lock_folder, make_segment, map_segment, segment_folder
 from producers.engines.drafts.shared import SharedHistory
+from producers.engines.drafts.switch import Switch
 from streams.errors import StoreError
 
 ANSWER = tokens(1, 2, 3, 4, 5, 6, 7, 8)
@@ -270,15 +272,16 @@ def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
     scribbled: tuple[NodeHistory, History],
 ) -> None:
     node, _ = scribbled
-    reader, drawn = SharedHistory(node.path, vocabulary=50), np.random.default_rng(2)
-    source = WithRunning(node, History(64))
+    reader, drawn = SharedHistory(node.path), np.random.default_rng(2)
+    engines = [Guessing(s, Switch(), 50) for s in (reader, WithRunning(node, History(64)))]
     for _ in range(5000):
         newest = drawn.integers(0, 50, drawn.integers(0, 12)).tolist()
         prompt, most = int(drawn.integers(0, 20)), int(drawn.integers(1, 33))
-        draft = reader.draft(prompt, newest, most)
-        assert len(draft.tokens) <= most
-        assert all(0 <= token < 50 for token in draft.tokens)
-        assert len(source.draft(prompt, newest, most).tokens) <= most
+        for engine in engines:
+            draft = engine.ask(Guessed(prompt, 0, most, 0), newest, most)
+            assert len(draft.tokens) <= most
+            assert all(0 <= token < 50 for token in draft.tokens)
+            assert bool(draft.tokens) == bool(draft.matched)
 
 
 def test_a_writer_over_torn_memory_goes_on(scribbled: tuple[NodeHistory, History]) -> None:

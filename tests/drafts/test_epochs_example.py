@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from producers.settings import RolloutSettings
 from producers.tasks.remainder import Remainder
 from rollstream.config import load
 from streams.errors import ConfigurationError
@@ -48,6 +49,12 @@ def test_drafts_are_refused_where_no_engine_makes_them() -> None:
         load(EXAMPLE, ["rollouts.engine=vllm", url], environment={})
 
 
-def test_both_engines_with_a_model_of_ours_draft() -> None:
-    c = load(EXAMPLE, ["rollouts.engine=vllm"], environment={})
-    assert (c.rollouts.engine, c.rollouts.drafts) == ("vllm", "history")
+def test_every_engine_drafts_by_default_that_can() -> None:
+    server = ["rollouts.engine=vllm", "rollouts.vllm.url=http://127.0.0.1:8000"]
+    paced = ["rollouts.engine=paced", "trainer.learner=paced", "evaluation.enabled=false"]
+    given = [["rollouts.engine=torch"], ["rollouts.engine=vllm"], [*server, "rollouts.count=1"], paced]
+    asked = [[*engine, "rollouts.drafts=auto"] for engine in given]
+    drafting = [load(EXAMPLE, one, environment={}).rollouts.is_drafting for one in asked]
+    assert drafting == [True, True, False, False]
+    assert RolloutSettings().is_drafting
+    assert not RolloutSettings(drafts="off").is_drafting

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from producers.engines.drafts import History
 from producers.engines.drafts.switch import Switch
@@ -42,6 +43,7 @@ class Decoding:
     begun: dict[str, list[int]] = field(default_factory=dict)
     drafts: dict[str, list[int]] = field(default_factory=dict)
     steps: int = 0
+    looks: int = 0
 
     def step(self) -> None:
         for name, answer in self.answers.items():
@@ -52,11 +54,14 @@ class Decoding:
         gained = [verified(self.answers[n], self.begun[n], self.drafts.get(n, [])) for n in names]
         seen = []
         for name, new in zip(names, gained, strict=True):
+            verifies = self.drafts.get(name, [])
             self.begun[name] += new
             room = len(self.answers[name]) - len(self.begun[name])
             tokens = np.array(self.begun[name], np.int32)
-            seen.append(Seen(name, PROMPT, 0, new, tokens, room))
-        drafts = self.guesses.after(seen)
+            seen.append(Seen(name, PROMPT, 0, verifies, new, tokens, room))
+        skipped = self.guesses.skips(names)
+        self.looks += not skipped
+        drafts = [[] for _ in seen] if skipped else self.guesses.after(seen)
         for each, draft in zip(seen, drafts, strict=True):
             assert len(draft) <= max(0, each.room - 1), "no draft reaches the last token"
         self.drafts = dict(zip(names, drafts, strict=True))
@@ -146,6 +151,18 @@ def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not()
     assert steps[1.0] > 300
 
 
+def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
+    noise = np.random.default_rng(0).integers(VOCABULARY, size=(2, 400)).tolist()
+    answers = {"a": [1, 2, 3, *noise[0]], "b": [1, 2, 3, *noise[1][:200]]}
+    found = decoding(history_of([1, 2, 3, *ANSWER]), answers, Switch())
+    for _ in found.run():
+        pass
+    assert not found.guesses.switch.on
+    assert found.steps == 400
+    assert 50 <= found.looks <= 60  # every eighth step, and when b was gone
+    assert found.guesses.switch.plain.cost().seconds(2) == pytest.approx(1.02, rel=0.01)
+
+
 def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
     """A history that hears of each token at once is never right about the next ones."""
     d = decoding(History(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, Switch())
@@ -177,13 +194,15 @@ def test_a_step_that_took_prompts_is_not_measured() -> None:
     tokens = np.arange(5, dtype=np.int32)
     for key in "ab":
         machine.step(500)
-        guesses.after([Seen(key, PROMPT, 0, [4], tokens, 9)])
+        guesses.after([Seen(key, PROMPT, 0, [], [4], tokens, 9)])
     assert guesses.switch.plain.count == 0
     machine.step(1)
-    guesses.after([Seen("b", PROMPT, 0, [4], tokens, 9), Seen("c", PROMPT, 0, [], tokens, 9)])
+    guesses.after(
+        [Seen("b", PROMPT, 0, [], [4], tokens, 9), Seen("c", PROMPT, 0, [], [], tokens, 9)]
+    )
     assert guesses.switch.plain.count == 0
     machine.step(1)
-    guesses.after([Seen("b", PROMPT, 0, [4], tokens, 9)])
+    guesses.after([Seen("b", PROMPT, 0, [], [4], tokens, 9)])
     assert guesses.switch.plain.count == 1
 
 

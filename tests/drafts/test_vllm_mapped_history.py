@@ -1,15 +1,20 @@
-"""The node's history as a core of vLLM in its own process sees it."""
+"""The node's history as a core of vLLM in its own process sees it, beside what runs there."""
 
 from pathlib import Path
 
 import numpy as np
 
 from producers.engines.drafts import History
+from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
-from producers.engines.vllm_engine.proposer_history import LOOK_EVERY, MappedHistory
+from producers.engines.drafts.shared import LOOK_EVERY, SharedHistory
 
 PROMPT = 7
 FIRST, SECOND = list(range(10, 40)), list(range(50, 80))
+
+
+def mapped(path: Path) -> WithRunning:
+    return WithRunning(SharedHistory(str(path)), History(1 << 10))
 
 
 def told(history: History | None, answer: list[int]) -> None:
@@ -17,7 +22,7 @@ def told(history: History | None, answer: list[int]) -> None:
     history.insert(PROMPT, 0, np.array(answer, np.uint32), len(answer))
 
 
-def drafted(seen: MappedHistory, answer: list[int]) -> list[int]:
+def drafted(seen: WithRunning, answer: list[int]) -> list[int]:
     """What is guessed by the time at which it has looked again."""
     guesses = [seen.draft(PROMPT, answer[:7], 8).tokens for _ in range(LOOK_EVERY + 1)]
     return list(guesses[-1])
@@ -27,7 +32,7 @@ def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place
     tmp_path: Path,
 ) -> None:
     node = NodeHistory(tmp_path / "node", 1 << 12)
-    seen = MappedHistory(str(node.path), 1 << 10)
+    seen = mapped(node.path)
     assert drafted(seen, FIRST) == []
     told(node.take_over(), FIRST)
     assert drafted(seen, FIRST) == FIRST[7:15]
@@ -42,7 +47,7 @@ def test_it_knows_nothing_until_there_is_a_file_and_follows_the_one_in_its_place
 
 
 def test_what_runs_here_is_guessed_from_where_nobody_else_knows_it(tmp_path: Path) -> None:
-    seen = MappedHistory(str(tmp_path / "none"), 1 << 10)
+    seen = mapped(tmp_path / "none")
     seen.grown(PROMPT, 0, np.array(FIRST, np.uint32), len(FIRST))
     assert drafted(seen, FIRST) == FIRST[7:15]
 
@@ -50,5 +55,4 @@ def test_what_runs_here_is_guessed_from_where_nobody_else_knows_it(tmp_path: Pat
 def test_a_file_that_is_none_of_ours_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "history"
     path.write_bytes(b"rhymes/1" + bytes(5_000))
-    seen = MappedHistory(str(path), 1 << 10)
-    assert drafted(seen, FIRST) == []
+    assert drafted(mapped(path), FIRST) == []

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import Emission, Request
+from producers.engines.base import Emission, Engine, Request
 from producers.engines.torch_engine import TorchEngine
 from streams.records import GENERATED, PROMPT, Sampling, Span, Tokens, Version
 
@@ -129,14 +129,40 @@ def gather(gained: dict[str, Gained], emissions: Iterable[Emission]) -> None:
         gained.setdefault(emission.trajectory, Gained()).add(emission)
 
 
-def run_all(engine: TorchEngine, requests: Iterable[Request] = ()) -> dict[str, Gained]:
+def run_all(
+    engine: Engine, requests: Iterable[Request] = (), wait_s: float = 10.0
+) -> dict[str, Gained]:
     """Everything that is in the engine, to its end."""
     for request in requests:
         engine.submit(request)
     gained: dict[str, Gained] = {}
-    while emissions := engine.poll(10.0):
+    while emissions := engine.poll(wait_s):
         gather(gained, emissions)
     return gained
+
+
+def half_way(engine: Engine, count: int = 12) -> dict[str, Gained]:
+    """One trajectory `t` of 40 greedy tokens, stopped in the middle."""
+    engine.submit(ask("t", prompt(6), Sampling(temperature=0, tokens_max=40)))
+    gained: dict[str, Gained] = {}
+    while engine.stats().tokens < count:
+        gather(gained, engine.poll(0.0))
+    return gained
+
+
+def to_the_end(engine: Engine, gained: dict[str, Gained]) -> Gained:
+    """What `t` has gained when nothing runs any more."""
+    while engine.running():
+        gather(gained, engine.poll(10.0))
+    return gained["t"]
+
+
+def to_first_stop(engine: Engine, name: str) -> Gained:
+    gained: dict[str, Gained] = {}
+    while name not in gained or gained[name].finish is None:
+        gather(gained, engine.poll(10.0))
+    assert gained[name].finish == "stop"
+    return gained[name]
 
 
 def resumed(request: Request, gained: Gained) -> Request:

@@ -1,12 +1,12 @@
 """Paced engines on a clock that is set by hand, and what they gained."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
+import engine_samples
 import torch
-from engine_samples import V1, Gained, gather
+from engine_samples import V1
 
-from producers.engines.base import Request
 from producers.engines.paced.engine import PacedEngine, Shape
 from producers.engines.paced.lengths import Lengths, LogNormal
 from producers.engines.paced.roofline import Roofline
@@ -47,11 +47,4 @@ def open_paced(
     return PacedEngine(shape, WEIGHTS, V1, pace or HandPace())
 
 
-def run_all(engine: PacedEngine, requests: Iterable[Request] = ()) -> dict[str, Gained]:
-    """Everything that is in the engine, to its end."""
-    for request in requests:
-        engine.submit(request)
-    gained: dict[str, Gained] = {}
-    while emissions := engine.poll(1000.0):
-        gather(gained, emissions)
-    return gained
+run_all = partial(engine_samples.run_all, wait_s=1000.0)  # of a clock that nobody waits for

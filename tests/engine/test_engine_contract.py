@@ -3,9 +3,21 @@
 import numpy as np
 import pytest
 from contract_engines import KINDS, Kind
-from engine_samples import V1, V2, Gained, ask, gather, prompt, resumed, run_all
+from engine_samples import (
+    V1,
+    V2,
+    Gained,
+    ask,
+    gather,
+    half_way,
+    prompt,
+    resumed,
+    run_all,
+    to_first_stop,
+    to_the_end,
+)
 
-from producers.engines.base import Engine, Update
+from producers.engines.base import Update
 from streams.errors import EngineRefused
 from streams.records import Sampling
 
@@ -15,23 +27,6 @@ TURNS = Sampling(tokens_max=60, stop=(3, 5, 11))
 @pytest.fixture(params=list(KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
-
-
-def half_way(engine: Engine, count: int = 12) -> dict[str, Gained]:
-    """One trajectory `t` of 40 tokens, stopped in the middle."""
-    engine.submit(ask("t", prompt(6), Sampling(temperature=0, tokens_max=40)))
-    gained: dict[str, Gained] = {}
-    while engine.stats().tokens < count:
-        gather(gained, engine.poll(0.0))
-    return gained
-
-
-def to_first_stop(engine: Engine, name: str) -> Gained:
-    gained: dict[str, Gained] = {}
-    while name not in gained or gained[name].finish is None:
-        gather(gained, engine.poll(10.0))
-    assert gained[name].finish == "stop"
-    return gained[name]
 
 
 def crowd(count: int) -> list:
@@ -54,7 +49,11 @@ def test_the_same_tokens_alone_and_in_any_batch(kind: Kind) -> None:
 
 def test_moved_in_the_middle_it_goes_on_with_the_same_tokens(kind: Kind) -> None:
     """Invariant 10: abort on one engine, resume on another, among other neighbours."""
-    request = ask("mine", prompt(6), Sampling(temperature=0.9, tokens_max=70))
+    check_a_move(kind, Sampling(temperature=0.9, tokens_max=70))
+
+
+def check_a_move(kind: Kind, sampling: Sampling) -> None:
+    request = ask("mine", prompt(6), sampling)
     whole = run_all(kind.open(), [request])["mine"]
     first, part = kind.open(slots=3, emit_every=8), {"mine": Gained()}
     for each in [*crowd(2), request]:
@@ -77,9 +76,7 @@ def test_an_update_ends_a_span_and_begins_the_next(kind: Kind, mode: str) -> Non
     engine = kind.open(emit_every=5)
     gained = half_way(engine)
     engine.update(Update(V2, kind.weights(1)), mode)
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    assert gained["t"].spans == [(V1, 12), (V2, 28)]
+    assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 
 def test_keep_version_needs_an_empty_engine(kind: Kind) -> None:
@@ -109,9 +106,7 @@ def test_a_failed_update_serves_nothing_until_one_succeeds(kind: Kind, fault: st
     assert engine.poll(0.1) == []
     assert engine.version == V1
     engine.update(Update(V2, kind.weights(1)), "in_flight")
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    assert gained["t"].spans == [(V1, 12), (V2, 28)]
+    assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 
 def test_what_is_served_is_read_back_bit_for_bit(kind: Kind) -> None:

@@ -4,29 +4,19 @@ import numpy as np
 import pytest
 import torch
 from engine_samples import (
-    Gained,
     ask,
     chosen_logprobs,
-    gather,
     open_torch,
     prompt,
     run_all,
     tiny_model,
+    to_first_stop,
 )
 
 from producers.engines.base import Update
-from producers.engines.torch_engine import TorchEngine
 from streams.records import Sampling
 
 TURNS = Sampling(tokens_max=60, stop=(3, 5, 11))
-
-
-def to_first_stop(engine: TorchEngine, name: str) -> Gained:
-    gained: dict[str, Gained] = {}
-    while name not in gained or gained[name].finish is None:
-        gather(gained, engine.poll(10.0))
-    assert gained[name].finish == "stop"
-    return gained[name]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

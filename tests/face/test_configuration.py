@@ -179,3 +179,27 @@ def test_the_quickstart_is_a_configuration():
     configuration = load(Path(__file__).parents[2] / "examples" / "quickstart.toml", (), {})
     assert flat(configuration)["model.config.hidden_size"] == 128
     assert configuration.trainer.steps == 60
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.processes=0"], "processes must be ≥ 1, got 0 (trainer.processes in --set)"),
+        (["trainer.processes=65"], "processes must be ≤ 64, got 65 (trainer.processes in --set)"),
+        (
+            ["trainer.processes=2", "trainer.device=cuda:1"],
+            "device must be 'cpu', 'cuda' or 'auto' with trainer.processes > 1",
+        ),
+        (
+            ["trainer.processes=2", "trainer.learner=paced", "rollouts.engine=paced"],
+            "processes must be 1 with trainer.learner = 'paced': it has no model to share, got 2",
+        ),
+    ],
+)
+def test_processes_of_the_trainer_that_cannot_be(toml, settings, message):
+    assert message in refusal(toml(""), *settings)
+
+
+def test_the_number_of_processes_may_change_between_starts(toml):
+    one, two = (load(toml(f"trainer.processes = {n}"), (), {}) for n in (1, 2))
+    assert fingerprint(one) == fingerprint(two)

@@ -22,13 +22,8 @@ from rollstream.config import load
 from rollstream.folder import store_url
 from storage.connect import open_store
 from tests.chaos.by_hand import by_hand
-from tests.run_process import assert_the_log_adds_up, random_model
+from tests.run_process import assert_the_log_adds_up
 from tests.servers import kafka_broker, versity
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 def places(back_end: str) -> list[str]:

@@ -2,8 +2,7 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from streams.reader import TopicReader, from_begin
 from streams.records import Record
 from tests.run_process import run_line, running
 
-WAIT_S = 150.0
 SETTINGS = [
     "warmup.enabled=false", "trainer.groups_per_step=4", "trainer.samples_per_group=4",
     "trainer.workers=1", "checkpoints.every=4", "rollouts.slots=8", "rollouts.count=1",
@@ -44,11 +42,3 @@ def records(folder: Path, topic: str, kind: type[Record]) -> list:
         return [r.record for r in reader.read_to(bus.end(topic)) if isinstance(r.record, kind)]
     finally:
         bus.close()
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, "the run ended early"
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.1)

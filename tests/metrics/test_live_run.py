@@ -9,15 +9,14 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-from live_run import records, started, wait_for
+from live_run import records, started
 from scraping import Series, endpoint, get, scrape, value
 
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.metrics.endpoint import endpoint_file
 from storage.metrics import read_metrics
 from streams.records import StepDone, Trajectory
-from tests.run_process import random_model
+from tests.run_process import wait_for
 
 NAMES = {
     "prompts": "prompts",
@@ -34,11 +33,6 @@ NAMES = {
 
 LEASED = ("prompts", "dispatch", "train", "archive")
 READING = ("prompts", "dispatch", "train", "rollout", "eval", "relay")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 def scraped(folder: Path, role: str) -> Series:

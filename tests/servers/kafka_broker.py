@@ -29,6 +29,8 @@ POM = HERE / "pom.xml"
 JARS = CACHE / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
 CLUSTER = "cm9sbHN0cmVhbS10ZXN0cw"  # any 16 bytes in base64
 READY_S = 90.0
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Of a JVM of a test: it ends before optimising would pay."""
 LOG4J = """
 status=warn
 appender.out.type=Console
@@ -148,7 +150,7 @@ class KafkaBroker:
         self._output = (self._folder / "broker.log").open("ab")
         self._process = subprocess.Popen(
             [
-                *("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                *("java", "-Xmx512m", *SHORT_LIVED),
                 f"-Dlog4j2.configurationFile={self._folder}/log4j2.properties",
                 *("-cp", f"{jars()}/*", "kafka.Kafka", str(self._settings)),
             ],
@@ -193,7 +195,7 @@ class KafkaBroker:
             self._output.close()
 
     def _java(self, main: str, *arguments: object) -> None:
-        command = ["java", "-cp", f"{jars()}/*", main, *map(str, arguments)]
+        command = ["java", *SHORT_LIVED, "-cp", f"{jars()}/*", main, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{main} failed:\n{done.stdout}{done.stderr}")

@@ -56,7 +56,7 @@ def test_the_example_prints_a_line_per_run_and_draws_a_page(
         ("[constants]\ntrain_mfu = 0.0", "constants.train_mfu must be > 0, got 0"),
         ("[constants]\nsteps_skipped = 10.0", "must be below steps (10)"),
         ('[[clusters]]\nmodel = "qwen9"', "model 'qwen9' is unknown; known: qwen2.5-7b"),
-        ("[[clusters]]\ngpus = 1", "both need some"),
+        ('policies = ["laminar"]\n[[clusters]]\ngpus = 1', "both need some"),
         ('[[clusters]]\nmodel = "qwen2.5-72b"\ngpus = 64\ntp = 1', "caches"),
         ('[lengths]\ntrace = "nothing.txt"', "nothing.txt cannot be read"),
         ("[lengths]\nmedian = 3", "median"),

@@ -8,13 +8,11 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 
 from streams.records import StepDone
 from tests.run_process import (
     WAIT_S,
     assert_the_log_adds_up,
-    random_model,
     read,
     role,
     role_restarted,
@@ -22,11 +20,6 @@ from tests.run_process import (
     steps_done,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
@@ -47,13 +40,14 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
 
 def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
     """Ctrl-C, then the same command again; so many steps that no machine is done by then."""
-    folder, steps = tmp_path / "run", 150
-    with started(folder, model, [f"trainer.steps={steps}"]) as process:
+    folder, steps = tmp_path / "run", 30
+    settings = [f"trainer.steps={steps}", "rollouts.count=1"]
+    with started(folder, model, settings) as process:
         wait_for(lambda: steps_done(folder) >= 5, process)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) != 0
     assert len(read(folder, "ledger", StepDone)) < steps
-    with started(folder, model, [f"trainer.steps={steps}"]) as process:
+    with started(folder, model, settings) as process:
         assert process.wait(WAIT_S) == 0
     began = re.findall(r"goes on after step (\d+)", (folder / "logs" / "trainer.log").read_text())
     assert int(began[-1]) >= 4

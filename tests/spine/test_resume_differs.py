@@ -85,8 +85,10 @@ def assert_audit_says_so(run: TinyRun, repeated: list[int]) -> None:
 
 
 def test_rollouts_go_over_to_the_fork_and_nothing_of_it_is_old(tmp_path: Path) -> None:
-    """They hold only versions that were believed; the fork's begin behind the highest."""
-    with tiny_run(tmp_path, trainer={"steps": STEPS}, task=UNEVEN) as run:
+    """They hold only versions that were believed; the fork's begin behind the highest. More steps
+    than rollouts may be ahead (η + 1): else all may have been generated before the fork's first.
+    """
+    with tiny_run(tmp_path, trainer={"steps": 2 * STEPS}, task=UNEVEN) as run:
         run.start_all()
         train_until(run, term=1, steps=3)
         elsewhere(run)

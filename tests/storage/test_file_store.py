@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from racing import check_races_of_processes
 
 from storage.file_store import LEFTOVER_AGE_S, FileStore
 from streams.errors import ObjectMissing, StoreError
@@ -25,41 +26,8 @@ def python(script, *arguments, **options):
     )
 
 
-def test_create_race_of_processes_has_exactly_one_winner(tmp_path):
-    script = """
-from streams.errors import ObjectExists
-for key in range(40):
-    try:
-        store.create(f"race/{key}", sys.argv[2].encode())
-        print(key)
-    except ObjectExists:
-        pass
-"""
-    racers = [python(script, tmp_path, number) for number in range(3)]
-    won = [[int(key) for key in racer.communicate()[0].split()] for racer in racers]
-    assert sorted(key for keys in won for key in keys) == list(range(40))
-    store = FileStore(tmp_path)
-    for number, keys in enumerate(won):
-        assert all(store.get(f"race/{key}") == str(number).encode() for key in keys)
-
-
-def test_swap_race_of_processes_loses_no_increment(tmp_path):
-    script = """
-from streams.errors import SwapLost
-done = 0
-while done < 30:
-    data, etag = store.read("count")
-    try:
-        store.swap("count", str(int(data) + 1).encode(), etag)
-        done += 1
-    except SwapLost:
-        pass
-"""
-    store = FileStore(tmp_path)
-    store.create("count", b"0")
-    racers = [python(script, tmp_path) for _ in range(3)]
-    assert [racer.wait() for racer in racers] == [0, 0, 0]
-    assert store.get("count") == b"90"
+def test_races_of_processes_have_one_winner_per_create_and_lose_no_swap(tmp_path):
+    check_races_of_processes(f"file:{tmp_path}", count=3, keys=40, turns=30)
 
 
 def test_a_reader_never_sees_half_of_a_write_of_killed_writers(tmp_path):

@@ -9,6 +9,7 @@ import sys
 
 import boto3
 import pytest
+from racing import check_races_of_processes
 from s3_operations import LARGE, content
 from storage_samples import in_threads
 
@@ -18,59 +19,14 @@ from storage.s3.place import parse_place
 from streams.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
 from tests.servers import moto_s3, versity
 
-START = "import sys; from storage.connect import open_store; store = open_store(sys.argv[1])\n"
-
 
 @pytest.fixture
 def url():
     return versity.new_url()
 
 
-def python(script, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", START + script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-RACE = """
-from streams.errors import ObjectExists, SwapLost
-print("ready", flush=True)
-input()
-for key in range(20):
-    try:
-        store.create(f"race/{key}", sys.argv[2].encode())
-        print(key)
-    except ObjectExists:
-        pass
-done = 0
-while done < 5:
-    data, etag = store.read("count")
-    try:
-        store.swap("count", str(int(data) + 1).encode(), etag)
-        done += 1
-    except SwapLost:
-        pass
-"""
-
-
 def test_races_of_processes_have_one_winner_per_create_and_lose_no_swap(s3_url):
-    store = open_store(s3_url)
-    store.create("count", b"0")
-    racers = [python(RACE, s3_url, number) for number in range(8)]
-    for racer in racers:
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    won = [[int(key) for key in racer.communicate()[0].split()] for racer in racers]
-    assert [racer.returncode for racer in racers] == [0] * 8
-    assert sorted(key for keys in won for key in keys) == list(range(20))
-    for number, keys in enumerate(won):
-        assert all(store.get(f"race/{key}") == str(number).encode() for key in keys)
-    assert store.get("count") == b"40"
+    check_races_of_processes(s3_url, count=4, keys=20, turns=10)
 
 
 def test_large_objects_come_back_whole_and_in_ranges(s3_url):

@@ -1,6 +1,7 @@
 """Conformance of every object store with `storage/objects.py`."""
 
 import pytest
+from racing import check_won, count_up, won_keys
 from storage_samples import in_threads
 
 from storage.connect import open_store
@@ -122,35 +123,12 @@ def test_bad_prefixes_are_refused(store, prefix):
 
 
 def test_create_race_of_threads_has_exactly_one_winner(store):
-    winners = []
-
-    def work(number):
-        for key in range(20):
-            try:
-                store.create(f"race/{key}", str(number).encode())
-                winners.append((key, number))
-            except ObjectExists:
-                pass
-
-    in_threads(8, work)
-    assert sorted(key for key, _ in winners) == list(range(20))
-    assert all(store.get(f"race/{key}") == str(number).encode() for key, number in winners)
+    check_won(store, in_threads(8, lambda number: won_keys(store, number, 20)), 20)
 
 
 def test_swap_race_of_threads_loses_no_increment(store):
     store.create("count", b"0")
-
-    def work(_):
-        done = 0
-        while done < 10:
-            data, etag = store.read("count")
-            try:
-                store.swap("count", str(int(data) + 1).encode(), etag)
-                done += 1
-            except SwapLost:
-                pass
-
-    in_threads(8, work)
+    in_threads(8, lambda _: count_up(store, 10))
     assert store.get("count") == b"80"
 
 

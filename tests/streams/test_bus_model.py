@@ -92,46 +92,48 @@ class BusAgainstModel(RuleBasedStateMachine):
         assert self.bus.end("compact") == {0: self.compact_end}
 
 
-class SqliteAgainstModel(BusAgainstModel):
+class CrashingAgainstModel(BusAgainstModel):
+    """The old bus is not closed before the end, as after a kill; its connections hold no locks."""
+
+    crashes_max = 3
+
+    def __init__(self) -> None:
+        self.crashed: list[Bus] = []
+        super().__init__()
+
+    @precondition(lambda self: len(self.crashed) < self.crashes_max)
+    @rule()
+    def crash(self) -> None:
+        self.crashed.append(self.bus)
+        self.bus = self.open()
+
+    def teardown(self) -> None:
+        for bus in (*self.crashed, self.bus):
+            bus.close()
+
+
+class SqliteAgainstModel(CrashingAgainstModel):
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.crashed: list[Bus] = []
         super().__init__()
 
     def open(self) -> Bus:
         return SqliteBus(self.folder)
 
-    @precondition(lambda self: len(self.crashed) < 3)
-    @rule()
-    def crash(self) -> None:
-        """The old bus is never closed, as after a kill; its connections hold no locks."""
-        self.crashed.append(self.bus)
-        self.bus = self.open()
-
     def teardown(self) -> None:
-        for bus in (*self.crashed, self.bus):
-            bus.close()
+        super().teardown()
         shutil.rmtree(self.folder)
 
 
-class KafkaAgainstModel(BusAgainstModel):
+class KafkaAgainstModel(CrashingAgainstModel):
+    crashes_max = 2
+
     def __init__(self) -> None:
         self.url = kafka_broker.new_url()
-        self.crashed: list[Bus] = []
         super().__init__()
 
     def open(self) -> Bus:
         return open_bus(self.url)
-
-    @precondition(lambda self: len(self.crashed) < 2)
-    @rule()
-    def crash(self) -> None:
-        self.crashed.append(self.bus)
-        self.bus = self.open()
-
-    def teardown(self) -> None:
-        for bus in (*self.crashed, self.bus):
-            bus.close()
 
 
 class MemoryAgainstModel(BusAgainstModel):

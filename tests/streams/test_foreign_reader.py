@@ -17,7 +17,14 @@ READER = Path(__file__).parents[2] / "examples" / "readers" / "ReadTrajectories.
 
 def read(url: str) -> list[dict]:
     server, prefix = url.removeprefix("kafka://").split("/")
-    command = ["java", "-cp", f"{kafka_broker.jars()}/*", str(READER), server]
+    command = [
+        "java",
+        *kafka_broker.SHORT_LIVED,
+        "-cp",
+        f"{kafka_broker.jars()}/*",
+        str(READER),
+        server,
+    ]
     done = subprocess.run(
         [*command, f"{prefix}.trajectories"],
         capture_output=True,

@@ -14,7 +14,7 @@ from streams.connect import open_bus
 from streams.records import Trajectory
 from streams.topics import Topic
 from tests.servers import use
-from tests.servers.kafka_broker import jars, new_url, server
+from tests.servers.kafka_broker import SHORT_LIVED, jars, new_url, server
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run(command: list[str], given: bytes = b"") -> bytes:
 def java(tool: str, *arguments: str) -> list[str]:
     main = f"org.apache.kafka.tools.{tool}"
     servers = ["--bootstrap-server", server()]
-    return ["java", "-cp", f"{jars()}/*", main, *servers, *arguments]
+    return ["java", *SHORT_LIVED, "-cp", f"{jars()}/*", main, *servers, *arguments]
 
 
 def test_a_foreign_client_writes_what_we_read(bus: Bus, url: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_child import check_that_a_forked_child_is_refused
 
 from streams.bus import Entry
 from streams.errors import BusError
@@ -87,18 +88,7 @@ def test_all_that_a_killed_writer_had_acknowledged_is_there(tmp_path: Path) -> N
 
 
 def test_a_forked_child_is_told_to_open_its_own_bus(tmp_path: Path) -> None:
-    bus = SqliteBus(tmp_path)
-    bus.create([Topic("t")])
-    child = os.fork()
-    if child == 0:
-        try:
-            bus.end("t")
-        except BusError as error:
-            os._exit(7 if "before a fork" in str(error) else 1)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert bus.end("t") == {0: 0}
-    bus.close()
+    check_that_a_forked_child_is_refused(SqliteBus(tmp_path))
 
 
 def test_records_survive_closing_and_opening(tmp_path: Path) -> None:

@@ -71,14 +71,13 @@ def test_a_warm_up_that_is_there_is_kept(tmp_path: Path):
 
 KILLED = """
 import sys
-from collections import Counter
 from pathlib import Path
 from producers.tasks.remainder import Remainder
+from rollstream.teaching import Course
 from rollstream.warmup import warm_up
-from storage.model import build_model
 from storage.settings import ModelSettings
-model = ModelSettings.model_validate_json(sys.argv[2])
-warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True))
+model, course = ModelSettings.model_validate_json(sys.argv[2]), Course(200, 100_000)
+warm_up(Remainder(), model, 0, Path(sys.argv[1]), 1, lambda *at: print(at[0], flush=True), course)
 """
 
 

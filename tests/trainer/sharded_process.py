@@ -2,9 +2,10 @@
 `torchrun`'s variables in the environment. Rank 0 does the jobs, the others follow it.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
-published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds.
-`model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 has not, `store=NAME`
-where the others write. Results go to FOLDER/result.json.
+published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds;
+`tell:` writes what was found to FOLDER/result.json, as the end does; `until:NAME` waits for the
+file FOLDER/NAME. `model=NAME` is another model than `MODEL`, `strange=NAME` one that rank 0 has
+not, `store=NAME` where the others write.
 """
 
 import json
@@ -67,6 +68,7 @@ class Lead:
     """Rank 0."""
 
     def __init__(self, folder: Path, ranks: Ranks, name: str, changed: dict[str, object]) -> None:
+        self.folder = folder
         self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
         self.teller = Teller(ranks)
         shared = ShardedModel(build(name), ranks, self.teller)
@@ -107,6 +109,16 @@ class Lead:
         print("idle", flush=True)
         time.sleep(float(what))
 
+    def tell(self, what: str = "") -> None:
+        half = self.folder / "result.half"
+        half.write_text(json.dumps(self.said))
+        half.rename(self.folder / "result.json")
+
+    def until(self, what: str) -> None:
+        while not (self.folder / what).exists():
+            time.sleep(0.05)
+        print("goes on", flush=True)
+
 
 def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[str]) -> None:
     names = dict(job.split("=") for job in jobs if "=" in job)
@@ -120,7 +132,7 @@ def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[
         for job in jobs:
             if "=" not in job:
                 lead.do(job)
-        (folder / "result.json").write_text(json.dumps(lead.said))
+        lead.tell()
         lead.teller.close(Close())
 
 

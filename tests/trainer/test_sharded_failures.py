@@ -1,32 +1,16 @@
-"""A rank that is gone, hangs or has another model: all end, within the timeout, and say who."""
+"""A rank that is gone, hangs or has another model: all end, within the timeout, and say who. The
+one that is gone while others train is with those that learn (test_sharded_learner.py).
+"""
 
 import os
 import signal
-import time
 
 import pytest
-from sharded_ranks import ranks, said
+from sharded_ranks import END_S, ranks, said, wait_until
 
-END_S = 60.0
-
-
-def wait_until(condition, seconds: float = 120.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.05)
+pytestmark = pytest.mark.slow
 
 
-def test_a_killed_rank_is_named_while_others_train(tmp_path):
-    jobs = ["train:0-0", "idle:0", *["train:1-7"] * 300]
-    with ranks(tmp_path, 2, jobs, timeout_s=60) as (first, second):
-        wait_until(lambda: "idle" in said(tmp_path, 0))
-        second.kill()
-        assert first.wait(END_S) != 0
-    assert "RankLost: rank 1 of the trainer is gone" in said(tmp_path, 0)
-
-
-@pytest.mark.slow
 def test_a_killed_rank_is_named_while_nothing_is_trained(tmp_path):
     with ranks(tmp_path, 3, ["train:0-1", "idle:4", "train:2-2"], timeout_s=12) as started:
         wait_until(lambda: "idle" in said(tmp_path, 0))
@@ -37,7 +21,6 @@ def test_a_killed_rank_is_named_while_nothing_is_trained(tmp_path):
     assert "RankLost: rank 1: rank 0 is gone" in said(tmp_path, 1)
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path):
     with ranks(tmp_path, 2, ["train:0-0", "idle:2", "train:1-3"], timeout_s=8) as (first, second):
         wait_until(lambda: "idle" in said(tmp_path, 0))
@@ -48,7 +31,6 @@ def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path):
     assert "does not answer within 8 s (trainer.ranks_timeout_s)" in said(tmp_path, 0)
 
 
-@pytest.mark.slow
 def test_the_death_of_rank_0_ends_the_others(tmp_path):
     with ranks(tmp_path, 2, ["train:0-0", "idle:60"], timeout_s=20) as (first, second):
         wait_until(lambda: "idle" in said(tmp_path, 0))
@@ -57,7 +39,6 @@ def test_the_death_of_rank_0_ends_the_others(tmp_path):
     assert "RankLost: rank 1: rank 0 is gone" in said(tmp_path, 1)
 
 
-@pytest.mark.slow
 def test_a_rank_with_another_model_is_refused_by_name(tmp_path):
     with ranks(tmp_path, 2, ["strange=qwen3_untied", "train:0-0"], timeout_s=30) as (first, second):
         assert second.wait(END_S) != 0
@@ -66,7 +47,6 @@ def test_a_rank_with_another_model_is_refused_by_name(tmp_path):
     assert "rank 1 of the trainer is gone" in said(tmp_path, 0)
 
 
-@pytest.mark.slow
 def test_a_rank_that_cannot_write_is_named_and_no_version_is_there(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "weights").write_text("a file where a folder is wanted")

@@ -1,5 +1,5 @@
 """Several ranks learn what one process learns, write it from all ranks at once, and any number of
-ranks goes on from there.
+ranks goes on from there; one that is killed meanwhile is named.
 """
 
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import torch
 from learning_reference import build, largest_difference
 from sharded_process import COUNTS, MODEL, rules, stream
-from sharded_ranks import run_ranks
+from sharded_ranks import END_S, found, ranks, run_ranks, said, wait_until
 
 from consumers.trainer.learner import Learner
 from storage.checkpoints import CheckpointId, read_checkpoint
@@ -24,9 +24,24 @@ JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"ke
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory):
+def living(tmp_path_factory: pytest.TempPathFactory):
+    """Two processes that have done the jobs; they train on once FOLDER/go is there."""
     folder = tmp_path_factory.mktemp("two")
-    return folder, run_ranks(folder, 2, JOBS)
+    more = ["tell:", "until:go", *[f"train:0-{LAST}"] * 300]
+    with ranks(folder, 2, [*JOBS, *more]) as started:
+        wait_until(lambda: (folder / "result.json").exists() or has_ended(started))
+        assert not has_ended(started), said(folder, 0) + said(folder, 1)
+        yield folder, started
+
+
+def has_ended(started) -> bool:
+    return any(process.poll() is not None for process in started)
+
+
+@pytest.fixture(scope="module")
+def two(living):
+    folder, _ = living
+    return folder, found(folder)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +180,16 @@ def test_layers_in_bfloat16_learn_nearly_the_same_on_fp32_masters(tmp_path, alon
     assert result["metrics"][0]["gradient_norm"] != pytest.approx(
         exact[0]["gradient_norm"], rel=1e-6
     ), "nothing was computed in bfloat16"
+
+
+def test_a_killed_rank_is_named_while_others_train(living):
+    """Last here: the two are gone then."""
+    folder, (first, second) = living
+    (folder / "go").touch()
+    wait_until(lambda: "goes on" in said(folder, 0))
+    second.kill()
+    assert first.wait(END_S) != 0
+    assert "RankLost: rank 1 of the trainer is gone" in said(folder, 0)
 
 
 def copied(folder: Path, to: Path) -> Path:

@@ -18,7 +18,6 @@ from tests.run_process import (
     GROUPS,
     STEPS,
     assert_the_log_adds_up,
-    random_model,
     read,
     steps_done,
 )
@@ -29,11 +28,6 @@ MORE = [
     "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
 ]  # fmt: skip
 OTHERS = ("archive", "prompts", "dispatch", "rollout-0", "rollout-1")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("model"))
 
 
 def torchrun(run: RunByHand, size: int, *more: str) -> Hand:
@@ -67,6 +61,13 @@ def start_all(run: RunByHand) -> None:
         run.start(name)
 
 
+def assert_it_is_as_if_nothing_had_died(folder: Path) -> None:
+    assert_the_log_adds_up(folder)
+    found = counted(folder, STEPS)
+    assert found.is_clean, found.wrong
+    assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
+
+
 def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -82,10 +83,7 @@ def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
         assert "rank 1 of the trainer is gone" in first.log.read_text(), first.said()
         torchrun(run, 2)
         run.wait_complete()
-    assert_the_log_adds_up(folder)
-    found = counted(folder, STEPS)
-    assert found.is_clean, found.wrong
-    assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
+    assert_it_is_as_if_nothing_had_died(folder)
 
 
 def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
@@ -98,10 +96,7 @@ def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
         assert leading is not None
         leading.kill()
         run.wait_complete()
-    assert_the_log_adds_up(folder)
-    found = counted(folder, STEPS)
-    assert found.is_clean, found.wrong
-    assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
+    assert_it_is_as_if_nothing_had_died(folder)
 
 
 def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from contract_engines import Kind
-from engine_samples import Gained, ask, gather, prompt, resumed, run_all
+from engine_samples import Gained, ask, gather, prompt, resumed, run_all, to_first_stop
 from test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
+    check_a_move,
     crowd,
     test_a_failed_update_serves_nothing_until_one_succeeds,
     test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace,
@@ -20,7 +21,6 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
     test_keep_version_needs_an_empty_engine,
     test_the_same_tokens_alone_and_in_any_batch,
     test_what_is_served_is_read_back_bit_for_bit,
-    to_first_stop,
 )
 from vllm_samples import open_vllm, vllm_model
 
@@ -41,21 +41,7 @@ def kind() -> Kind:
 
 def test_moved_in_the_middle_greedy_tokens_go_on_the_same(kind: Kind) -> None:
     """Invariant 10; what is drawn at T > 0 keeps its distribution only."""
-    request = ask("mine", prompt(6), Sampling(temperature=0, tokens_max=70))
-    whole = run_all(kind.open(), [request])["mine"]
-    first, part = kind.open(slots=3, emit_every=8), {"mine": Gained()}
-    for each in [*crowd(2), request]:
-        first.submit(each)
-    while len(part["mine"].tokens) < 30:
-        gather(part, first.poll(0.0))
-    rest = first.abort("mine")
-    gather(part, [rest] if rest else [])
-    other = kind.open(slots=6)
-    for each in crowd(5):
-        other.submit(each)
-    moved = run_all(other, [resumed(request, part["mine"])])["mine"]
-    assert part["mine"].tokens + moved.tokens == whole.tokens
-    assert moved.finish == "length"
+    check_a_move(kind, Sampling(temperature=0, tokens_max=70))
 
 
 def test_a_held_trajectory_keeps_its_slot_until_it_is_aborted(kind: Kind) -> None:

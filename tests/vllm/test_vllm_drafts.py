@@ -5,6 +5,7 @@ vLLM's own sampler verifies. At T > 0 it draws with other numbers than without d
 distribution is tested, with seeds that are fixed: a right sampler fails with the stated chance.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,16 @@ from engine_samples import (
     ask,
     chosen_logprobs,
     gather,
+    half_way,
     prompt,
     resumed,
     run_all,
+    to_the_end,
 )
-from test_vllm_updates import half_way, over_old_cache, to_the_end
 from transformers import PreTrainedModel
 from vllm_samples import open_vllm, vllm_model
 
-from producers.engines.base import Request, Update
+from producers.engines.base import Emission, Request, Update
 from producers.engines.drafts import History, prompt_key
 from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
@@ -34,8 +36,10 @@ from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
+from streams.drafted import joined, marks, right_of
 from streams.errors import EngineRefused
-from streams.records import PROMPT, Sampling, Tokens
+from streams.records import PROMPT, Drafts, Sampling, Tokens, Version
+from tests.engine.old_cache import over_old_cache
 
 pytestmark = pytest.mark.slow
 CHANCE = 1e-6  # that one test of a right sampler fails
@@ -319,6 +323,84 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
     assert drafted.tokens == plain.tokens
 
 
+class Said:
+    """What an engine emits, and how it came of drafts."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self.gained: dict[str, Gained] = {}
+        self.parts: dict[str, list[tuple[int, Drafts | None]]] = {}
+
+    def take(self, emissions: list[Emission]) -> None:
+        gather(self.gained, emissions)
+        for one in emissions:
+            part = (len(one.tokens), one.drafts)
+            self.parts.setdefault(one.trajectory, []).append(part)
+
+    def to_the_end(self, requests: Iterable[Request] = ()) -> dict[str, Drafts]:
+        for request in requests:
+            self.engine.submit(request)
+        while self.engine.running():
+            self.take(self.engine.poll(10.0))
+        told = {name: joined(parts) for name, parts in self.parts.items()}
+        return {name: drafts for name, drafts in told.items() if drafts is not None}
+
+
+def check_adds_up(told: dict[str, Drafts], engine: VllmEngine) -> None:
+    counted, all_told = engine.stats().drafts, told.values()
+    assert sum(map(right_of, all_told)) == counted.accepted > 0
+    assert sum(drafts.guessed for drafts in all_told) == counted.proposed
+    assert sum(drafts.asked for drafts in all_told) == counted.asked > 0
+    assert sum(drafts.found for drafts in all_told) == counted.found > 0
+    seconds = sum(drafts.lookup_s for drafts in all_told)
+    assert seconds == pytest.approx(counted.lookup_s, rel=0.01)
+
+
+def test_emissions_say_which_tokens_were_guessed() -> None:
+    """They add up to what the engine counts, over stop tokens in drafts, a move, and updates that
+    let go of drafts: nothing is lost, nothing counts twice.
+    """
+    model, requests = vllm_model("qwen3"), asked(0.0, stop=(2,))
+    bare = Said(open_vllm(model, slots=6))
+    assert bare.to_the_end(requests) == {}, "without drafts not a word of them"
+    said = Said(drafting(model, remembered(requests, bare.gained, 0.2), emit_every=3))
+    for request in requests:
+        said.engine.submit(request)
+    for number, mode in enumerate(("in_flight", "in_flight_recompute"), 2):
+        for _ in range(3):
+            said.take(said.engine.poll(0.0))
+        said.engine.update(Update(Version(number, 1), model.state_dict()), mode)
+    moved = next(r for r in requests if r.trajectory in {*said.gained} & {*said.engine.running()})
+    rest = said.engine.abort(moved.trajectory)
+    said.take([rest] if rest else [])
+    told = said.to_the_end([resumed(moved, said.gained[moved.trajectory])])
+    check_adds_up(told, said.engine)
+    for name, mine in said.gained.items():
+        assert mine.tokens == bare.gained[name].tokens
+        assert sum(told[name].runs) == len(mine.tokens)
+        assert told[name].steps == len(mine.tokens) - right_of(told[name]) + ends_guessed(
+            told[name]
+        )
+
+
+def ends_guessed(drafts: Drafts) -> bool:
+    """Each step gives a token that nobody guessed, but one that ends with a guessed one."""
+    return len(drafts.runs) % 2 == 0
+
+
+def test_a_stop_token_is_marked_if_history_had_it() -> None:
+    model, request = vllm_model("qwen3"), ask("t", prompt(5), Sampling(0.0, tokens_max=60))
+    whole = run_all(open_vllm(model, slots=6), [request])["t"].tokens
+    at = max(whole.index(token) for token in set(whole))
+    stopped = ask("t", prompt(5), Sampling(0.0, tokens_max=60, stop=(whole[at],)))
+    for known in (len(whole), at):
+        history = remembered([request], {"t": Gained(whole[:known])})
+        said = Said(drafting(model, history))
+        told = said.to_the_end([stopped])
+        assert marks(told["t"], at + 1)[-1] == (known > at)
+        check_adds_up(told, said.engine)
+
+
 def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits() -> None:
     """By itself, from what steps take."""
     model, requests = vllm_model("qwen3"), asked(0.0)
@@ -352,13 +434,17 @@ def test_a_core_in_its_own_process_guesses_from_the_history_of_the_node(tmp_path
             engine.update(Update(V2, model.state_dict()), "in_flight")
         plain = run_all(drafting(model, History(64), forced=False), requests)
         remember(history, requests, plain, 0.0, np.random.default_rng(3))
-        before = engine.stats().drafts
-        drafted = run_all(engine, requests)
+        before, said_of = engine.stats().drafts, Said(engine)
+        told = said_of.to_the_end(requests)
+        drafted = said_of.gained
         assert {k: v.tokens for k, v in drafted.items()} == {k: v.tokens for k, v in plain.items()}
         assert {version for v in drafted.values() for version, _ in v.spans} == {version}
         said = engine.stats().drafts
         guessed, right = said.proposed - before.proposed, said.accepted - before.accepted
         assert guessed > 40
         assert right > 0.5 * guessed
+        assert sum(map(right_of, told.values())) == right
+        assert sum(drafts.guessed for drafts in told.values()) == guessed
+        assert sum(drafts.asked for drafts in told.values()) == said.asked - before.asked
     node.leave()
     assert not node.path.exists()

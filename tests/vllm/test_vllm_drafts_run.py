@@ -1,5 +1,6 @@
 """A short run of `examples/epochs.toml` with vLLM: five passes over eight prompts, drafts on."""
 
+import json
 import re
 import subprocess
 import sys
@@ -46,3 +47,13 @@ def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_pa
     answers, right, guessed = map(int, found.groups())
     assert answers > 80
     assert 0 < right <= guessed
+    asked = rollstream("query", "FROM drafts", "--run", str(folder), "--json")
+    rows = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert {row["pass"] for row in rows} >= {1, 2, 3, 4, 5}
+    told = {key: sum(row[key] for row in rows) for key in ("accepted", "guessed", "asked")}
+    assert 0 < told["accepted"] <= right, "what was under way at the end is in no trajectory"
+    assert told["accepted"] <= told["guessed"] <= guessed
+    assert told["asked"] > 0
+    best = max(rows, key=lambda row: row["accepted"])
+    shown = rollstream("inspect", best["trajectory"], str(folder)).stdout
+    assert f"{best['accepted']} of {best['guessed']} guessed tokens right" in shown

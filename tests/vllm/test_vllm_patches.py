@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from engine_samples import V1, V2, chosen_logprobs, prompt
-from test_vllm_updates import half_way, to_the_end
+from engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
 from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Update

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil
@@ -17,17 +18,19 @@ from engine_samples import (
     ask,
     chosen_logprobs,
     gather,
+    half_way,
     prompt,
     resumed,
     run_all,
+    to_the_end,
 )
-from test_vllm_updates import half_way, over_old_cache, to_the_end
 from vllm_samples import check_two_hundred_updates, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
 from streams.records import Sampling
+from tests.engine.old_cache import over_old_cache
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=70)
@@ -119,14 +122,37 @@ def test_its_process_ends_with_a_killed_rollout() -> None:
 
 
 def test_a_killed_core_is_an_error_of_the_rollout() -> None:
-    """Last here: the engine of this module is gone then."""
+    """The engine of this module is gone then."""
     engine = open_process()
     engine.submit(ask("t", prompt(6), GREEDY))
-    for child in psutil.Process().children(recursive=True):
-        if "EngineCore" in " ".join(child.cmdline()) or "spawn_main" in " ".join(child.cmdline()):
-            child.kill()
+    for core in cores():
+        core.kill()
     with pytest.raises(EngineRefused, match="ended"):
         poll_to_the_end(engine)
+
+
+def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
+    """vLLM itself would wait for ever."""
+    engine = open_process()
+    update = engine.prepare(Update(V2, vllm_model("qwen3", 1).state_dict()))
+    for core in cores():
+        core.suspend()  # it will not answer
+    with ThreadPoolExecutor(1) as threads:
+        updated = threads.submit(engine.update, update, "in_flight")
+        wait([updated], timeout=2.0)
+        assert not updated.done()
+        for core in cores():
+            core.kill()
+        with pytest.raises(EngineRefused, match="ended"):
+            updated.result(60)
+
+
+def cores() -> list[psutil.Process]:
+    """vLLM's of this process that live."""
+    children = psutil.Process().children(recursive=True)
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    lines = {child: " ".join(child.cmdline()) for child in alive}
+    return [c for c, line in lines.items() if "EngineCore" in line or "spawn_main" in line]
 
 
 def poll_to_the_end(engine: VllmEngine) -> None:

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 import torch
 from contract_engines import Kind
-from engine_samples import V1, V2, Gained, ask, chosen_logprobs, gather, prompt, resumed, run_all
+from engine_samples import (
+    V1,
+    V2,
+    Gained,
+    ask,
+    chosen_logprobs,
+    gather,
+    prompt,
+    resumed,
+    run_all,
+    to_first_stop,
+)
 from remote_server import KEY, Server, serve
 from test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
@@ -22,16 +33,15 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
     test_keep_version_needs_an_empty_engine,
     test_the_same_tokens_alone_and_in_any_batch,
     test_what_is_served_is_read_back_bit_for_bit,
-    to_first_stop,
 )
-from test_vllm_updates import over_old_cache
-from vllm_samples import vllm_model
+from vllm_samples import check_all_whole, take_updates, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine, chunks
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError, EngineRefused
-from streams.records import Sampling, Version
+from streams.records import Sampling
+from tests.engine.old_cache import over_old_cache
 
 pytestmark = pytest.mark.slow
 LONG = Sampling(temperature=0, tokens_max=400)
@@ -237,22 +247,11 @@ def test_a_tensor_that_changed_on_its_way_is_never_loaded(server: Server) -> Non
 
 
 def test_forty_updates_under_load_lose_and_repeat_nothing(server: Server) -> None:
-    states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
-    engine, gained = connect(server, emit_every=16), dict[str, Gained]()
+    engine = connect(server, emit_every=16)
     server.brake(SHORT_STEP_S)
-    for number in range(2, 42):
-        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=60)))
-        gather(gained, engine.poll(0.02))
-        mode = "in_flight" if number % 3 else "in_flight_recompute"
-        engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    gained = take_updates(engine, 40, 60, 0.02)
     server.brake(0)
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 42))
-    for mine in gained.values():
-        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (60, 60, "length")
-        numbers = [version.number for version, _ in mine.spans]
-        assert numbers == sorted(set(numbers))
+    check_all_whole(engine, gained, 40, 60)
     assert any(len(mine.spans) > 1 for mine in gained.values())
 
 

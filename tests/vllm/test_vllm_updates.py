@@ -6,76 +6,29 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
-from engine_samples import V1, V2, Gained, ask, chosen_logprobs, gather, prompt, run_all
-from transformers import DynamicCache, PreTrainedModel
+from engine_samples import V1, V2, ask, chosen_logprobs, half_way, prompt, run_all, to_the_end
+from test_engine_updates import check_in_flight, check_recompute
 from vllm_samples import check_two_hundred_updates, open_vllm, vllm_model
 
 from producers.engines.base import Update
-from producers.engines.vllm_engine import VllmEngine, chunks
+from producers.engines.vllm_engine import chunks
 from streams.errors import EngineRefused
-from streams.records import Sampling, Tokens
+from streams.records import Sampling
+from tests.engine.old_cache import over_old_cache
 
 pytestmark = pytest.mark.slow
-GREEDY = Sampling(temperature=0, tokens_max=40)
-
-
-def half_way(engine: VllmEngine, count: int = 12) -> dict[str, Gained]:
-    """One trajectory `t` of 40 greedy tokens, stopped in the middle."""
-    engine.submit(ask("t", prompt(6), GREEDY))
-    gained: dict[str, Gained] = {}
-    while engine.stats().tokens < count:
-        gather(gained, engine.poll(0.0))
-    return gained
-
-
-def to_the_end(engine: VllmEngine, gained: dict[str, Gained]) -> Gained:
-    while engine.running():
-        gather(gained, engine.poll(10.0))
-    return gained["t"]
-
-
-def over_old_cache(
-    old: PreTrainedModel, new: PreTrainedModel, start: Tokens, chosen: list[int], before: int
-) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens and log-probabilities of the chosen ones: `before` of them by the old model,
-    then by the new one on the old one's cache.
-    """
-    cache, greedy, logprobs = DynamicCache(), [], []
-    step = torch.tensor([start.tolist()])
-    for count, token in enumerate(chosen):
-        model = old if count < before else new
-        with torch.inference_mode():
-            logits = model(step, past_key_values=cache, use_cache=True).logits[0, -1]
-        greedy.append(int(logits.argmax()))
-        logprobs.append(float(logits.log_softmax(-1)[token]))
-        step = torch.tensor([[token]])
-    return greedy, torch.tensor(logprobs)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_in_flight_keeps_the_cache_and_stamps_spans(family: str) -> None:
     """Invariant 3."""
     old, new = vllm_model(family, 0), vllm_model(family, 1)
-    engine = open_vllm(old, emit_every=5)
-    gained = half_way(engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight")
-    mine = to_the_end(engine, gained)
-    greedy, logprobs = over_old_cache(old, new, prompt(6), mine.tokens, 12)
-    assert mine.tokens == greedy
-    torch.testing.assert_close(torch.tensor(mine.logprobs), logprobs, atol=1e-4, rtol=0)
-    assert mine.spans == [(V1, 12), (V2, 28)]
+    check_in_flight(open_vllm(old, emit_every=5), old, new)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_in_flight_recompute_equals_a_full_prefill_under_the_new_weights(family: str) -> None:
-    old, new = vllm_model(family, 0), vllm_model(family, 1)
-    engine = open_vllm(old)
-    gained = half_way(engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
-    mine = to_the_end(engine, gained)
-    wanted = chosen_logprobs(new, prompt(6), mine.tokens)
-    torch.testing.assert_close(torch.tensor(mine.logprobs[12:]), wanted[12:], atol=1e-4, rtol=0)
-    assert mine.spans == [(V1, 12), (V2, 28)]
+    check_recompute(open_vllm(vllm_model(family, 0)), vllm_model(family, 1))
 
 
 def test_log_probabilities_are_those_after_temperature() -> None:

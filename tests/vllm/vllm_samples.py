@@ -41,18 +41,27 @@ def open_vllm(
 
 
 def check_two_hundred_updates(engine: VllmEngine, poll_s: float) -> None:
-    """Under load: no request is lost or repeated, and versions only grow."""
+    check_all_whole(engine, take_updates(engine, 200, 12, poll_s), 200, 12)
+
+
+def take_updates(engine: VllmEngine, count: int, tokens: int, poll_s: float) -> dict[str, Gained]:
+    """Versions 2, 3, … under load, a request of so many tokens before each; what was emitted."""
     states = [dict(vllm_model("qwen3", seed).state_dict()) for seed in (0, 1)]
     gained: dict[str, Gained] = {}
-    for number in range(2, 202):
-        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=12)))
+    for number in range(2, 2 + count):
+        engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=tokens)))
         gather(gained, engine.poll(poll_s))
         mode = "in_flight" if number % 3 else "in_flight_recompute"
         engine.update(Update(Version(number, 1), states[number % 2]), mode)
+    return gained
+
+
+def check_all_whole(engine: VllmEngine, gained: dict[str, Gained], count: int, tokens: int) -> None:
+    """At the end no request is lost or repeated, and versions only grew."""
     while engine.running():
         gather(gained, engine.poll(10.0))
-    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 202))
+    assert sorted(gained) == sorted(f"t{number}" for number in range(2, 2 + count))
     for mine in gained.values():
-        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (12, 12, "length")
+        assert (len(mine.tokens), len(mine.logprobs), mine.finish) == (tokens, tokens, "length")
         numbers = [version.number for version, _ in mine.spans]
         assert numbers == sorted(set(numbers))

@@ -1,4 +1,6 @@
-"""Whether this process is one of several, and which: `torchrun` says so in the environment."""
+"""Whether this process is one of several, and which: the environment says so in the words of
+`torchrun`, whoever started it.
+"""
 
 import os
 from collections.abc import Mapping
@@ -9,8 +11,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether `torchrun` started this process; `ConfigurationError` when only half of what it says
-    is there.
+    """Whether this process is a rank; `ConfigurationError` when only half of what is to be said of
+    it is there.
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.copies import Copies
+from consumers.trainer.masters import of_this_model
 from consumers.trainer.sample import Sample
 from consumers.trainer.sharded.assignment import rounds
 from consumers.trainer.sharded.messages import (
@@ -31,7 +32,6 @@ from consumers.trainer.sharded.ranks import Ranks
 from consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
 from consumers.trainer.sharded.telling import Teller
 from consumers.trainer.sharded.writing import Copied, Copybook
-from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class ShardedLearner:
         """
         for prefix in PREFIXES:
             for name, shape in self._shard.shapes.items():
-                _check(tensors.get(prefix + name), shape, prefix + name)
+                of_this_model(tensors, prefix + name, shape)
         updates, moved = (int(count) for count in tensors[COUNTERS])
         with self._teller.order(lambda rank: Load(updates, moved)):
             self._shard.load(tensors, updates, moved)
@@ -142,12 +142,3 @@ class ShardedLearner:
         with self._teller.order(lambda rank: Gather(number, dtype, alive)):
             mine = gather()
         return self._book.keep(number, mine, alive)
-
-
-def _check(found: Tensor | None, shape: tuple[int, ...], name: str) -> None:
-    if found is None or tuple(found.shape) != shape:
-        what = "missing" if found is None else f"of shape {tuple(found.shape)}"
-        raise ConfigurationError(
-            f"checkpoint: {name!r} is {what}, the model has {shape}: "
-            "these tensors belong to another model configuration"
-        )

@@ -77,7 +77,8 @@ def _device(name: str) -> tuple[torch.device, str]:
     if local >= count:
         raise ConfigurationError(
             f"local rank {local} has no device of its own: PyTorch sees {count} here; start at "
-            "most so many processes on this machine (torchrun --nproc-per-node)"
+            "most so many processes on this machine (trainer.processes, or torchrun's "
+            "--nproc-per-node)"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local), "cpu:gloo,cuda:nccl"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from producers.engines.drafts.history import History
 from producers.engines.drafts.lookup import drafted
 from producers.engines.drafts.node import NodeHistory
+from producers.engines.drafts.shared import SharedHistory
 from producers.engines.drafts.source import Draft
 from streams.records import Tokens
 
@@ -19,7 +20,7 @@ RUNNING_LEAST = 1024
 class WithRunning:
     """A draft source over two views of the same lengths."""
 
-    def __init__(self, node: NodeHistory, running: History) -> None:
+    def __init__(self, node: NodeHistory | SharedHistory, running: History) -> None:
         self.node, self._running = node, running
         self.context = running.context
 

@@ -7,30 +7,26 @@ that name it knows nothing; one that replaces it is found by itself.
 
 import os
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from producers.engines.drafts.lookup import View, drafted
 from producers.engines.drafts.memory import LENGTHS, Layout, own_memory
 from producers.engines.drafts.segment import Segment, map_segment
-from producers.engines.drafts.source import NOTHING, Draft
+from producers.engines.drafts.source import Draft
 from streams.records import Tokens
 
 LOOK_EVERY = 256  # look-ups between two looks whether the file was replaced: a microsecond each
 
 
 class SharedHistory:
-    """A draft source. `path` is the segment's file (`NodeHistory.path`); tokens from `vocabulary`
-    on are none of the model's, so a draft ends before them. Rollouts hold the file; an engine's
-    process, which lives no longer than its rollout, need not.
+    """A draft source. `path` is the segment's file (`NodeHistory.path`). Rollouts hold it; the
+    process of an engine, which lives no longer than its rollout, need not.
     """
 
     context = LENGTHS[-1]
 
-    def __init__(
-        self, path: str | Path, vocabulary: int | None = None, holds: bool = False
-    ) -> None:
-        self.path, self.vocabulary, self._holds = Path(path), vocabulary, holds
+    def __init__(self, path: str | Path, holds: bool = False) -> None:
+        self.path, self._holds = Path(path), holds
         self._nothing = View(own_memory(Layout(16)))
         self._view = self._nothing
         self._segment: Segment | None = None
@@ -50,12 +46,7 @@ class SharedHistory:
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
-        found = drafted((self.view(),), prompt, newest, most)
-        limit = self.vocabulary
-        if limit is None or not found.tokens or max(found.tokens) < limit:
-            return found
-        known = list(takewhile(lambda token: token < limit, found.tokens))
-        return Draft(known, found.matched) if known else NOTHING
+        return drafted((self.view(),), prompt, newest, most)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Nothing: what runs here is not the node's (`WithRunning` keeps it)."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from producers.engines.drafts.plan import StepTimes, best_draft
 from producers.engines.drafts.windows import MARGINAL, WindowRule
 
+DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
 MARGIN_ON, MARGIN_OFF = 1.05, 0.98  # the gap keeps it from flapping: a change copies the cache
 FORGET_TRIALS, FORGET_PASSES = 0.995, 0.98
 PRIOR_TRIALS = 4.0
 TRY_SHARE = 0.05  # of tokens guessed right; below it nothing is tried
 BIAS_LEAST = 0.5  # a bad stretch, an answer like no other, says little about the next one
 MEASURED = 3  # steps or passes before they are judged
-# Per look at the switch, about every 16 steps: passes are tried again after some 4 000 plain steps,
+# Per look at the switch (`DECIDE_STEPS`): passes are tried again after some 4 000 plain steps,
 # plain steps after some 6 000 passes, for 16 of them.
 FADING_PASSES, FADING_PLAIN = 0.985, 0.99
 

@@ -25,7 +25,6 @@ from producers.engines.torch_engine.sequence import Sequence
 from producers.engines.torch_engine.verification import accepted, pack
 from streams.records import Drafts, Floats, Tokens
 
-DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
 MEASURE_STEPS = 4  # every so many plain steps one is measured
 SQUEEZE = 16  # times the cached tokens: hidden columns read before they are squeezed out
 
@@ -49,7 +48,6 @@ class DraftedBatch(Batch):
         on_cpu = decoder.device.type == "cpu"
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
         self.drafting = Drafting(source, switch, decoder.vocabulary, self._clock)
-        self._decided_rows = self._undecided_steps = 0
         self._passed_over = 0
         """Hidden columns read since they were squeezed out."""
 
@@ -107,12 +105,10 @@ class DraftedBatch(Batch):
 
     def step(self) -> list[Sequence]:
         """One pass or one plain step; returns those that ended, with `finish` set."""
-        if len(self.rows) != self._decided_rows or self._undecided_steps >= DECIDE_STEPS:
-            self._decide()
-        self._undecided_steps += 1
+        self._decide()
         if self.verifies:
             return self._verify()
-        if self._undecided_steps % MEASURE_STEPS:
+        if self.drafting.undecided_steps % MEASURE_STEPS:
             return super().step()
         rows, began = len(self.rows), self._clock()
         ended = super().step()
@@ -122,14 +118,11 @@ class DraftedBatch(Batch):
     # ---- the switch ----------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        self._decided_rows, self._undecided_steps = len(self.rows), 0
-        wanted = self.switch.decide(len(self.rows))
-        if wanted != self.verifies:
-            self.drafting.counts["changes"] += 1
-            if wanted:
-                self._begin_verifying()
-            else:
-                self._begin_plain()
+        drafts = self.drafting.decide(len(self.rows), self.verifies)
+        if drafts and not self.verifies:
+            self._begin_verifying()
+        elif self.verifies and not drafts:
+            self._begin_plain()
 
     def _begin_verifying(self) -> None:
         """From here on the host knows every token at once."""
@@ -138,7 +131,7 @@ class DraftedBatch(Batch):
         super().restart_block()
         self.verifies = True
         for sequence in self.rows:
-            self.drafting.tell(sequence)
+            self.drafting.share(sequence, least=0)
 
     def _begin_plain(self) -> None:
         """Rows are as long as their columns again, and the block holds their newest tokens."""

@@ -11,18 +11,19 @@ closed, the next one of its shape takes it over.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportAttributeAccessIssue=false, reportUntypedBaseClass=false
 
+import contextlib
 import json
 import tempfile
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from producers.engines.base import DraftStats
+from producers.engines.vllm_engine.asking import ask, ask_from_now_on
 from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
+from producers.engines.vllm_engine.handover.connection import connection
 from producers.engines.vllm_engine.needed import architecture_of
 from producers.engines.vllm_engine.proposer import known_by, speculation
 from producers.engines.vllm_engine.settings import EngineShape
@@ -84,6 +85,7 @@ class Core:
                 async_scheduling=None if shape.process and not shape.drafts else False,
                 speculative_config=speculation(shape.drafts, shape.slots, shape.eager),
                 worker_extension_cls=WORKER,
+                kv_transfer_config=connection(shape, [core.of[1] for core in _KEPT]),
                 weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             )
             self._engine = LLMEngine.from_engine_args(
@@ -91,6 +93,8 @@ class Core:
                 stat_loggers=[self._logger()],
                 enable_multiprocessing=shape.process,
             )
+        if shape.process:
+            ask_from_now_on(self._engine.engine_core)
         _KEPT.append(self)
         cache = self._engine.vllm_config.cache_config
         self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(cache.block_size)  # one is vLLM's
@@ -110,7 +114,8 @@ class Core:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=known_by(order.prompt, order.group),
+            extra_args=known_by(order.prompt, order.group, order.place, order.stay)
+            | self._handed(order),
         )
         prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
         with self._entered():
@@ -154,7 +159,7 @@ class Core:
             self.drop(self._keys)
             self.resume()
             if self.of[1].drafts:
-                self.draft_from(None, "", None)
+                self.draft_from(None, "", None, "")
         except EngineRefused:  # its process ended before it
             return
         self.load, self.free = Load(), True
@@ -164,12 +169,20 @@ class Core:
         with self._entered():
             return self._engine.collective_rpc(method, args=arguments)[0]
 
-    def draft_from(self, source: Any, window: str, forced: bool | None) -> None:
-        """Guess from this history (`proposer_worker`); None: not any more."""
-        self.call("draft_from", source, window, forced)
+    def ask(self, wait_s: float, method: str, *arguments: Any) -> Any:
+        """The same, but None where a process of its own does not answer in time."""
+        if not self.has_process:
+            return self.call(method, *arguments)
+        with self._entered(), contextlib.suppress(TimeoutError):
+            asked = ("collective_rpc", method, None, arguments)
+            return ask(self._engine.engine_core, wait_s, *asked)[0]
+        return None
 
-    def drafted(self) -> DraftStats:
-        return DraftStats(**self.call("drafted"))
+    def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
+        """Guess from this history (`proposer_worker`) and say in this tally what it comes to; None:
+        not any more.
+        """
+        self.call("draft_from", source, window, forced, tally)
 
     def stamp(self, version: str) -> None:
         """New weights are loaded whole: tokens of later steps are of this version."""
@@ -188,7 +201,13 @@ class Core:
         while not any(gained.finish for gained in self.step(1.0)):
             pass
 
-    @contextmanager
+    def _handed(self, order: Order) -> dict[str, Any]:
+        """The extra arguments for our connector, if there is one."""
+        if not self.of[1].handover:
+            return {}
+        return {"kv_transfer_params": {"key": order.key, **(order.handed or {})}}
+
+    @contextlib.contextmanager
     def _entered(self) -> Generator[None]:
         """`EngineRefused` when its process has ended."""
         from producers.engines.vllm_engine.release import EngineDeadError

@@ -5,8 +5,8 @@ A core in this process guesses from the very history of the rollout, one in a pr
 from the node's, which it maps by name.
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 
 from producers.engines.base import DraftStats
@@ -15,34 +15,29 @@ from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
 from producers.engines.vllm_engine.core import Core
 from producers.engines.vllm_engine.exchange import EngineCore
+from producers.engines.vllm_engine.tally import Marks, new_tally
 from streams.errors import EngineRefused
-
-ASK_S = 1.0  # between two questions to a core in another process: each waits for the end of a step
 
 
 class Drafting:
-    """One engine's."""
+    """One engine's, with at most so many sequences in vLLM."""
 
-    def __init__(
-        self,
-        core: Core,
-        source: DraftSource,
-        switch: Switch,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._core, self._clock = core, clock
-        self._stats, self._asked_s, self._asked_tokens = DraftStats(), -ASK_S, 0
-        core.draft_from(seen_by(core, source), switch.rule.kind, switch.forced)
+    def __init__(self, core: Core, source: DraftSource, switch: Switch, slots: int) -> None:
+        with new_tally(slots) as (self._tally, path):
+            core.draft_from(seen_by(core, source), switch.rule.kind, switch.forced, path)
 
-    def stats(self, tokens: int, idle: bool) -> DraftStats:
-        """After `tokens` were generated; they may be a second old while vLLM is at work."""
-        now = self._clock()
-        if tokens != self._asked_tokens and (idle or now - self._asked_s >= ASK_S):
-            self._stats, self._asked_s, self._asked_tokens = self._core.drafted(), now, tokens
-        return self._stats
+    def stats(self) -> DraftStats:
+        return self._tally.stats()
+
+    def marks(self, stay: int, others: Iterable[Marks | None]) -> Marks:
+        """Of a new stay, beside these."""
+        taken = {other.place for other in others if other is not None}
+        return Marks(self._tally, next(place for place in count() if place not in taken), stay)
 
 
-def drafting_by(core: EngineCore, source: DraftSource | None, switch: Switch) -> Drafting | None:
+def drafting_by(
+    core: EngineCore, source: DraftSource | None, switch: Switch, slots: int
+) -> Drafting | None:
     """None: nothing is guessed. `EngineRefused` where vLLM cannot see the history."""
     if source is None:
         return None
@@ -51,7 +46,7 @@ def drafting_by(core: EngineCore, source: DraftSource | None, switch: Switch) ->
             "drafts: a vLLM server that others run guesses as they say; rollouts.drafts must be "
             "'off' with rollouts.vllm.url"
         )
-    return Drafting(core, source, switch)
+    return Drafting(core, source, switch, slots)
 
 
 def seen_by(core: Core, source: DraftSource) -> DraftSource | str:

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
@@ -29,6 +30,7 @@ from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.vllm_engine.drafting import drafting_by
 from producers.engines.vllm_engine.exchange import Gained, Order, check_temperature
+from producers.engines.vllm_engine.handover.part import Handover, handing_over
 from producers.engines.vllm_engine.opening import open_parts
 from producers.engines.vllm_engine.sequence import Sequence
 from producers.settings import VllmSettings
@@ -71,7 +73,8 @@ class VllmEngine:
             model_config, slots, context_max, device, settings or VllmSettings(), longest
         )
         weakref.finalize(self, self._core.give_back).atexit = False
-        self._drafting = drafting_by(self._core, drafts, switch)
+        self._drafting = drafting_by(self._core, drafts, switch, slots)
+        self._handover: Handover | None = None
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._inside: dict[str, Sequence] = {}  # by key
@@ -120,6 +123,8 @@ class VllmEngine:
         if sequence is None:
             return None
         if sequence.key in self._inside:
+            if self._handover is not None:
+                self._handover.offer(sequence)
             self._leave(sequence)
             self._say(sequence)
         elif self._held.pop(trajectory, None) is None:
@@ -147,11 +152,27 @@ class VllmEngine:
         self._postpone(paused.let_go)
         if mode == "in_flight_recompute":  # 3
             self._core.forget_cache()
+        if self._handover is not None:
+            self._handover.update(self._known.values(), self.version, mode)
         self._core.resume()
         self._serving = True
 
     def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        return self._weights.compare(names, tensors)
+        compared = self._weights.compare(names, tensors)
+        if compared.differing and self._handover is not None:
+            self._handover.is_in_doubt = True
+        return compared
+
+    def hand_over(self, run: str, folder: Path, mode: UpdateMode) -> None:
+        """From here on what is aborted leaves its KV in `folder`, and what comes may take it from
+        there; `EngineRefused` where this vLLM cannot, `StoreError` where the folder cannot be had.
+        """
+        assert not self._known, "of what is here already nothing is known"
+        self._handover = handing_over(self._core, run, folder, mode)
+
+    def handed_over(self) -> Mapping[str, int]:
+        """Counts since its vLLM began, of earlier engines on it too (`connector.Counts`)."""
+        return {} if self._handover is None else self._handover.counts()
 
     def running(self) -> list[str]:
         return list(self._known)
@@ -163,7 +184,7 @@ class VllmEngine:
         waiting = 0 if idle else min(load.waiting, len(self._inside))
         drafts = DraftStats()
         if self._drafting is not None:
-            drafts = self._drafting.stats(self._tokens, idle)
+            drafts = self._drafting.stats()
         return EngineStats(
             slots=self.slots,
             running=len(self._inside) - waiting + len(self._held),
@@ -189,7 +210,11 @@ class VllmEngine:
                 continue
             self._stays += 1
             sequence.enter(f"{sequence.request.trajectory}/{self._stays}")
+            if self._drafting is not None:
+                others = (other.marks for other in self._inside.values())
+                sequence.marks = self._drafting.marks(self._stays, others)
             self._inside[sequence.key] = sequence
+            handed = None if self._handover is None else self._handover.take(sequence, self.version)
             self._core.add(
                 Order(
                     key=sequence.key,
@@ -197,9 +222,12 @@ class VllmEngine:
                     sampling=sequence.request.sampling,
                     room=sequence.room,
                     seed=sequence.seed,
-                    salt=f"{self.version}/{self._core.loads}",
+                    salt=sequence.salt(self.version, self._core.loads),
                     prompt=sequence.prompt,
                     group=sequence.request.group,
+                    place=0 if sequence.marks is None else sequence.marks.place,
+                    stay=self._stays,
+                    handed=handed,
                 )
             )
 
@@ -216,7 +244,7 @@ class VllmEngine:
 
     def _gain(self, sequence: Sequence, gained: Gained) -> None:
         self._tokens += len(gained.tokens)
-        sequence.gain(gained.tokens, gained.logprobs)
+        sequence.gain(gained.tokens, gained.logprobs, gained.finish is not None)
         if gained.finish is None:
             if len(sequence.unsaid) >= self._emit_every:
                 self._say(sequence)

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.base import DraftStats
 from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
 from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
+from producers.engines.vllm_engine.tally import Tally
 
 PROPOSER = "producers.engines.vllm_engine.proposer.HistoryProposer"
-_KNOWN = "rollstream_prompt", "rollstream_group"
+_KNOWN = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"
 
 
-def known_by(prompt: int, group: int) -> dict[str, int]:
-    """The extra arguments that tell a history which sequence this is."""
-    return dict(zip(_KNOWN, (prompt, group), strict=True))
+def known_by(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
+    """The extra arguments that tell which sequence this is to a history, and to the tally."""
+    return dict(zip(_KNOWN, (prompt, group, place, stay), strict=True))
 
 
 def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
@@ -52,8 +52,11 @@ class HistoryProposer:
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is none."""
 
-    def draft_from(self, runner: Any, guess: tuple[DraftSource, Switch, Any] | None) -> None:
-        """From now on guess from this source under this switch by this clock, or not at all.
+    def draft_from(
+        self, runner: Any, guess: tuple[DraftSource, Switch, Any, Tally | None] | None
+    ) -> None:
+        """From now on guess from this source under this switch by this clock, and say in this tally
+        what it comes to; or not at all.
 
         vLLM would propose zeros for the whole batch as soon as one sequence is a longest draft from
         the end of its context; drafts here end before it, so that is moved out of the way.
@@ -62,8 +65,8 @@ class HistoryProposer:
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
         self._guesses = None
         if guess is not None:
-            source, switch, clock = guess
-            self._guesses = Guesses(source, switch, self._vocabulary, clock)
+            source, switch, clock, tally = guess
+            self._guesses = Guesses(source, switch, self._vocabulary, clock, tally)
 
     def propose(
         self,
@@ -73,7 +76,7 @@ class HistoryProposer:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Drafts of all rows of the batch, as vLLM's other proposers give them."""
-        if self._guesses is None:
+        if self._guesses is None or self._guesses.skips(self._runner.input_batch.req_ids):
             return [[] for _ in sampled_token_ids]
         rows = enumerate(sampled_token_ids)
         return self._guesses.after(
@@ -83,13 +86,24 @@ class HistoryProposer:
             ]
         )
 
-    def stats(self) -> DraftStats:
-        return DraftStats() if self._guesses is None else self._guesses.stats()
-
-    def _seen(self, row: int, gained: Sequence[int], tokens: NDArray[np.int32]) -> Seen:
-        key = self._runner.input_batch.req_ids[row]
-        request = self._runner.requests[key]
-        asked = request.sampling_params
+    def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> Seen:
+        """vLLM takes no token behind the one that stops a request, and fills drafts up with −1."""
+        batch = self._runner.input_batch
+        request = self._runner.requests[batch.req_ids[row]]
+        asked, verified = request.sampling_params, batch.spec_token_ids[row]
+        ends = [at for at, token in enumerate(sampled, 1) if token in asked.stop_token_ids]
+        gained = sampled[: ends[0]] if ends else sampled
+        tokens = tokens[: len(tokens) - len(sampled) + len(gained)]
         end = min(request.num_prompt_tokens + asked.max_tokens, self._runner.max_model_len)
-        prompt, group = (asked.extra_args[name] for name in _KNOWN)
-        return Seen(key, prompt, group, gained, tokens, end - len(tokens))
+        prompt, group, place, stay = (asked.extra_args[name] for name in _KNOWN)
+        return Seen(
+            batch.req_ids[row],
+            prompt,
+            group,
+            verified if verified and verified[0] >= 0 else (),
+            gained,
+            tokens,
+            0 if ends else end - len(tokens),
+            place,
+            stay,
+        )

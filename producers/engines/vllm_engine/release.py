@@ -6,7 +6,13 @@ Importing this imports vLLM, so it is done after `require_vllm` and inside of fu
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 from vllm import EngineArgs, SamplingParams
-from vllm.config import WeightTransferConfig
+from vllm.config import KVTransferConfig, WeightTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -24,8 +30,10 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 from vllm.sampling_params import RequestOutputKind
 from vllm.triton_utils import HAS_TRITON
+from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.sample import rejection_sampler
 
@@ -33,11 +41,18 @@ __all__ = [
     "HAS_TRITON",
     "CheckpointWeightPatch",
     "EngineArgs",
+    "EngineCoreRequestType",
     "EngineDeadError",
+    "FullAttentionSpec",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
+    "KVConnectorRole",
+    "KVTransferConfig",
     "LLMEngine",
     "RequestOutputKind",
     "SamplingParams",
     "StatLoggerBase",
+    "SupportsHMA",
     "WeightTransferConfig",
     "WeightTransferEngine",
     "WeightTransferEngineFactory",

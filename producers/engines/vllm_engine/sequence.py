@@ -1,5 +1,6 @@
 """One trajectory inside the engine: its tokens so far, and what of them was not said yet."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,6 +10,7 @@ import xxhash
 from producers.engines.base import Emission, Request
 from producers.engines.drafts.history import prompt_key
 from producers.engines.draws import trajectory_key
+from producers.engines.vllm_engine.tally import Marks
 from streams.records import Tokens, Version
 
 Finish = Literal["stop", "length"]
@@ -25,7 +27,15 @@ class Sequence:
     """Tokens gained in this stay."""
     said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Versions of these, each with the first of its tokens."""
+    cached: set[Version] = field(default_factory=set[Version])
+    """All under which any of its KV in vLLM may have been computed."""
+    is_mixed: bool = False
+    """Of what it was handed, some is of another version than was served then: its blocks are for
+    nobody else.
+    """
     finish: Finish | None = None
+    marks: Marks | None = None
+    """Of the tokens of this stay, where there are drafts."""
     generated: int = field(init=False)
     tokens: list[int] = field(init=False)
     unsaid: list[int] = field(default_factory=list[int])
@@ -42,6 +52,10 @@ class Sequence:
         return max(0, min(left, self.context_max - len(self.tokens)))
 
     @property
+    def all_tokens(self) -> Tokens:
+        return np.array(self.tokens, np.uint32)
+
+    @property
     def prompt(self) -> int:
         """What a history knows its prompt by."""
         return prompt_key(self.request.tokens, self.request.sources)
@@ -52,10 +66,13 @@ class Sequence:
         it must not begin with the numbers of the one before.
         """
         key = trajectory_key(self.request.seed, self.request.trajectory)
-        so_far = np.array(self.tokens, np.uint32)
-        return xxhash.xxh3_64_intdigest(so_far.tobytes(), seed=key) >> 1  # as int64 takes it
+        so_far = self.all_tokens.tobytes()
+        return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # as int64 takes it
 
-    def gain(self, tokens: list[int], logprobs: list[float]) -> None:
+    def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
+        """What one step gave; with the last one `ended` its stay."""
+        if self.marks is not None and tokens:
+            self.marks.gained(len(tokens), ended)
         self.tokens += tokens
         self.unsaid += tokens
         self.logprobs += logprobs
@@ -65,6 +82,17 @@ class Sequence:
     def enter(self, key: str) -> None:
         """A new stay in vLLM."""
         self.key, self.stay, self.said = key, 0, []
+
+    def draw_on(self, version: Version, handed: Set[Version] = frozenset()) -> None:
+        """Its KV is computed under this version from here on, after what it was handed."""
+        self.is_mixed = self.is_mixed or bool(handed - {version})
+        kept = self.cached if self.is_mixed else set[Version]()
+        self.cached = kept | handed | {version}
+
+    def salt(self, version: Version, loads: int) -> str:
+        """Whose blocks of the prefix cache it shares."""
+        own = f"/{self.request.trajectory}" if self.is_mixed else ""
+        return f"{version}/{loads}{own}"
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
         """The versions of this stay, what is unsaid being of this one."""
@@ -82,12 +110,14 @@ class Sequence:
     def say(self, version: Version) -> Emission:
         """What was gained since the previous one."""
         self.stamps(version)
+        drafts = self.marks.say() if self.marks is not None and self.unsaid else None
         emission = Emission(
             self.request.trajectory,
             np.array(self.unsaid, np.uint32),
             np.array(self.logprobs, np.float32),
             version,
             self.finish,
+            drafts,
         )
         self.unsaid, self.logprobs = [], []
         return emission

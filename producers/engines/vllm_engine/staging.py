@@ -35,7 +35,7 @@ class Staged:
     """Named tensors in shared memory, until `close`."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._file = _open_shared()
+        self._file = open_shared("rollstream-weights")
         self.entries: list[Entry] = []
         for name, tensor in tensors:
             begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
@@ -48,9 +48,7 @@ class Staged:
     @property
     def path(self) -> str:
         """Where other processes open it while this one has it."""
-        if isinstance(self._file.name, str):
-            return self._file.name
-        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        return shared_path(self._file)
 
     def close(self) -> None:
         self._file.close()
@@ -72,7 +70,15 @@ def staged_tensors(path: str, entries: Sequence[Entry]) -> list[tuple[str, torch
     ]
 
 
-def _open_shared() -> IO[bytes]:
+def open_shared(name: str) -> IO[bytes]:
+    """An empty file in memory, which goes with its last user."""
     if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("rollstream-weights"), "w+b")
-    return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix="rollstream-weights-"))
+        return os.fdopen(os.memfd_create(name), "w+b")
+    return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
+
+
+def shared_path(file: IO[bytes]) -> str:
+    """Where other processes open it while this one has it."""
+    if isinstance(file.name, str):
+        return file.name
+    return f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -1,0 +1,31 @@
+"""What drafts cost, or bring, where no prompt comes twice: whole runs of the quickstart with its
+default, which drafts from siblings at most, against `rollouts.drafts = "off"`.
+
+Pairs from one warm model, of another seed each, in an order that changes; trained tokens per second
+of all processes together on this machine.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.case import Case, paired
+from benchmarks.measured_run import run
+from benchmarks.pipeline import QUICKSTART, warm_model
+
+
+def quickstart(pairs: int) -> Iterator[Case]:
+    """`histospec_quickstart`."""
+    speeds: dict[str, list[float]] = {"auto": [], "off": []}
+    with tempfile.TemporaryDirectory(prefix="rollstream-drafts-") as scratch:
+        base = Path(scratch)
+        given = [f"model.path={warm_model(base)}", "evaluation.enabled=false"]
+        for pair in range(pairs):
+            for drafts in sorted(speeds, reverse=bool(pair % 2)):
+                overrides = [*given, f"seed={pair}", f"rollouts.drafts={drafts}"]
+                measured = run(QUICKSTART, base / f"{drafts}-{pair}", overrides)
+                speeds[drafts].append(measured.tokens_per_s)
+    note = "no prompt comes twice; siblings do"
+    yield paired(
+        "histospec_quickstart", speeds["auto"], "token/s", "drafts off", speeds["off"], 0.97, note
+    )

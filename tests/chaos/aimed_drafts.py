@@ -1,0 +1,38 @@
+"""`python -m tests.chaos.aimed_drafts COMMAND …` is `tests.chaos.aimed_moves` where rollouts draft
+whether or not that pays, and on the torch engine change between plain steps and drafts all the
+time: none of it may change a token.
+"""
+
+import sys
+
+import tests.chaos.aimed as aimed
+from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.windows import MARGINAL, WindowRule
+from tests.chaos.aimed import aim_at_history
+from tests.chaos.aimed_moves import AimedMoves
+from tests.chaos.aiming import AimedGate
+
+
+class RestlessSwitch(Switch):
+    """On and off in turn, at each look."""
+
+    def __init__(self, rule: WindowRule = MARGINAL) -> None:
+        super().__init__(rule, forced=True)
+
+    def decide(self, rows: int) -> bool:
+        self.on = not self.on
+        return self.on
+
+
+def drafts_aimed(gate: AimedGate) -> None:
+    aim_at_history(gate)
+    import rollstream.rollout_role as rollout_role  # behind the doors, which are wrapped by now
+
+    rollout_role.Switch = RestlessSwitch  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    aimed.AimedBus = AimedMoves  # type: ignore[misc]
+    aimed.MODULE = "tests.chaos.aimed_drafts"
+    aimed.aim_at_history = drafts_aimed
+    sys.exit(aimed.main())

@@ -1,0 +1,32 @@
+"""A model whose answers rhyme and end by chance: it draws some tokens far more often than others,
+and the end of an answer about as often whatever came before, so that some answers are many times as
+long as others. Nothing was learnt.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from producers.settings import TaskSettings
+from producers.tasks.registry import load_task
+from storage.model import build_model
+from tests.run_process import SIZES
+
+SCALE = 14.0  # of weights drawn with a deviation of 0.02
+
+
+def decided_model(folder: Path, sizes: Mapping[str, int | bool], scale: float = SCALE) -> Path:
+    """In a folder that a run begins from; `sizes` are laid over those of all such tests."""
+    tokenizer = load_task(TaskSettings()).tokenizer()
+    special = dict(tokenizer.special)
+    fields = SIZES | {"vocab_size": tokenizer.size} | special | sizes
+    model = build_model("Qwen3ForCausalLM", fields, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+        model.get_input_embeddings().weight[special["eos_token_id"]] = 0
+    model.save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder

@@ -1,0 +1,156 @@
+"""A run with drafts on, as real processes: who fills the node's history, that one's death in the
+midst of an insertion, and what the log says of drafts and moves afterwards.
+"""
+
+import socket
+import subprocess
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from producers.engines.drafts.memory import HEADER_BYTES, WRITER
+from producers.engines.drafts.segment import HISTORY, segment_folder
+from streams.drafted import right_of
+from streams.records import Assignment, Trajectory
+from tests.chaos.aiming import Aim, AimFolder
+from tests.chaos.crashes import Side
+from tests.chaos.moments import FILL
+from tests.run_process import read, run_line, running
+
+MODULE = "tests.chaos.aimed_drafts"
+RUN = "drafted"
+WAIT_S = 600.0
+TASK = f"""run = "{RUN}"
+[task]
+options = {{ prompts = 6 }}
+"""
+SETTINGS = [
+    "warmup.enabled=false", "evaluation.enabled=false", "rollouts.drafts=history",
+    "rollouts.drafts_tokens=16384", "rollouts.drafts_window=additive",
+    "rollouts.on_update=keep_version", "rollouts.status_s=0.1",
+    "rollouts.partial_tokens=8", "weights.dtype=float32", "weights.versions_max=32",
+    "trainer.lr=1e-6", "trainer.workers=1", "checkpoints.every=4", "dispatch.max_lag=null",
+    "dispatch.repack_every_s=0.1", "dispatch.lease_s=2", "dispatch.heartbeat_timeout_s=2",
+    "dispatch.keep_s=3600", "archive.roll_s=1",
+]  # fmt: skip
+"""Every version stays in the store, every order and prompt in the log."""
+
+
+@dataclass
+class DraftedRun:
+    """It goes on in `process`, under a supervisor; `aims` is what is to happen to its roles."""
+
+    folder: Path
+    aims: AimFolder
+    process: subprocess.Popen[bytes]
+
+    @property
+    def history(self) -> Path:
+        """The folder in memory."""
+        return segment_folder(RUN, self.folder, socket.gethostname())
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        give_up = time.monotonic() + WAIT_S
+        while not condition():
+            assert self.process.poll() is None, self.said("the run ended early")
+            assert time.monotonic() < give_up, self.said("it did not come true in time")
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        assert self.process.wait(WAIT_S) == 0, self.said("it ended with an error")
+
+    def said(self, what: str) -> str:
+        return f"{what}: {(self.folder.parent / 'output.txt').read_text()[-3000:]}"
+
+    def writer(self) -> psutil.Process | None:
+        """The living rollout that the history itself names."""
+        pid = writer_of(self.history / HISTORY)
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it dies just now
+                if child.pid == pid and "--name" in child.cmdline():  # a zombie has none
+                    return child
+        return None
+
+    def kill_writer(self, side: Side) -> str:
+        """At its next insertion, right before or after its patterns enter the table; returns its
+        name once another process writes. One that dies of something else before is no victim.
+        """
+        while True:
+            name, pid = self._known_writer()
+            self.aims.aim(Aim(name, FILL, side, nth=0))
+            number = len(self.aims.aims) - 1
+            self._wait_for_another(pid)
+            if self.aims.fired()[number]:
+                return name
+
+    def kill_writer_anywhere(self) -> str:
+        """Whatever it does; returns its name once another process writes."""
+        name, pid = self._known_writer()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
+        self._wait_for_another(pid)
+        return name
+
+    def _known_writer(self) -> tuple[str, int]:
+        while True:
+            self.wait_for(self.writer)
+            with suppress(psutil.NoSuchProcess, ValueError):  # it dies just now
+                if (found := self.writer()) is not None:
+                    words = found.cmdline()
+                    return words[words.index("--name") + 1], found.pid
+
+    def _wait_for_another(self, pid: int) -> None:
+        self.wait_for(lambda: (found := self.writer()) is not None and found.pid != pid)
+
+
+@contextmanager
+def drafted_run(
+    base: Path, model: Path, settings: Sequence[str], aims: AimFolder
+) -> Iterator[DraftedRun]:
+    """The run in this folder, begun or gone on with; all of it is killed where the block ends
+    earlier.
+    """
+    configuration = base / "drafted.toml"
+    configuration.write_text(TASK)
+    given = [*SETTINGS, f"model.path={model}", *settings]
+    line = run_line(configuration, base / "run", given, MODULE)
+    with running(line, base / "output.txt", environment=aims.environment()) as process:
+        yield DraftedRun(base / "run", aims, process)
+
+
+def writer_of(file: Path) -> int:
+    """The process that the header of a history names; 0 without one."""
+    with suppress(OSError), file.open("rb") as opened:
+        header = array("q", opened.read(HEADER_BYTES))
+        return header[WRITER] if len(header) > WRITER else 0
+    return 0
+
+
+def completions(folder: Path) -> dict[str, Trajectory]:
+    """The one of each trajectory that counts (invariant 2)."""
+    found: dict[str, Trajectory] = {}
+    for record in read(folder, "trajectories", Trajectory):
+        found.setdefault(record.trajectory, record)
+    return found
+
+
+def continued(folder: Path) -> tuple[set[str], set[str]]:
+    """Trajectories that went on elsewhere from their partials: those that were asked back for it
+    (repack), and those whose rollout had died.
+    """
+    orders: list[Assignment] = read(folder, "assignments", Assignment)
+    asked = {(o.trajectory, o.attempt) for o in orders if o.kind == "release" and o.onward}
+    resumed = {(o.trajectory, o.attempt - 1) for o in orders if o.kind == "resume"}
+    moved, lost = resumed & asked, resumed - asked
+    return {name for name, _ in moved}, {name for name, _ in lost}
+
+
+def accepted_after(records: Sequence[Trajectory], since_s: float) -> int:
+    """Guessed tokens that were right in trajectories that began later."""
+    late = [one for one in records if one.started_s > since_s and one.attempt == 1]
+    return sum(right_of(one.drafts) for one in late if one.drafts is not None)

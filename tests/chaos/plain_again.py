@@ -1,0 +1,101 @@
+"""Trajectories of a run, generated once more by plain sampling: an engine without drafts, from the
+versions in the run's own store. Under `keep_version` nothing else decides what they are (invariants
+4 and 10).
+
+A difference must be one of rounding (docs/histospec.md): the uniform of that position lies within
+1e-5 of the boundary between both tokens.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from producers.engines.base import Request
+from producers.engines.draws import trajectory_key, uniforms
+from producers.engines.torch_engine import TorchEngine
+from rollstream.config import load
+from rollstream.folder import store_url
+from storage.connect import open_store
+from storage.model import model_from_version
+from storage.objects import ObjectStore
+from streams.records import GENERATED, Prompt, Tokens, Trajectory, Version
+from tests.run_process import read
+
+SLOTS = 8
+ROUNDING = 1e-5
+
+
+def differing(folder: Path, records: Iterable[Trajectory]) -> list[str]:
+    """What plain sampling does not give, by name and position; [] where it gives all of it."""
+    configuration = load(folder / "config.json")
+    store = open_store(store_url(configuration, folder))
+    prompts = {prompt.group: prompt for prompt in read(folder, "prompts", Prompt)}
+    return [
+        what
+        for version, some in groupby(sorted(records, key=version_of), key=version_of)
+        for what in _differing(
+            store, version, list(some), prompts, configuration.rollouts.context_max
+        )
+    ]
+
+
+def version_of(record: Trajectory) -> Version:
+    """Of all its tokens: it has one span."""
+    (span,) = record.spans
+    return span.version
+
+
+def _differing(
+    store: ObjectStore,
+    version: Version,
+    records: Sequence[Trajectory],
+    prompts: dict[int, Prompt],
+    context_max: int,
+) -> Iterator[str]:
+    model = model_from_version(store, version).eval()
+    engine = TorchEngine(model.config, model.state_dict(), version, SLOTS, context_max)
+    requests = {one.trajectory: request_of(one, prompts[one.group]) for one in records}
+    for request in requests.values():
+        engine.submit(request)
+    plain: dict[str, list[Tokens]] = {name: [] for name in requests}
+    while engine.running():
+        for emission in engine.poll(60.0):
+            plain[emission.trajectory].append(emission.tokens)
+    for record in records:
+        name = record.trajectory
+        mine = record.tokens[record.sources == GENERATED].tolist()
+        what = _difference(model, requests[name], np.concatenate(plain[name]).tolist(), mine)
+        if what:
+            yield f"{name} under {version}: {what}"
+
+
+def request_of(record: Trajectory, prompt: Prompt) -> Request:
+    """What its first rollout was asked."""
+    sources = np.zeros(len(prompt.tokens), np.uint8)
+    nothing = np.zeros(0, np.float32)
+    return Request(
+        record.trajectory, record.group, prompt.tokens, sources, prompt.sampling, prompt.seed,
+        nothing,
+    )  # fmt: skip
+
+
+def _difference(model: torch.nn.Module, request: Request, plain: list[int], mine: list[int]) -> str:
+    """Where they part, unless rounding explains it; empty for equal tokens."""
+    if plain == mine:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(plain, mine, strict=False)) if a != b), None)
+    if at is None:
+        return f"{len(mine)} tokens and not {len(plain)}"
+    known = [*request.tokens.tolist(), *plain[:at]]
+    with torch.inference_mode():
+        logits = model(torch.tensor([known])).logits[0, -1] / request.sampling.temperature
+    edges = logits.double().softmax(-1).cumsum(-1)
+    key = np.array([trajectory_key(request.seed, request.trajectory)], np.uint64)
+    drawn = uniforms(key, np.array([len(known)]))[0]
+    low, high = sorted((plain[at], mine[at]))
+    if high == low + 1 and abs(float(edges[low]) - drawn) < ROUNDING:
+        return ""
+    return f"token {at} of {len(mine)} is {mine[at]} and not {plain[at]}"

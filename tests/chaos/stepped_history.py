@@ -1,0 +1,35 @@
+"""The history that drafts come from in a stepped run: the product's own, one for all its rollouts.
+The engine there guesses nothing, so what is tried is who writes, and from what.
+"""
+
+import atexit
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from producers.engines.drafts.node import NodeHistory
+from producers.rollout.keeping import Keeping
+from streams.bus import Bus
+
+TOKENS = 1024
+
+
+@contextmanager
+def remembering(folder: Path, bus: Bus, earlier: Bus, counts: Counter[str]) -> Iterator[Keeping]:
+    """A rollout's part in it; however that ends, its locks are freed, as a kernel frees those of a
+    process.
+    """
+    node = NodeHistory(folder / "rollstream-stepped-drafts", TOKENS)
+    keeping = Keeping(bus, lambda: earlier, node)
+    try:
+        yield keeping
+    finally:
+        if keeping.remembering is not None:
+            counts["histories taken over"] += 1
+            counts["remembered"] += keeping.remembering.records
+        atexit.unregister(node.leave)
+        node._shared.close()
+        if node._written is not None:
+            node._written.close()
+        node._unlock()

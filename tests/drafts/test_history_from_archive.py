@@ -1,0 +1,70 @@
+"""What the log forgot is remembered from its archive, and an archive that cannot be read costs
+drafts, not the rollout.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from drafts_log import answer, asked, guessed, log_in, tell
+
+from producers.engines.drafts.history import History
+from producers.rollout.remembering import Remembering
+from storage.archive.files import encoded
+from storage.archive.names import key_of
+from storage.archive.whole_log import WholeLog
+from storage.file_store import FileStore
+from streams.bus import Bus
+from streams.records import Fence
+from streams.topics import partition_of
+
+RUN, GROUP = "tiny", 7
+PARTITION_KEY = str(GROUP).encode()
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[Bus]:
+    bus = log_in(tmp_path)
+    yield bus
+    bus.close()
+
+
+def archived(bus: Bus, store: FileStore) -> str:
+    """Two answers, the first of them archived and gone from the log; the file's key."""
+    tell(bus, answer(GROUP, [4, 5, 6, 7]), answer(GROUP, [4, 5, 6, 8, 9]))
+    partition = partition_of(PARTITION_KEY, bus.partitions("trajectories"))
+    (message,) = bus.read("trajectories", {partition: 0}, records_max=1)
+    key = key_of("trajectories", RUN, partition, 0, message.timestamp_ms)
+    store.create(key, encoded("trajectories", [message], Fence()).data)
+    bus.truncate("trajectories", {partition: 1})
+    return key
+
+
+def remembered(bus: Bus, store: FileStore) -> Remembering:
+    memory = Remembering(bus, WholeLog(bus, store, RUN), History(4096))
+    for _ in range(3):
+        memory.look()
+    return memory
+
+
+def test_an_answer_that_is_only_archived_is_drafted_from(tmp_path: Path, bus: Bus) -> None:
+    store = FileStore(str(tmp_path / "store"))
+    archived(bus, store)
+    memory = remembered(bus, store)
+    assert memory.records == 2
+    assert guessed(memory.history.view, GROUP, [5, 6, 7]) == []
+    assert guessed(memory.history.view, GROUP, [4, 5, 6]) in ([7], [8, 9])
+
+
+def test_behind_a_damaged_archive_what_the_log_keeps_is_drafted_from(
+    tmp_path: Path, bus: Bus
+) -> None:
+    store = FileStore(str(tmp_path / "store"))
+    key = archived(bus, store)
+    store.put(key, b"PAR1 and no more")
+    memory = remembered(bus, store)
+    assert memory.records == 1
+    assert guessed(memory.history.view, GROUP, asked(GROUP)) == [4, 5, 6, 8, 9]
+    tell(bus, answer(GROUP + 1, [9, 9, 3]))
+    memory.look()
+    assert guessed(memory.history.view, GROUP + 1, asked(GROUP + 1)) == [9, 9, 3]

@@ -1,0 +1,97 @@
+"""What is refused at opening: for good, perhaps not at the next start, or no refusal at all; and
+what the supervisor makes of each.
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollstream.children import Child, Seat
+from rollstream.opening import Unserved, opening
+from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_for_good
+from rollstream.supervisor import Limits, Supervisor
+from streams.errors import ConfigurationError, EngineRefused
+
+CAUSE = RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("is_server", "raised", "cause", "wanted"),
+    [
+        (False, EngineRefused("a window"), None, ConfigurationError),
+        (False, EngineRefused("no memory"), CAUSE, Unserved),
+        (False, ConfigurationError("a setting"), None, ConfigurationError),
+        (True, EngineRefused("no answer"), None, EngineRefused),
+        (True, EngineRefused("it ended"), CAUSE, EngineRefused),
+        (True, ConfigurationError("no routes"), None, Unserved),
+        (False, RuntimeError("a bug"), None, RuntimeError),
+    ],
+)
+def test_a_refusal_at_opening_says_whether_it_may_pass(is_server, raised, cause, wanted):
+    with pytest.raises(wanted) as error, opening("torch", is_server=is_server):
+        raise raised from cause
+    assert type(error.value) is wanted
+    assert str(raised) in str(error.value)
+
+
+def test_what_to_do_is_said():
+    wanted = "cannot serve this run's model: a window; choose another model"
+    with pytest.raises(ConfigurationError, match=wanted), opening("torch"):
+        raise EngineRefused("a window")
+
+
+def test_a_later_version_that_is_refused_may_be_followed_by_a_better_one():
+    with pytest.raises(Unserved), opening("torch", is_first=False):
+        raise EngineRefused("weights: not finite")
+
+
+def test_only_refusals_are_for_good():
+    assert is_for_good(EXIT_REFUSED, None)
+    assert is_for_good(EXIT_UNSERVED, EXIT_UNSERVED)
+    assert not is_for_good(EXIT_UNSERVED, None)
+    assert not is_for_good(EXIT_UNSERVED, -9)
+    assert not any(is_for_good(code, before) for code in (-9, 0, 1, 143) for before in (code, 2, 3))
+
+
+def exits(folder: Path, *codes: int) -> Seat:
+    """A role that ends with these codes, one a start, and says so; then with 0."""
+    code = f"""
+import pathlib, sys
+mark = pathlib.Path({str(folder)!r}, "starts")
+number = len(mark.read_text()) if mark.exists() else 0
+mark.write_text("x" * (number + 1))
+code = ({codes!r} + (0,) * 99)[number]
+print("loading", flush=True)
+print(f"rollstream: start {{number}} ended with {{code}}", file=sys.stderr)
+sys.exit(code)
+"""
+    return Seat("rollout-0", [sys.executable, "-c", code], ends="run")
+
+
+def outcome(folder: Path, seat: Seat):
+    policy = RestartPolicy(first_s=0.01, longest_s=0.02)
+    supervisor = Supervisor([seat], folder / "logs", policy=policy, limits=Limits(tick_s=0.01))
+    return supervisor.run(threading.Event(), threading.Event(), lambda states: None)
+
+
+def test_a_role_refused_twice_in_a_row_ends_the_run_in_its_own_words(tmp_path):
+    ended = outcome(tmp_path, exits(tmp_path, 1, EXIT_UNSERVED, EXIT_UNSERVED))
+    assert ended.kind == "failed"
+    assert ended.message.startswith("rollout-0 refused to start: start 2 ended with 3\n")
+    assert "loading" not in ended.message
+
+
+def test_a_role_refused_once_or_between_crashes_goes_on(tmp_path):
+    seat = exits(tmp_path, EXIT_UNSERVED, 1, EXIT_UNSERVED, 139, EXIT_UNSERVED)
+    assert outcome(tmp_path, seat).kind == "complete"
+
+
+def test_words_are_those_of_the_last_start(tmp_path):
+    log = tmp_path / "role.log"
+    log.write_text("rollstream: an earlier start\n")
+    child = Child(Seat("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None)
+    while child.reap() is None:
+        pass
+    assert child.words() == ""

@@ -1,0 +1,22 @@
+"""A process that goes on behind a fork with the bus of its parent."""
+
+import os
+
+from streams.bus import Bus
+from streams.errors import BusError
+from streams.topics import Topic
+
+
+def check_that_a_forked_child_is_refused(bus: Bus) -> None:
+    """It is told to open its own, and the parent goes on with the bus."""
+    bus.create([Topic("t")])
+    child = os.fork()
+    if child == 0:
+        try:
+            bus.end("t")
+        except BusError as error:
+            os._exit(7 if "before a fork" in str(error) else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert bus.end("t") == {0: 0}
+    bus.close()

@@ -1,0 +1,122 @@
+"""`rollstream run` with `trainer.processes = 2`: the stack starts the ranks, and whatever of them
+is killed it starts them all again; the log adds up.
+"""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.metrics import read_metrics
+from streams.records import StepDone
+from tests.chaos.counted import counted
+from tests.run_process import (
+    STEPS,
+    WAIT_S,
+    assert_the_log_adds_up,
+    read,
+    role,
+    role_restarted,
+    started,
+    steps_done,
+    wait_for,
+)
+
+pytestmark = pytest.mark.slow
+MORE = [
+    "trainer.processes=2", "trainer.ranks_timeout_s=60", "trainer.lease_s=2",
+    "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
+]  # fmt: skip
+
+
+def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
+    """The living ranks of the run's trainer."""
+    try:
+        children = role(process, "trainer").children()
+        return {int(child.environ()["RANK"]): child for child in children}
+    except (AssertionError, psutil.Error):  # it is just starting, or ending
+        return {}
+
+
+def deaths(folder: Path) -> list[object]:
+    lines = read_metrics(folder / "metrics" / "supervisor.jsonl")
+    return [one["code"] for one in lines if one["event"] == "death" and one["role"] == "trainer"]
+
+
+def assert_clean(folder: Path) -> None:
+    assert_the_log_adds_up(folder)
+    found = counted(folder, STEPS)
+    assert found.is_clean, found.wrong
+
+
+def test_a_run_starts_its_ranks_itself_and_ends_clean(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "run"
+    with started(folder, model, MORE) as process:
+        wait_for(lambda: len(ranks_of(process)) == 2, process)
+        children = list(ranks_of(process).values())
+        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+    assert not [one for one in children if one.is_running()]
+    assert "rank 1 of 2 on cpu" in (folder / "logs" / "trainer.log").read_text()
+    assert not deaths(folder)
+    assert_clean(folder)
+
+
+def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
+    tmp_path: Path, model: Path
+) -> None:
+    """Promise 1: rank 1 with `kill -9`, then rank 0, the process that started both, and the run."""
+    folder, log = tmp_path / "run", tmp_path / "run" / "logs" / "trainer.log"
+    with started(folder, model, MORE) as process:
+        for steps, victim in ((2, 1), (4, 0), (6, None)):
+            wait_for(lambda: steps_done(folder) >= steps and len(ranks_of(process)) == 2, process)  # noqa: B023
+            launcher, ranks = role(process, "trainer"), ranks_of(process)
+            (launcher if victim is None else ranks[victim]).kill()
+            _, alive = psutil.wait_procs([launcher, *ranks.values()], timeout=WAIT_S)
+            assert not alive, "a rank outlived its group"
+            wait_for(lambda: role_restarted(process, "trainer", launcher.pid), process)  # noqa: B023
+        wait_for(lambda: steps_done(folder) >= 8 and len(ranks_of(process)) == 2, process)
+        everybody = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(everybody, timeout=WAIT_S)
+        assert not alive, "a rank outlived the supervisor"
+    with started(folder, model, MORE) as process:
+        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+    assert deaths(folder) == [137, 137, -9]
+    assert "RankLost" not in "".join(log.read_text().splitlines()[-5:])
+    assert "rank 1 of the trainer is gone" in log.read_text()
+    assert_clean(folder)
+    assert len({one.state_hash for one in read(folder, "ledger", StepDone)}) == STEPS
+
+
+def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
+    tmp_path: Path, model: Path
+) -> None:
+    folder = tmp_path / "run"
+    with started(folder, model, MORE) as process:
+        wait_for(lambda: steps_done(folder) >= 3, process)
+        children = [role(process, "trainer"), *ranks_of(process).values()]
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    assert not [one for one in children if one.is_running()]
+    said = (folder / "logs" / "trainer.log").read_text()
+    assert "trainer was stopped" in said
+    assert "RankLost" not in said
+    assert steps_done(folder) < STEPS, "it was complete before it was interrupted"
+    with started(folder, model, MORE) as process:
+        assert process.wait(WAIT_S) == 0
+    assert_clean(folder)
+
+
+def test_a_refusal_of_the_ranks_ends_the_run_in_their_words(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    folder = tmp_path / "run"
+    with started(folder, model, [*MORE, "trainer.device=cuda"]) as process:
+        assert process.wait(WAIT_S) == 1
+    said = (tmp_path / "output.txt").read_text()
+    assert "rollstream: trainer refused to start: trainer.device must be a device of this" in said
+    assert deaths(folder) == [2]

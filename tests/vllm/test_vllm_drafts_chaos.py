@@ -1,0 +1,48 @@
+"""Drafts on vLLM while rollouts are killed and trajectories move: its cores are processes of their
+own, which map the node's history. The rollout that fills it dies in the midst of an insertion, then
+its successor does wherever it is; their cores die with them.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.aiming import AimFolder
+from tests.chaos.counted import counted
+from tests.chaos.decided_model import decided_model
+from tests.chaos.drafted_runs import drafted_run
+from tests.run_process import steps_done
+
+pytestmark = pytest.mark.slow
+STEPS, GROUPS, CONTEXT = 12, 4, 128
+SIZES = {
+    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+SETTINGS = [
+    f"trainer.steps={STEPS}", f"trainer.groups_per_step={GROUPS}", "trainer.samples_per_group=4",
+    "rollouts.engine=vllm", "rollouts.count=2", "rollouts.slots=4",
+    f"rollouts.context_max={CONTEXT}", "sampling.tokens_max=100", "dispatch.ready_groups_max=12",
+]  # fmt: skip
+
+
+def test_drafts_on_vllm_outlive_the_death_of_rollouts(tmp_path: Path) -> None:
+    """Promise 1; invariants 1, 2 and 4."""
+    model = decided_model(tmp_path / "model", SIZES)
+    with drafted_run(tmp_path, model, SETTINGS, AimFolder(tmp_path / "aims")) as run:
+        run.wait_for(lambda: steps_done(run.folder) >= 2)
+        first = run.kill_writer("before")
+        second = run.kill_writer_anywhere()
+        run.end()
+    assert not run.history.exists()
+    found = counted(run.folder, STEPS)
+    assert found.is_clean, found.wrong
+    assert (found.trained, found.dead) == (STEPS * GROUPS, 0)
+    assert sum(right(run.folder, name) for name in (first, second)) > 0
+
+
+def right(folder: Path, rollout: str) -> int:
+    """Guessed tokens that were right in its last life, as its log says at the end."""
+    said = (folder / "logs" / f"{rollout}.log").read_text()
+    found = re.findall(r"drafts: .* (\d+) of \d+ tokens right", said)
+    return int(found[-1]) if found else 0
