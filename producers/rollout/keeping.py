@@ -6,6 +6,7 @@ looks does. All draft from the same memory (`drafts/node.py`).
 
 import atexit
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from streams.bus import Bus
 from streams.reader import TopicReader
 
 log = logging.getLogger(__name__)
+
+REST = 50  # times what a look took, until the next one of an engine that drafts nothing
 
 
 @dataclass(slots=True)
@@ -28,12 +31,23 @@ class Keeping:
     earlier: Callable[[], Bus]
     node: NodeHistory
     remembering: Remembering | None = None
+    clock: Callable[[], float] = time.perf_counter
+    rests_until: float = 0.0
 
     def __post_init__(self) -> None:
         atexit.register(self.node.leave)  # an engine that refuses, a higher term, an error
 
-    def look(self) -> None:
-        """Take in what has arrived, a bounded part of it, or see whether that is ours to do now."""
+    def look(self, drafts: bool = True) -> None:
+        """Take in what has arrived, a bounded part of it, or see whether that is ours to do now.
+        While the engine drafts nothing, as where no prompt comes twice, a fiftieth of its time.
+        """
+        began = self.clock()
+        if drafts or began >= self.rests_until:
+            self._look()
+            now = self.clock()
+            self.rests_until = now + REST * (now - began)
+
+    def _look(self) -> None:
         if self.remembering is None:
             history = self.node.take_over()
             if history is None:

@@ -51,6 +51,8 @@ class Rollout:
     keeping: Keeping | None = None
     """Its part in the history that its engine drafts from; None: it drafts from none."""
     drawn: int = 0
+    passes: int = 0
+    """Verification passes that it is known to have made."""
     work: Work = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class Rollout:
             self._take_weights()
             self._start_waiting()
             if self.keeping is not None:
-                self.keeping.look()
+                self.keeping.look(self._has_drafted())
             began = time.perf_counter()
             emissions = self._generate()
             for emission in emissions:
@@ -177,6 +179,11 @@ class Rollout:
                 break
             emissions += news
         return emissions
+
+    def _has_drafted(self) -> bool:
+        """Since it was asked before."""
+        before, self.passes = self.passes, self.engine.stats().drafts.passes
+        return self.passes != before
 
     def _publish(self) -> None:
         self.work.publish()

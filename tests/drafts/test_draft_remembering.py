@@ -1,6 +1,7 @@
 """What the log says beside answers: late rewards, and what runs on other rollouts."""
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from producers.engines.base import DraftStats
 from producers.engines.drafts.history import History
 from producers.engines.drafts.node import NodeHistory
 from producers.rollout import siblings
-from producers.rollout.keeping import Keeping
+from producers.rollout.keeping import REST, Keeping
 from producers.rollout.remembering import Remembering
 from streams.bus import Bus
 
@@ -121,3 +122,23 @@ def test_whoever_fills_the_history_reads_and_the_others_do_not(tmp_path: Path, b
     assert guessed(second.node.view(), 6, asked(6)) == [9, 9, 9]
     second.conclude(DraftStats())
     assert not (tmp_path / "node").exists()
+
+
+def test_an_engine_that_drafts_nothing_spends_little_on_remembering(
+    tmp_path: Path, bus: Bus
+) -> None:
+    """By this clock a look takes as long as asking for one that is not made."""
+    node = NodeHistory(tmp_path / "node", 4096)
+    ticks = count()
+    keeping = Keeping(bus, lambda: bus, node, clock=lambda: float(next(ticks)))
+    keeping.look(drafts=False)
+    tell(bus, answer(7, [4, 5, 6]))
+    for _ in range(REST - 1):
+        keeping.look(drafts=False)
+    assert guessed(node.view(), 7, asked(7)) == []
+    keeping.look(drafts=False)
+    assert guessed(node.view(), 7, asked(7)) == [4, 5, 6]
+    tell(bus, answer(6, [9, 9, 9]))
+    keeping.look(drafts=True)
+    assert guessed(node.view(), 6, asked(6)) == [9, 9, 9]
+    keeping.conclude(DraftStats())

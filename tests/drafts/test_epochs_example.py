@@ -52,7 +52,12 @@ def test_drafts_are_refused_where_no_engine_makes_them() -> None:
 def test_every_engine_drafts_by_default_that_can() -> None:
     server = ["rollouts.engine=vllm", "rollouts.vllm.url=http://127.0.0.1:8000"]
     paced = ["rollouts.engine=paced", "trainer.learner=paced", "evaluation.enabled=false"]
-    given = [["rollouts.engine=torch"], ["rollouts.engine=vllm"], [*server, "rollouts.count=1"], paced]
+    given = [
+        ["rollouts.engine=torch"],
+        ["rollouts.engine=vllm"],
+        [*server, "rollouts.count=1"],
+        paced,
+    ]
     asked = [[*engine, "rollouts.drafts=auto"] for engine in given]
     drafting = [load(EXAMPLE, one, environment={}).rollouts.is_drafting for one in asked]
     assert drafting == [True, True, False, False]

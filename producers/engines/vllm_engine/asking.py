@@ -7,6 +7,7 @@ of vLLM's client goes through `ask`, which looks at the core's life while it wai
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false
 
 import time
 from concurrent.futures import Future
