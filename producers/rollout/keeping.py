@@ -18,7 +18,9 @@ from streams.reader import TopicReader
 
 log = logging.getLogger(__name__)
 
-REST = 50  # times what a look took, until the next one of an engine that drafts nothing
+# Until the next look of an engine that drafts nothing: so many times what this one took, at most so
+# many seconds, as the first one opens an archive.
+REST, REST_S = 50, 1.0
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Keeping:
         if drafts or began >= self.rests_until:
             self._look()
             now = self.clock()
-            self.rests_until = now + REST * (now - began)
+            self.rests_until = now + min(REST * (now - began), REST_S)
 
     def _look(self) -> None:
         if self.remembering is None:

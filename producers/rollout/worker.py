@@ -46,6 +46,8 @@ class Rollout:
     judging: Judging
     voice: Voice
     clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.perf_counter
+    """For lengths of time, as `clock` is for moments."""
     judged_s: float = 2.0
     """When it leaves, seconds for what is being judged."""
     keeping: Keeping | None = None
@@ -68,13 +70,13 @@ class Rollout:
             self._start_waiting()
             if self.keeping is not None:
                 self.keeping.look(self._has_drafted())
-            began = time.perf_counter()
+            began = self.timer()
             emissions = self._generate()
             for emission in emissions:
                 self.work.grow(emission)
             self.work.collect_judged()
             self._publish()
-            if not emissions and time.perf_counter() - began < IDLE_S:  # nothing to decode
+            if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
                 stop.wait(IDLE_S)
         self._say_goodbye()
 
@@ -172,8 +174,8 @@ class Rollout:
     def _generate(self) -> list[Emission]:
         """What `POLL_S` seconds of decoding gave."""
         emissions: list[Emission] = []
-        deadline, growing = time.perf_counter() + POLL_S, self.work.growing
-        while growing and self.follower.verified and (rest := deadline - time.perf_counter()) > 0:
+        deadline, growing = self.timer() + POLL_S, self.work.growing
+        while growing and self.follower.verified and (rest := deadline - self.timer()) > 0:
             news = self.engine.poll(rest)
             if not news:  # idle, or the time is over
                 break

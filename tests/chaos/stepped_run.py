@@ -281,11 +281,12 @@ class SteppedRun:
         voice.applied(compared_whole(fetched, engine.read_back, 0.0))
         rewards = FakeRewards()
         judging = Judging(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
-        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock)  # type: ignore[arg-type]
+        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock, clock)  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return
-        with remembering(self.folder, bus, WholeLog(bus, store, RUN), self.asked) as keeping:
+        whole = WholeLog(bus, store, RUN)
+        with remembering(self.folder, bus, whole, self.asked, clock) as keeping:
             rollout.keeping = keeping
             rollout.run(stop)  # type: ignore[arg-type]
 
