@@ -130,7 +130,7 @@ def test_an_engine_that_drafts_nothing_spends_little_on_remembering(
     """By this clock a look takes as long as asking for one that is not made."""
     node = NodeHistory(tmp_path / "node", 4096)
     ticks = count()
-    keeping = Keeping(bus, lambda: bus, node, clock=lambda: next(ticks) / 1000)
+    keeping = Keeping(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)
     keeping.look(drafts=False)
     tell(bus, answer(7, [4, 5, 6]))
     for _ in range(REST - 1):
