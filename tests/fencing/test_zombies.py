@@ -18,7 +18,7 @@ from zombies import (
     start_all,
 )
 
-from rollstream.config import load
+from rollstream.config import load, truncates
 from rollstream.folder import store_url
 from storage.connect import open_store
 from tests.chaos.by_hand import by_hand
@@ -50,7 +50,7 @@ def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...
         run.wait_complete(forward)
     found = assert_no_harm(folder)
     assert_the_log_adds_up(folder, configuration.trainer.steps)
-    forgotten = UNARCHIVED if configuration.truncate else ()
+    forgotten = UNARCHIVED if truncates(configuration) else ()
     kept = [zombie for zombie in zombies if zombie.voids and zombie.kind not in forgotten]
     assert found.void >= len(kept)
 
