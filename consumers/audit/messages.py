@@ -124,7 +124,9 @@ class Source:
         """Archived rows from where we are, below what the log keeps (all, where it has none)."""
         if self.store is None:
             return
-        reached: dict[int, int] = {}  # the offset after the last row of each partition's last file
+        # The offset after the last row of each partition's last file; where the log was truncated
+        # under us and we are here again, not of files that were read the first time.
+        reached: dict[int, int] = {}
         for file in archived_files(self.store, self.run, topic):
             at = self._at.setdefault(file.partition, 0)
             if file.first < reached.get(file.partition, 0):
@@ -137,7 +139,8 @@ class Source:
                 yield Hole(file.partition, at, file.first, Fence())
                 self._at[file.partition] = file.first
             yield from self._rows(topic, file, high)
-            reached[file.partition] = self._at[file.partition]
+            if file.first >= at:
+                reached[file.partition] = self._at[file.partition]
 
     def _reach(self, topic: str, partition: int, piece: Message | Rows) -> None:
         """An archived file holds every offset from its first to its last."""

@@ -40,10 +40,10 @@ def test_a_run_whose_roles_were_killed_audits_clean(tmp_path: Path) -> None:
             victim.send_signal(signal.SIGKILL)
             wait_for(lambda: role_restarted(process, name, victim.pid), process)  # noqa: B023
             code, report = audit(folder)
-            assert report["violations"] == 0, report
+            assert report["violations"] == 0, json.dumps(report["invariants"])
         assert process.wait(WAIT_S) == 0
     code, report = audit(folder)
-    assert report["violations"] == 0, report
+    assert report["violations"] == 0, json.dumps(report["invariants"])
     assert code in (0, 2)
     lines = {line["invariant"]: line for line in report["invariants"]}
     assert lines[1]["counts"]["steps"] == STEPS
