@@ -1,0 +1,35 @@
+"""A log that is truncated while the audit reads it: what went is read from the archive, once."""
+
+from pathlib import Path
+
+import pytest
+from audited_run import RUN, open_run
+
+from consumers.archive.topic import TopicArchive
+from consumers.audit import messages
+from consumers.audit.messages import Source
+from consumers.audit.tally import Tally
+from consumers.settings import ArchiveSettings
+from streams.records import Address
+from streams.truncation import before_record, truncate
+
+
+def test_what_was_read_before_is_no_second_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(tmp_path, 1)
+    archive = TopicArchive(run.bus, run.store, RUN, "admissions", ArchiveSettings())
+    archive.start()
+    for group in range(6):  # a file for each, after the opening
+        run.admit(group)
+        archive.finish()
+    monkeypatch.setattr(messages, "RECORDS_MAX", 1)
+    source = Source(run.bus, run.store, RUN, Tally(0, "what was read is whole"))
+    source.fix_end("admissions")
+    reading = source.messages("admissions")
+    begun = [next(reading) for _ in range(4)]
+    truncate(run.bus, "admissions", {0: before_record(run.bus, "admissions", Address(0, 6))})
+    found = [*begun, *reading]
+    run.bus.close()
+    assert [offender.what for offender in source.tally.offenders] == []
+    assert [message.offset for message in found] == list(range(7))
