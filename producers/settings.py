@@ -165,9 +165,14 @@ class RolloutSettings(Settings):
     """
 
     @property
+    def has_server(self) -> bool:
+        """A vLLM server that others run computes."""
+        return self.engine == "vllm" and self.vllm.url is not None
+
+    @property
     def can_draft(self) -> bool:
         """A vLLM server of others guesses as its owner says; `paced` has no model to draft for."""
-        return self.engine == "torch" or (self.engine == "vllm" and not self.vllm.url)
+        return self.engine in ("torch", "vllm") and not self.has_server
 
     @property
     def is_drafting(self) -> bool:

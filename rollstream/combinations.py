@@ -82,9 +82,9 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
         with_url = "vllm.url: that server guesses as its owner says"
         with_paced = f"engine = {c.rollouts.engine!r}: only 'torch' and 'vllm' draft"
-        where = with_url if c.rollouts.engine == "vllm" else with_paced
+        where = with_url if c.rollouts.has_server else with_paced
         yield Problem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
-    if c.rollouts.engine == "vllm" and c.rollouts.vllm.url and c.rollouts.count != 1:
+    if c.rollouts.has_server and c.rollouts.count != 1:
         yield Problem("rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)")
     if c.rollouts.engine == "vllm" and c.rollouts.vllm.kv_handover:
         yield from _handover(c)

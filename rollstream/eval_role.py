@@ -142,7 +142,7 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        name = "torch" if c.rollouts.vllm.url else c.rollouts.engine  # a server is its rollout's
+        name = "torch" if c.rollouts.has_server else c.rollouts.engine  # a server is its rollout's
         # A later version is refused for itself, not for the model: a death, and the run goes on.
         with nullcontext() if self.done else opening(name, instead=INSTEAD):
             engine = open_engine(

@@ -113,9 +113,8 @@ def _drafts(place: Place, keeping: Keeping) -> DraftSource:
 def _opened(place: Place, fetched: Fetched, keeping: Keeping | None) -> tuple[Engine, int]:
     """As `engine_of`; a refusal says whether it is for good."""
     rollouts = place.configuration.rollouts
-    is_server = rollouts.engine == "vllm" and rollouts.vllm.url is not None
     is_first = fetched.announced.version.number == 0
-    with opening(rollouts.engine, is_server=is_server, is_first=is_first):
+    with opening(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
         return engine_of(place, fetched, None if keeping is None else _drafts(place, keeping))
 
 

@@ -55,7 +55,6 @@ class Guesses(Guessing):
     tally: Tally | None = None
     _rows: dict[str, _Row] = field(default_factory=dict[str, _Row], init=False)
     _began: float | None = field(default=None, init=False)
-    _keys: list[str] = field(default_factory=list[str], init=False)
     _steps: int = field(default=1, init=False)
     """From the last look to the next."""
 
@@ -63,7 +62,7 @@ class Guesses(Guessing):
         """Whether a step of these requests need not be looked at, as looking costs time too:
         nothing is guessed, and the same ones were there the last time.
         """
-        if self.switch.on or self._steps >= IDLE_STEPS or keys != self._keys:
+        if self.switch.on or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
             return False
         self._steps += 1
         return True
@@ -78,8 +77,7 @@ class Guesses(Guessing):
         began = self.clock()
         keys, steps, self._steps = [seen.key for seen in batch], self._steps, 1
         is_measured = all(seen.gained and seen.key in self._rows for seen in batch)
-        is_measured &= steps == 1 or keys == self._keys
-        self._keys = keys
+        is_measured &= steps == 1 or keys == list(self._rows)
         self._rows = {seen.key: self._rows.get(seen.key) or self._begun(seen) for seen in batch}
         rows = [(seen, self._rows[seen.key]) for seen in batch if seen.gained]
         for seen, row in rows:  # 1
