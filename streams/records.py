@@ -146,6 +146,13 @@ class GroupMembers(_Value):
     members: tuple[Member, ...]
 
 
+class ReadTo(_Value):
+    """How far a topic was read: the next offset of each partition, from partition 0 on."""
+
+    topic: str
+    offsets: tuple[int, ...]
+
+
 # ---- records -------------------------------------------------------------------------------------
 
 
@@ -383,8 +390,11 @@ class Take(_Record, tag="take/1"):
     """One micro-batch of a step: exactly these trajectories, in this order, and nothing else, are
     trained by it.
 
-    A group named in a take is trained. `groups` lists all members of each group whose first take
-    this is.
+    A group named in a take is trained, unless the take is superseded. `groups` lists all members
+    of each group whose first take this is. `read` and `believed` are what those were decided by:
+    how far `trajectories` and `annotations` had been read (every record of an open group below
+    these offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
+    version that was believed. Both are empty in a take that begins no group.
     """
 
     step: int
@@ -393,6 +403,44 @@ class Take(_Record, tag="take/1"):
     members: tuple[Member, ...]
     groups: tuple[GroupMembers, ...]
     annotations: tuple[AnnotationUsed, ...] = ()
+    read: tuple[ReadTo, ...] = ()
+    believed: Version | None = None
+
+
+class TakeRetried(_Record, tag="take_retried/1"):
+    """The trainer computes a take again that an earlier term left in an unfinished step. A start
+    that follows this record directly shows that the trainer ended within that take. None: all takes
+    that were left are computed.
+    """
+
+    step: int
+    update: int
+    micro_batch: int | None
+
+
+class TakeFailed(_Record, tag="take_failed/1"):
+    """The learner raised `error` on these micro-batches of an update (several where they were
+    computed side by side and nothing says which); the trainer ends.
+    """
+
+    step: int
+    update: int
+    micro_batches: tuple[int, ...]
+    error: str
+
+
+class Superseded(_Record, tag="superseded/1"):
+    """The learner cannot compute these micro-batches: none of them is trained, by any term.
+
+    The groups in `poisoned` end dead. The other groups that a superseded take began stay begun, and
+    later takes of the same update train their members.
+    """
+
+    step: int
+    update: int
+    micro_batches: tuple[int, ...]
+    poisoned: tuple[int, ...]
+    detail: str
 
 
 class StepDone(_Record, tag="step_done/1"):
@@ -452,6 +500,9 @@ Record = (
     | Applied
     | Configured
     | Take
+    | TakeRetried
+    | TakeFailed
+    | Superseded
     | StepDone
     | GroupClosed
     | Dead

@@ -26,6 +26,7 @@ from streams.records import (
     AnnotationUsed,
     Member,
     Position,
+    ReadTo,
     Record,
     Trajectory,
 )
@@ -130,6 +131,15 @@ class Intake:
     def positions(self) -> dict[str, dict[int, Position]]:
         """Where each reader would go on."""
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
+
+    def read_to(self) -> tuple[ReadTo, ...]:
+        """How far completions and annotations were read: all below it are in `open` or counted."""
+        return tuple(
+            ReadTo(
+                topic, tuple(at.offset for _, at in sorted(self._readers[topic].positions.items()))
+            )
+            for topic in ("trajectories", "annotations")
+        )
 
     def restore(
         self, admitted: Address, arrived: Iterable[Address], noted: Iterable[Address]

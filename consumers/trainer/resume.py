@@ -126,7 +126,10 @@ def build_trainer(
         max(0, recorded.steps() - state.step),
     )
     patience = Patience(plan.rule.names)
-    takes = Takes(recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience)
+    takes = Takes(
+        recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience,
+        lambda: versions.highest,
+    )  # fmt: skip
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
     publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep, forgetting)
     return Trainer(

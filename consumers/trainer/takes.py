@@ -6,7 +6,7 @@ finished by its successor on the same samples, and a sample can be used once onl
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from consumers.settings import TrainerSettings
@@ -21,7 +21,7 @@ from consumers.trainer.prepare import Prepared, Rule, prepare
 from consumers.trainer.progress import Progress, worth_taking
 from consumers.trainer.sample import Sample
 from streams.bus import Bus
-from streams.records import AnnotationUsed, GroupClosed, GroupMembers, Member, Take
+from streams.records import AnnotationUsed, GroupClosed, GroupMembers, Member, Take, Version
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,11 @@ class Ready:
     arrived: tuple[Arrived, ...]
     annotations: tuple[AnnotationUsed, ...]
     prepared: Prepared
+
+    def is_all_of(self, group: OpenGroup) -> bool:
+        """Nothing arrived since: a take names all that lies below the positions that it states."""
+        noted = sum(key[0] in group.arrived for key in group.noted)
+        return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
 
     @property
     def tokens(self) -> int:
@@ -51,12 +56,14 @@ class Takes:
     ledger: Ledger
     learner: Learning
     patience: Patience
+    believed: Callable[[], Version | None]
+    """The highest believed version; the publisher's thread moves it."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
     _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
-    _prepared_for: int = -1
-    """Groups prepared for this version and not taken yet: they are looked at again at
-    every poll.
+    _prepared_for: tuple[int, Version | None] = (-1, None)
+    """Groups prepared for this version, by what was believed then, and not taken yet: they are
+    looked at again at every poll.
     """
 
     def repeat(self, take: Take, progress: Progress, figures: StepFigures) -> None:
@@ -81,7 +88,8 @@ class Takes:
 
     def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
         """Take what is ready now and worth it; returns the number of groups taken."""
-        ready = self._ready(progress, figures, now_s)
+        believed = self.believed()  # asked once: a take states what its groups were decided by
+        ready = self._ready(progress, believed, figures, now_s)
         tokens = sum(r.tokens for r in ready.values())
         full = self.settings.micro_batch_tokens
         begun: Sequence[int] = ()
@@ -92,10 +100,12 @@ class Takes:
             self.intake.end(group)
             del self._prepared[group]
             self._take_group(ready[group], progress, figures)
-        self._write(progress, [ready[group] for group in begun])
+        self._write(progress, [ready[group] for group in begun], believed)
         return len(begun)
 
-    def _ready(self, progress: Progress, figures: StepFigures, now_s: float) -> dict[int, Ready]:
+    def _ready(
+        self, progress: Progress, believed: Version | None, figures: StepFigures, now_s: float
+    ) -> dict[int, Ready]:
         """Groups that may be taken; those that end untrained are closed in the ledger here."""
         ready: dict[int, Ready] = {}
         closed: list[GroupClosed] = []
@@ -104,7 +114,7 @@ class Takes:
             if not group.is_complete() and not group.is_overdue(now_s):
                 waiting += group.is_finished()
                 continue
-            found = self._prepare_once(number, group, progress.version)
+            found = self._prepare_once(number, group, (progress.version, believed))
             if not found.prepared.ending:
                 ready[number] = found
                 continue
@@ -116,13 +126,18 @@ class Takes:
         self.patience.look(waiting, self.intake.noted_s, now_s)
         return ready
 
-    def _prepare_once(self, number: int, group: OpenGroup, version: int) -> Ready:
-        """Kept for the version: lag, and so what is masked, changes with it."""
-        if version != self._prepared_for:
-            self._prepared, self._prepared_for = {}, version
-        if number not in self._prepared:
-            self._prepared[number] = self._prepare_open(group, version)
-        return self._prepared[number]
+    def _prepare_once(
+        self, number: int, group: OpenGroup, under: tuple[int, Version | None]
+    ) -> Ready:
+        """Kept while neither the version nor what is believed changes: lag, and so what is masked,
+        changes with them.
+        """
+        if under != self._prepared_for:
+            self._prepared, self._prepared_for = {}, under
+        found = self._prepared.get(number)
+        if found is None or not found.is_all_of(group):
+            found = self._prepared[number] = self._prepare_open(group, under[0])
+        return found
 
     def _prepare_open(self, group: OpenGroup, version: int) -> Ready:
         arrived = tuple(group.arrived.values())
@@ -141,11 +156,12 @@ class Takes:
         figures.taken([a.record for a in ready.arrived], samples, ready.prepared.counts)
         figures.consumed(samples, progress.version)
 
-    def _write(self, progress: Progress, begun: Sequence[Ready]) -> None:
+    def _write(self, progress: Progress, begun: Sequence[Ready], believed: Version | None) -> None:
         """Takes for all pending samples, appended together, then trained."""
         pending = [self._samples[trajectory] for trajectory in progress.pending]
         batches = pack(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
+        read = self.intake.read_to()
         named = {r.prepared.group: r for r in begun}
         for index, batch in enumerate(batches):
             members = tuple(self._members[sample.trajectory] for sample in batch)
@@ -158,6 +174,8 @@ class Takes:
                     members=members,
                     groups=tuple(_group_members(r) for r in firsts),
                     annotations=tuple(used for r in firsts for used in r.annotations),
+                    read=read if firsts else (),
+                    believed=believed if firsts else None,
                 )
             )
         self.ledger.append(takes)

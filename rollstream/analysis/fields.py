@@ -34,7 +34,10 @@ from streams.records import (
     RelayStatus,
     RolloutStatus,
     StepDone,
+    Superseded,
     Take,
+    TakeFailed,
+    TakeRetried,
     Trajectory,
     WeightsAnnounced,
 )
@@ -50,7 +53,16 @@ TOPICS: dict[str, tuple[type[Record], ...]] = {
     "annotations": (Annotation,),
     "weights": (WeightsAnnounced, Opened),
     "applied": (Applied,),
-    "ledger": (Configured, Take, StepDone, GroupClosed, Opened),
+    "ledger": (
+        Configured,
+        Take,
+        TakeRetried,
+        TakeFailed,
+        Superseded,
+        StepDone,
+        GroupClosed,
+        Opened,
+    ),
 }
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
 """What can be asked of any record beside its fields; `term` is its writer's."""

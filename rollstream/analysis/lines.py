@@ -20,7 +20,10 @@ from streams.records import (
     RolloutStatus,
     Span,
     StepDone,
+    Superseded,
     Take,
+    TakeFailed,
+    TakeRetried,
     Trajectory,
     WeightsAnnounced,
 )
@@ -43,6 +46,8 @@ def in_words(record: Record) -> str:
             return _of_serving(record)
         case Configured() | Take() | StepDone() | GroupClosed():
             return _of_ledger(record)
+        case TakeRetried() | TakeFailed() | Superseded():
+            return _of_failure(record)
         case _:
             return _other(record)
 
@@ -120,6 +125,26 @@ def _of_ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
         case GroupClosed():
             detail = f": {record.detail}" if record.detail else ""
             return f"group {record.group} {record.reason} at step {record.step}{detail}"
+
+
+def _of_failure(record: TakeRetried | TakeFailed | Superseded) -> str:
+    where = f"step {record.step}, update {record.update}"
+    match record:
+        case TakeRetried(micro_batch=None):
+            return f"every take that {where} had left is computed"
+        case TakeRetried():
+            return f"take {record.micro_batch} of {where} is computed again"
+        case TakeFailed():
+            return f"take {_listed(record.micro_batches)} of {where} failed: {record.error}"
+        case Superseded():
+            return (
+                f"take {_listed(record.micro_batches)} of {where} is superseded, group "
+                f"{_listed(record.poisoned)} poisoned: {record.detail}"
+            )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _other(record: Record) -> str:

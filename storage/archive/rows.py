@@ -25,7 +25,10 @@ from streams.records import (
     Opened,
     Record,
     StepDone,
+    Superseded,
     Take,
+    TakeFailed,
+    TakeRetried,
     Trajectory,
 )
 from streams.topics import catalogue
@@ -33,7 +36,16 @@ from streams.topics import catalogue
 CLASSES: dict[str, tuple[type[Record], ...]] = {
     "trajectories": (Trajectory,),
     "annotations": (Annotation,),
-    "ledger": (Configured, Take, StepDone, GroupClosed, Opened),
+    "ledger": (
+        Configured,
+        Take,
+        TakeRetried,
+        TakeFailed,
+        Superseded,
+        StepDone,
+        GroupClosed,
+        Opened,
+    ),
     "admissions": (Admitted, Opened),
     "applied": (Applied,),
 }
