@@ -50,7 +50,9 @@ def of_messages(
     """For messages of the topics that many write, each by its topic's conditions."""
 
     def keep(message: Message) -> bool:
-        _, judged = judge(message.value or b"", Fence(), fenced=False, compacted=False)
+        _, judged = judge(
+            message.value or b"", Fence(), topic=message.topic, fenced=False, compacted=False
+        )
         at = Address(message.partition, message.offset)
         passing = Passing(
             message.partition,

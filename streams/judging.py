@@ -10,6 +10,7 @@ from streams.codec import Decoded, Envelope, decode, envelope_of
 from streams.errors import DecodeError
 from streams.fence import Verdict, advance
 from streams.records import Claim, Fence, Opened, Record
+from streams.topics import BELONGS
 
 REASON_MAX = 1000  # characters of an error's text that are kept
 
@@ -28,12 +29,14 @@ class Judgement(msgspec.Struct, frozen=True, gc=False):
         return None if self.reason or self.decoded is None else self.decoded.record
 
 
-def judge(value: bytes, fence: Fence, *, fenced: bool, compacted: bool) -> tuple[Fence, Judgement]:
-    """The fence after a message and what it is; `fenced` in topics that one role writes.
+def judge(
+    value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
+) -> tuple[Fence, Judgement]:
+    """The fence after a message of `topic` and what it is; `fenced` in topics that one role writes.
 
     `SequenceGap` when the log lost a record before it.
     """
-    decoded, envelope, reason = _opened_up(value, fenced)
+    decoded, envelope, reason = _opened_up(value, topic, fenced)
     void = False
     if fenced and envelope is not None:
         opens = decoded is not None and isinstance(decoded.record, Opened)
@@ -42,7 +45,9 @@ def judge(value: bytes, fence: Fence, *, fenced: bool, compacted: bool) -> tuple
     return fence, Judgement(decoded, envelope, reason, void)
 
 
-def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | None, str]:
+def _opened_up(
+    value: bytes, topic: str, fenced: bool
+) -> tuple[Decoded | None, Envelope | None, str]:
     """The envelope even of an unknown schema, so that it leaves no gap."""
     try:
         decoded = decode(value)
@@ -57,4 +62,6 @@ def _opened_up(value: bytes, fenced: bool) -> tuple[Decoded | None, Envelope | N
         reason = f"the object {decoded.record.blob} that holds this record is gone or damaged"
     elif fenced and decoded.envelope is None:
         reason = "a record without an envelope in a topic that one role writes"
+    elif topic in BELONGS and (schema := decoded.record.schema()) not in BELONGS[topic]:
+        reason = f"schema {schema} does not belong in {topic}"
     return decoded, decoded.envelope, reason

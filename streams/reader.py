@@ -158,7 +158,11 @@ class TopicReader:
             if value is None:
                 continue
             fences[message.partition], judged = judge(
-                value, fences[message.partition], fenced=self._fenced, compacted=self._compacted
+                value,
+                fences[message.partition],
+                topic=self._topic,
+                fenced=self._fenced,
+                compacted=self._compacted,
             )
             if judged.void:
                 void += 1

@@ -31,6 +31,19 @@ class Topic:
     )
 
 
+BELONGS: dict[str, frozenset[str]] = {
+    "partials": frozenset({"partial/1"}),
+    "status": frozenset({"rollout_status/1", "relay_status/1"}),
+    "trajectories": frozenset({"trajectory/1"}),
+    "annotations": frozenset({"annotation/1"}),
+    "applied": frozenset({"applied/1"}),
+}
+"""Schemas of each topic of many writers. A record of another schema is no record there, whoever
+reads it: a reader that dispatches on the type would otherwise take a foreign `Admitted` in
+`partials` for dispatch's own (invariant 12).
+"""
+
+
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the
     partitions.

@@ -69,10 +69,10 @@ class Fences:
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get((topic, at.partition), Fence())
         try:
-            after, found = judge(value, fence, fenced=fenced, compacted=compacted)
+            after, found = judge(value, fence, topic=topic, fenced=fenced, compacted=compacted)
         except SequenceGap as gap:
             self.tally.offend(str(gap), topic, at)
-            _, found = judge(value, Fence(), fenced=False, compacted=False)
+            _, found = judge(value, Fence(), topic=topic, fenced=False, compacted=False)
             assert found.envelope is not None
             after, _ = advance(Fence(), found.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after

@@ -122,10 +122,14 @@ class Log:
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get(partition, Fence())
         try:
-            fence, judged = judge(value, fence, fenced=fenced, compacted=compacted)
+            fence, judged = judge(
+                value, fence, topic=self.topic, fenced=fenced, compacted=compacted
+            )
         except SequenceGap as error:
             self.tell(f"{self.topic} {partition}: {error}")
-            fence, judged = judge(value, Fence(), fenced=fenced, compacted=compacted)
+            fence, judged = judge(
+                value, Fence(), topic=self.topic, fenced=fenced, compacted=compacted
+            )
         self._fences[partition] = fence
         return judged
 

@@ -74,6 +74,7 @@ class Watcher:
             self._fences[message.partition], judged = judge(
                 message.value,
                 self._fences[message.partition],
+                topic=self._topic,
                 fenced=self._fenced,
                 compacted=self._compacted,
             )

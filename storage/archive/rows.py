@@ -133,7 +133,7 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> Row:
         return Row(message, None, None, None, None, None, False, "tombstone", None)
     fence = fences.get(message.partition, Fence())
     fences[message.partition], judged = judging.judge(
-        value, fence, fenced=bool(WRITERS[topic]), compacted=False
+        value, fence, topic=topic, fenced=bool(WRITERS[topic]), compacted=False
     )
     decoded, record, reason = judged.decoded, judged.record, judged.reason or None
     schema = None if decoded is None else decoded.record.schema()

@@ -21,7 +21,6 @@ from streams.records import (
     Opened,
     Position,
     Record,
-    StepDone,
     Version,
     WeightsAnnounced,
 )
@@ -248,9 +247,19 @@ def test_no_partition_waits_behind_a_full_one(run: Bus) -> None:
 def test_from_end_reads_only_what_comes_later(run: Bus) -> None:
     publish(run, "applied", "r", SAMPLES[10])
     reader = TopicReader(run, "applied", from_end(run, "applied"))
-    done = StepDone(1, Version(1, 1), "", 0, {}, {}, 0.0)
-    publish(run, "applied", "r", done)
-    assert [type(received.record) for received in reader.poll()] == [StepDone]
+    later = publish(run, "applied", "r", SAMPLES[10])
+    assert [received.address for received in reader.poll()] == [later]
+
+
+def test_a_record_of_another_topic_is_no_record(embedded_bus: Bus) -> None:
+    """Invariant 12: a foreign `Admitted` in `partials` may not be taken for dispatch's own."""
+    run = embedded_bus
+    run.create(catalogue())
+    for topic in ("partials", "status", "trajectories", "annotations", "applied"):
+        reader = TopicReader(run, topic, from_begin(run, topic))
+        publish(run, topic, "7", SAMPLES[2])
+        assert not reader.poll()
+        assert reader.dead == 1
 
 
 def test_an_address_that_is_gone_is_a_lost_position(embedded_bus: Bus) -> None:
