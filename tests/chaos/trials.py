@@ -48,7 +48,7 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
     """The 20-step run over SQLite and files, everything killed at one side of this write; −1 kills
     nothing and counts.
     """
-    with _folder() as folder:
+    with scratch_folder() as folder:
 
         def reopen() -> Medium:
             return open_bus(f"sqlite:{folder / 'bus'}"), open_store(f"file:{folder / 'store'}")
@@ -58,7 +58,7 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
         plan = run.plan = AllAtOnce(baton, run.alive)
         plan.at, plan.side = boundary, side
         again = f"python -m tests.chaos.trials --boundary {boundary} --side {side}"
-        trial = _tried(run, again, plan)
+        trial = tried(run, again, plan)
         if plan.killed:
             trial.happened[f"all killed {side} {plan.killed}"] += 1
         elif boundary >= 0:
@@ -71,7 +71,7 @@ def seeded(seed: int, restless: bool = False) -> Trial:
     """A short run in memory, its order, kills and freezes drawn from the seed; `restless` moves
     trajectories between rollouts all the time.
     """
-    with _folder() as folder:
+    with scratch_folder() as folder:
         baton = Baton(seed)
         medium = (MemoryBus(baton.clock), MemoryStore())
         drawn = baton.random
@@ -88,12 +88,12 @@ def seeded(seed: int, restless: bool = False) -> Trial:
         rates = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
         plan = run.plan = Drawn(baton, run.alive, rates, most=8)
         again = f"python -m tests.chaos.trials --seed {seed}{' --restless' * restless}"
-        trial = _tried(run, again, plan)
+        trial = tried(run, again, plan)
         trial.happened += plan.happened + run.asked
         return trial
 
 
-def _tried(run: SteppedRun, again: str, plan: Plan) -> Trial:
+def tried(run: SteppedRun, again: str, plan: Plan) -> Trial:
     try:
         run.run()
         found = findings(run.bus, run.store, run.shape)
@@ -103,7 +103,7 @@ def _tried(run: SteppedRun, again: str, plan: Plan) -> Trial:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as folder:
         yield Path(folder)

@@ -1,0 +1,49 @@
+"""A stepped run in memory into whose topics of many writers hostile records are appended."""
+
+from collections.abc import Sequence
+
+from benchmarks.hostile_records import Hostile, hostile_records
+from storage.claim_check import ClaimCheck
+from storage.memory_store import MemoryStore
+from streams.bus import Bus, Entry
+from streams.memory_bus import MemoryBus
+from tests.chaos.baton import Baton, Process
+from tests.chaos.stepped_run import Shape, SteppedRun
+from tests.chaos.trials import Trial, scratch_folder, tried
+
+PARTITIONS = 2
+BATCH = 25
+PAUSE_S = 0.05
+SHAPE = Shape(steps=6, groups=2, samples=2)
+
+
+def hostile_trial(seed: int, count: int, shape: Shape = SHAPE) -> tuple[Trial, SteppedRun]:
+    """The run to its end; a role that any record ended, once, is a finding."""
+    with scratch_folder() as folder:
+        baton, store = Baton(seed), MemoryStore()
+        bus = ClaimCheck(MemoryBus(baton.clock), store)
+        run = SteppedRun(lambda: (bus, store), folder, baton, shape)
+        records = list(hostile_records(seed, count, PARTITIONS))
+
+        def publish() -> None:
+            for first in range(0, len(records), BATCH):
+                append_all(bus, records[first : first + BATCH])
+                baton.wait(PAUSE_S)
+
+        baton.start(Process("hostile"), publish)
+        trial = tried(run, f"seed {seed}, {count} hostile records", run.plan)
+        trial.found.wrong += [
+            f"{name} started {n} times" for name, n in run.starts.items() if n > 1
+        ]
+        return trial, run
+
+
+def append_all(bus: Bus, records: Sequence[Hostile]) -> None:
+    """Each to its topic, in one append a topic."""
+    for topic in {record.topic for record in records}:
+        entries = [
+            Entry(record.key, record.value, record.partition)
+            for record in records
+            if record.topic == topic
+        ]
+        bus.append(topic, entries)
