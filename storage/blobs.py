@@ -8,14 +8,26 @@ longer than the margin between upload and append would append a claim without a 
 long gone, and the record goes to `<topic>.dead`.) Blobs are never shared between hours.
 """
 
+import re
 import time
+from typing import NamedTuple
 
 from storage.objects import ObjectStore
 from streams.bus import Bus
+from streams.topics import catalogue
 
 HOUR_S = 3600
 MARGIN_S = 24 * HOUR_S
 _FORM = "%Y-%m-%dT%H"
+_KEY = re.compile(r"blobs/([A-Za-z0-9._-]+)/(\d{4}-\d\d-\d\dT\d\d)/([0-9a-f]{32})", re.ASCII)
+
+
+class BlobKey(NamedTuple):
+    """The parts of a blob's key; `found` is the hash of its content."""
+
+    topic: str
+    hour: str
+    found: str
 
 
 def hour_of(time_s: float) -> str:
@@ -28,15 +40,24 @@ def key_of(topic: str, hour: str, found: str) -> str:
     return f"blobs/{topic}/{hour}/{found}"
 
 
+def parsed_key(key: str) -> BlobKey | None:
+    """None for a key that `key_of` does not make."""
+    match = _KEY.fullmatch(key)
+    return None if match is None else BlobKey(*match.groups())
+
+
 def collect_blobs(bus: Bus, store: ObjectStore) -> int:
     """Delete the hours that no record kept can name; returns how many blobs went."""
     count = 0
+    topics = {topic.name for topic in catalogue()}
     needed_from: dict[str, str] = {}  # hours sort as texts
     for blob in list(store.list("blobs/")):
-        _, topic, hour, _ = blob.key.split("/")
-        if topic not in needed_from:
-            needed_from[topic] = _last_hour_unneeded(bus, topic)
-        if hour < needed_from[topic]:
+        named = parsed_key(blob.key)
+        if named is None or named.topic not in topics:
+            continue  # another program's
+        if named.topic not in needed_from:
+            needed_from[named.topic] = _last_hour_unneeded(bus, named.topic)
+        if named.hour < needed_from[named.topic]:
             store.delete(blob.key)
             count += 1
     return count

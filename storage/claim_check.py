@@ -5,8 +5,11 @@ same envelope is appended in its place; reading puts the value back, so everythi
 bytes that were appended, and their hash. Compacted topics refuse such values themselves.
 
 1. The blob is put.  2. The claim is appended.  A crash in between leaves a blob that nobody names;
-it goes with its hour (`blobs.py`). A record whose blob is gone or damaged is read as its claim,
-which no reader takes for a record: it goes to `<topic>.dead` with the reason.
+it goes with its hour (`blobs.py`). A claim is bytes of another program and is not trusted: where
+its blob lies elsewhere than under `blobs/<topic>/`, is gone, damaged, of another size, larger than
+the topic's records may be, a claim itself, or a record of another envelope, the record is read as
+its claim. No reader takes a claim for a record: it goes to `<topic>.dead` with the reason. A store
+that does not answer is an error, not a verdict: the read fails and is repeated.
 """
 
 import time
@@ -14,12 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from storage.blobs import hour_of, key_of
+from storage.blobs import hour_of, key_of, parsed_key
 from storage.hashing import content_hash
+from storage.keys import KeyRefused
 from storage.objects import ObjectStore
 from streams.bus import Bus, Entry, GroupReader, Message
 from streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
-from streams.errors import DecodeError, ObjectMissing
+from streams.errors import CorruptObject, DecodeError, ObjectMissing
 from streams.forwarding import Forwarding
 from streams.records import Claim
 from streams.refusals import check_entries
@@ -74,18 +78,33 @@ class ClaimCheck(Forwarding):
         return _Redeeming(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """With the bytes that were appended, or as it is if they are gone or damaged."""
+        """With the bytes that were appended, or as it is where they cannot be had or trusted."""
         assert message.value is not None
         try:
-            claim = decode(message.value).record
+            decoded = decode(message.value)
         except DecodeError:
             return message
-        assert isinstance(claim, Claim)
-        try:
-            value = self._store.get(claim.blob)
-        except ObjectMissing:
+        claim = decoded.record
+        assert isinstance(claim, Claim), "`decode` refuses what begins as a claim and is none"
+        value = self._blob(message.topic, claim)
+        if value is None or content_hash(value) != claim.hash or value.startswith(CLAIM_START, 16):
             return message
-        return replace(message, value=value) if content_hash(value) == claim.hash else message
+        return replace(message, value=value) if _envelope(value) == decoded.envelope else message
+
+    def _blob(self, topic: str, claim: Claim) -> bytes | None:
+        """What the claim names; at most one byte more than it says is fetched, so a claim on an
+        object of 100 GB costs no more than an honest one.
+        """
+        named = parsed_key(claim.blob)
+        if named is None or (named.topic, named.found) != (topic, claim.hash):
+            return None
+        if not 0 < claim.bytes <= self.settings(topic).record_bytes_max:
+            return None
+        try:
+            value = self._store.get(claim.blob, 0, claim.bytes + 1)
+        except (ObjectMissing, CorruptObject, KeyRefused):
+            return None
+        return value if len(value) == claim.bytes else None
 
     def _is_large(self, entry: Entry) -> bool:
         return entry.value is not None and len(entry.value) > self._bytes_max

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 
 from streams.errors import DecodeError, UnknownSchema
-from streams.records import SCHEMAS, Record
+from streams.records import SCHEMAS, Claim, Record
 
 __all__ = [
     "Decoded",
@@ -143,6 +143,8 @@ def decode(data: bytes) -> Decoded:
     except _JSON_ERRORS as error:
         raise _header_error(head, error) from error
     record, at = decoded.record, _PREFIX_BYTES + len(head)
+    if data.startswith(CLAIM_START, _PREFIX_BYTES) and type(record) is not Claim:
+        raise DecodeError("header: a claim and another record under the key `record` twice")
     try:
         for name, dtype, item_bytes in _ARRAYS[type(record)]:
             at = (at + 7) & -8

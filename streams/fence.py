@@ -11,7 +11,10 @@ it) and shows it every record in the partition's order. What this stops:
 * a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
 
 A reader that starts at a truncated begin takes the fence that truncation left there
-(`truncation.py`); one that has none (`Fence()`) lets the first record set it. Compaction makes
+(`truncation.py`). One that has none (`Fence()`) begins in the middle: the first record sets its
+fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written behind
+an `Opened` that lies before the reader's begin: `t1 #9`, `t2 #5`. So a higher term lifts a presumed
+fence without an `Opened`; behind an `Opened` that was read it is a lost opening. Compaction makes
 holes, so in compacted topics gaps are normal and only terms and repeats count.
 """
 
@@ -36,11 +39,12 @@ def advance(
 
     Raises `SequenceGap` as described above.
     """
-    after = Fence(envelope.term, envelope.sequence + 1)
+    presumed = not opens and (fence.presumed or fence == Fence())
+    after = Fence(envelope.term, envelope.sequence + 1, presumed)
     if envelope.term < fence.term:
         return fence, Verdict.VOID
     if envelope.term > fence.term:
-        if not (opens or compacted or fence == Fence()):
+        if not (opens or compacted or presumed):
             raise SequenceGap(
                 f"{envelope.role} term {envelope.term} wrote #{envelope.sequence} before any "
                 f"`Opened` of it was read (fence at term {fence.term}); the log lost a record"

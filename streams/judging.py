@@ -13,6 +13,7 @@ from streams.records import Claim, Fence, Opened, Record
 from streams.topics import BELONGS
 
 REASON_MAX = 1000  # characters of an error's text that are kept
+BLOB_SHOWN = 300  # characters of a claim's key
 
 
 class Judgement(msgspec.Struct, frozen=True, gc=False):
@@ -59,7 +60,8 @@ def _opened_up(
             return None, None, reason
     reason = ""
     if isinstance(decoded.record, Claim):
-        reason = f"the object {decoded.record.blob} that holds this record is gone or damaged"
+        blob = decoded.record.blob[:BLOB_SHOWN]
+        reason = f"the object {blob} is gone, damaged or not what this claim of the record says"
     elif fenced and decoded.envelope is None:
         reason = "a record without an envelope in a topic that one role writes"
     elif topic in BELONGS and (schema := decoded.record.schema()) not in BELONGS[topic]:

@@ -81,10 +81,13 @@ class Address(_Value):
 
 
 class Fence(_Value):
-    """Highest term whose `Opened` was read, and the next sequence number expected of it."""
+    """Highest term whose `Opened` was read, and the next sequence number expected of it.
+    `presumed`: no `Opened` was read, the reader began behind it (`fence.py`).
+    """
 
     term: int = 0
     sequence: int = 0
+    presumed: bool = False
 
 
 class Position(_Value):

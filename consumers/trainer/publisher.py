@@ -170,10 +170,14 @@ class Publisher:
         self._versions.retain()  # 6
 
     def _clear(self) -> None:
-        """One that stood still meanwhile would take what its successor is reading."""
-        check_term(self._store, self._versions.term)
+        """The term is checked again before each checkpoint goes: a trainer that stood still behind
+        its listing would delete what its successor reads.
+        """
         stored = stored_checkpoints(self._store)
         unwanted = plan_checkpoints(stored, self._kept)
-        delete_checkpoints(self._store, unwanted)  # 6
+        for one in unwanted:
+            check_term(self._store, self._versions.term)
+            delete_checkpoints(self._store, [one])  # 6
+        check_term(self._store, self._versions.term)
         if self._forgetting is not None:
             self._forgetting.run(s.id for s in stored if s.whole and s.id not in unwanted)

@@ -1,23 +1,32 @@
 """Records above the limit lie in the object store, and nobody above the bus can tell."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from storage.blobs import MARGIN_S, collect_blobs, hour_of
+from storage.blobs import MARGIN_S, collect_blobs, hour_of, key_of
 from storage.claim_check import ClaimCheck, is_claim
 from storage.file_store import FileStore
+from storage.hashing import content_hash
 from streams.bus import Entry
-from streams.codec import encode
-from streams.errors import RecordTooLarge
+from streams.codec import CLAIM_START, Envelope, encode
+from streams.errors import CorruptObject, RecordTooLarge, StoreTimeout
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Admitted, Annotation
+from streams.records import Address, Admitted, Annotation, Claim
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic, catalogue
 from streams.truncation import before_record, truncate
 from streams.writer import FencedWriter, publish
+
+
+def sealed(header: bytes) -> bytes:
+    """A record of this header, its checksum right."""
+    return struct.pack("<4sIQ", b"RSR1", len(header), xxh3_64_intdigest(header)) + header
+
 
 START_S = 1_700_000_000.0
 SMALL = 2000
@@ -150,3 +159,100 @@ def test_an_hour_of_blobs_goes_once_truncation_has_passed_every_record_that_name
     assert collect_blobs(bus, store) == 1
     assert [r.record.group for r in read(bus)] == [2]
     assert len(blobs(store)) == 1
+
+
+class Fetches:
+    """A store that counts bytes and fails as it is told."""
+
+    def __init__(self, store: FileStore, error: Exception | None = None) -> None:
+        self._store, self._error, self.fetched = store, error, 0
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if self._error is not None:
+            raise self._error
+        data = self._store.get(key, start, end)
+        self.fetched += len(data)
+        return data
+
+
+def blob(store: FileStore, data: bytes, topic: str = "annotations") -> str:
+    key = key_of(topic, hour_of(START_S), content_hash(data))
+    store.put(key, data)
+    return key
+
+
+def claim_on(data: bytes, key: str, size: int | None = None) -> Claim:
+    return Claim(key, len(data) if size is None else size, content_hash(data))
+
+
+WHOLE = encode(annotation(2, SMALL))
+NESTED = encode(claim_on(WHOLE, "blobs/annotations/x/y"))
+HOSTILE = {
+    "outside": lambda store: claim_on(WHOLE, "../../etc/passwd"),
+    "another topic's": lambda store: claim_on(WHOLE, blob(store, WHOLE, "partials")),
+    "a weight file": lambda store: claim_on(WHOLE, "weights/v1/model.safetensors"),
+    "too long a key": lambda store: claim_on(WHOLE, "blobs/annotations/" + "a" * 1100),
+    "negative": lambda store: claim_on(WHOLE, blob(store, WHOLE), -1),
+    "shorter than it is": lambda store: claim_on(WHOLE, blob(store, WHOLE), len(WHOLE) - 1),
+    "longer than it is": lambda store: claim_on(WHOLE, blob(store, WHOLE), len(WHOLE) + 1),
+    "above the topic's limit": lambda store: claim_on(WHOLE, blob(store, WHOLE), 1 << 70),
+    "a claim": lambda store: claim_on(NESTED, blob(store, NESTED)),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_claim_that_cannot_be_trusted_is_no_record_and_ends_no_reader(what, inner, store, clock):
+    publish(inner, "annotations", "2", HOSTILE[what](store))
+    publish(inner, "annotations", "3", annotation(3, 3))
+    fetches = Fetches(store)
+    received = read(ClaimCheck(inner, fetches, SMALL, clock))  # type: ignore[arg-type]
+    assert [r.record.group for r in received] == [3]
+    assert fetches.fetched <= len(WHOLE)
+
+
+def test_a_claim_on_a_huge_object_fetches_no_more_than_it_says(inner, store, clock):
+    huge = bytes(1 << 20)
+    publish(inner, "annotations", "2", claim_on(huge, blob(store, huge), 100))
+    fetches = Fetches(store)
+    assert read(ClaimCheck(inner, fetches, SMALL, clock)) == []  # type: ignore[arg-type]
+    assert fetches.fetched == 101
+
+
+def test_a_header_with_a_claim_and_another_record_is_no_record(inner, bus):
+    other = encode(annotation(2, 0))
+    header = CLAIM_START + b',"blob":"b","bytes":1,"hash":"h"},' + other[17 : 16 + other[4]]
+    inner.append("annotations", [Entry(b"2", sealed(header))])
+    assert read(bus) == []
+
+
+def test_a_claim_whose_envelope_is_not_its_records_is_no_record(inner, bus, store):
+    """Else a zombie's record would pass the fence under its successor's term."""
+    dispatch = FencedWriter(inner, "admissions", "dispatch", 1)
+    dispatch.open()
+    data = encode(Admitted(7, 0, ("7.0",), 60.0, Address(0, 0)), Envelope("dispatch", 0, 5))
+    dispatch.append([("7", claim_on(data, blob(store, data, "admissions")))])
+    reader = TopicReader(bus, "admissions", from_begin(bus, "admissions"))
+    assert reader.poll() == []
+    assert (reader.dead, reader.void) == (1, 0)
+
+
+def test_damage_that_the_store_finds_is_damage_that_the_hash_finds(inner, store, clock):
+    """S3 raises `CorruptObject` itself; file: returns the bytes."""
+    publish(ClaimCheck(inner, store, SMALL, clock), "annotations", "2", annotation(2, SMALL))
+    failing = Fetches(store, CorruptObject("object differs from its hash"))
+    assert read(ClaimCheck(inner, failing, SMALL, clock)) == []  # type: ignore[arg-type]
+
+
+def test_a_store_that_does_not_answer_is_no_verdict(inner, store, clock):
+    publish(ClaimCheck(inner, store, SMALL, clock), "annotations", "2", annotation(2, SMALL))
+    slow = ClaimCheck(inner, Fetches(store, StoreTimeout("no answer")), SMALL, clock)  # type: ignore[arg-type]
+    reader = TopicReader(slow, "annotations", from_begin(slow, "annotations"))
+    with pytest.raises(StoreTimeout):
+        reader.poll()
+    assert reader.positions == from_begin(slow, "annotations")
+
+
+def test_an_object_of_another_program_among_the_blobs_is_left_alone(bus, store):
+    store.put("blobs/notes", b"not ours")
+    store.put("blobs/other_topic/2001-01-01T00/" + "0" * 32, b"not ours")
+    assert collect_blobs(bus, store) == 0

@@ -50,3 +50,13 @@ def test_a_start_in_the_middle_takes_its_fence_from_the_first_record() -> None:
 
 def test_a_stored_fence_goes_on_where_it_was() -> None:
     assert verdicts((2, 5), (1, 9), (2, 6), fence=Fence(2, 5)) == "LVL"
+
+
+def test_a_start_behind_a_zombies_record_goes_on_with_its_successor() -> None:
+    """The successor's `Opened` lies before the start: `t1 #9` was written behind it."""
+    assert verdicts((1, 9), (2, 5), (2, 6), (1, 10), (2, 7)) == "LLLVL"
+
+
+def test_behind_an_opening_that_was_read_a_lost_opening_stays_an_error() -> None:
+    with pytest.raises(SequenceGap, match="before any `Opened`"):
+        verdicts((1, 9), (2, 5), (3, 0), (4, 2))
