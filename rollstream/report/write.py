@@ -118,7 +118,11 @@ def _by_task(history: History) -> list[Chart]:
         return tuple(Series(task, points, colour) for colour, (task, points) in shown)
 
     return [
-        Chart("Reward by task", lines(rewards), "mean of a step's trajectories"),
+        Chart(
+            "Reward by task",
+            lines(rewards if len(rewards) > 1 else []),
+            "mean of a step's trajectories",
+        ),
         Chart("Held-out accuracy by task", lines(accuracies), "sampled (T = 1)", high=1.0),
         Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH, ".1e"),
     ]

@@ -77,3 +77,15 @@ def test_the_report_draws_it_by_task():
     page = report(history, summarise(history))
     assert "Mismatch of engine and trainer" in page
     assert "words, step 20: 1.0e-06" in page
+
+
+def test_the_report_draws_rewards_by_task_where_there_are_several():
+    """Of one task the curve stands in the report already."""
+
+    def page_of(*tasks: str) -> str:
+        history = History()
+        history.apply(planted.done(1, **{f"reward_mean/{task}": 0.5 for task in tasks}))
+        return report(history, summarise(history))
+
+    assert "Reward by task" not in page_of("sums")
+    assert "Reward by task" in page_of("sums", "words")
