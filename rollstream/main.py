@@ -1,8 +1,8 @@
 """The command line: `rollstream COMMAND …`. Each command is one module of `rollstream/commands/`.
 
 Nothing but the parser is imported until a command was understood, so `--help` answers at once.
-Exit codes: 0 done, 1 failed, 2 refused (command line or configuration), 3 refused by what a role
-opens, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 refused (command line, configuration, or a run of a newer release),
+3 refused by what a role opens, 130 interrupted.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from rollstream.grammar.looking import add_looking
 from rollstream.grammar.running import add_running
 from rollstream.opening import Unserved
 from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED
-from streams.errors import ConfigurationError, RollstreamError
+from streams.errors import ConfigurationError, NewerRelease, RollstreamError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         return import_module(f"rollstream.commands.{arguments.module}").main(arguments)
-    except ConfigurationError as error:
+    except (ConfigurationError, NewerRelease) as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except Unserved as error:

@@ -21,6 +21,12 @@ class UnknownSchema(DecodeError):
     """A well-formed record of a schema that this reader does not know."""
 
 
+class NewerRelease(RollstreamError, NotImplementedError):
+    """Log or store hold what only a newer release understands (invariant 14). A role that meets it
+    ends without moving a position; a newer release goes on from there.
+    """
+
+
 class BusError(RollstreamError, OSError):
     """The log could not do what was asked; nothing acknowledged is lost."""
 

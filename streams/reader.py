@@ -1,7 +1,8 @@
 """Reading records in order from explicit positions, the same way for every role.
 
 Bytes that are no record go to `<topic>.dead` before anything after them is returned; void records
-(`fence.py`) and tombstones are passed over. A failing poll moves no position, so what it had read
+(`fence.py`) and tombstones are passed over. At a record of one role that only a newer release
+understands the reader stops (`NewerRelease`). A failing poll moves no position, so what it had read
 is read again.
 """
 
@@ -13,9 +14,10 @@ import numpy as np
 from streams.bus import Bus, Message
 from streams.codec import Decoded, Envelope, content_hash, decode
 from streams.deadline import Deadline
-from streams.errors import BusError, DecodeError, PositionLost
+from streams.errors import BusError, DecodeError, NewerRelease, PositionLost
 from streams.judging import judge
 from streams.records import Address, Dead, Opened, Position, Record
+from streams.release import advice
 from streams.truncation import truncated_begin
 from streams.writer import publish
 
@@ -88,6 +90,7 @@ class TopicReader:
         self._fenced = bool(settings.writer)
         self._compacted = settings.cleanup == "compact"
         self._with_opened = with_opened
+        self._release = ""  # of the newest term read
         self._first = 0  # rotates, so that no partition waits behind a full one
 
     def poll(
@@ -164,6 +167,11 @@ class TopicReader:
                 fenced=self._fenced,
                 compacted=self._compacted,
             )
+            if judged.newer:
+                where = f"{self._topic}/{message.partition} offset {message.offset}"
+                raise NewerRelease(f"{where}: {judged.newer}; {advice(self._release)}")
+            if judged.decoded is not None and isinstance(judged.decoded.record, Opened):
+                self._release = judged.decoded.record.release
             if judged.void:
                 void += 1
             elif judged.reason or judged.decoded is None:

@@ -162,10 +162,17 @@ class ReadTo(_Value):
 class Opened(_Record, tag="opened/1"):
     """First record of a term, in every partition of a single-holder role's topic: lower terms are
     void after it.
+
+    `release` is the writer's, `needs` are the features without which a reader would misread what
+    this term writes in the topic, and `knows` are all features that the writer knows beyond those
+    of the first release (`release.py`); all three are empty where the writer is of that release.
     """
 
     role: str
     term: int
+    release: str = ""
+    needs: tuple[str, ...] = ()
+    knows: tuple[str, ...] = ()
 
 
 class Prompt(_Record, tag="prompt/1"):
@@ -387,6 +394,8 @@ class Configured(_Record, tag="configured/1"):
     accepted: bool = False
     forked_from: str = ""
     """Run and checkpoint that the first term of a fork began from."""
+    run_id: str = ""
+    """The id that was drawn at the begin of the run; empty in terms of the first release."""
 
 
 class Take(_Record, tag="take/1"):

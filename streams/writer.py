@@ -16,6 +16,7 @@ from streams.deadline import Deadline
 from streams.errors import BusError, RecordTooLarge
 from streams.records import Address, Fence, Opened, Position, Record
 from streams.refusals import check_entries
+from streams.release import KNOWN, NEEDS, RELEASE
 from streams.topics import partition_of
 
 RETRY_S = 20.0  # how long a batch in doubt is sent again
@@ -63,7 +64,8 @@ class FencedWriter:
         """Append `Opened` to every partition; its offsets, up to which the role reads before it
         acts.
         """
-        opened = Opened(self._role, self._term)
+        needs = NEEDS.get(self._topic.name, ())
+        opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN)))
         partitions = range(self._topic.partitions)
         at = self.append([(f"opened/{self._role}", opened, number) for number in partitions])
         return {address.partition: address.offset for address in at}

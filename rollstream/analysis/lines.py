@@ -150,7 +150,8 @@ def _listed(numbers: Sequence[int]) -> str:
 def _other(record: Record) -> str:
     match record:
         case Opened():
-            return f"{record.role} opens term {record.term}"
+            release = f" with release {record.release}" if record.release else ""
+            return f"{record.role} opens term {record.term}{release}"
         case Prompt():
             return (
                 f"prompt of group {record.group}: {record.task}, {len(record.tokens)} tokens, "

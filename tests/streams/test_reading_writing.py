@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from record_equality import differences
 from sample_records import SAMPLES, trajectory
-from test_codec import tampered
 
 from streams.bus import Bus, Entry
 from streams.codec import Envelope, content_hash, encode
@@ -194,18 +193,6 @@ def test_what_is_no_record_goes_to_dead_with_its_bytes_and_the_reason(run: Bus) 
     assert buried.record.original.tobytes() == b"no record"
     assert (buried.record.partition, buried.record.offset) == (0, 1)
     assert "too few for a record" in buried.record.reason
-
-
-def test_an_unknown_schema_in_a_fenced_topic_leaves_no_gap(run: Bus) -> None:
-    writer = FencedWriter(run, "ledger", "trainer", 1)
-    writer.open()
-    newer = tampered(
-        encode(closed(1), Envelope("trainer", 1, 1)), {"record": {"schema": "merged/1"}}
-    )
-    run.append("ledger", [Entry(b"run", newer)])
-    third = encode(closed(3), Envelope("trainer", 1, 2))
-    run.append("ledger", [Entry(b"run", third)])
-    assert read_groups(run) == [3]
 
 
 def test_a_stray_record_without_envelope_is_buried(run: Bus) -> None:

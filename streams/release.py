@@ -1,0 +1,50 @@
+"""This release, and which features of the log it knows: programs of two ages agree or refuse
+(invariant 14).
+
+A feature is named by the schema that brings it (`superseded/1`), or by a word where records of a
+known schema change their meaning. The writer of a single-holder role states in each `Opened` its
+release, the features without which a reader would misread what it writes in that topic (`needs`),
+and all the features that it knows (`knows`). A reader that lacks one of `needs` refuses to act; a
+writer in a topic of many writers writes a feature only once every acting role knows it.
+"""
+
+from collections.abc import Collection, Mapping
+
+from streams.records import SCHEMAS
+from streams.topics import BELONGS
+
+RELEASE = "0.2.0"
+
+FIRST = frozenset(
+    f"{name}/1"
+    for name in (
+        "opened", "prompt", "admitted", "assignment", "partial", "rollout_status", "relay_status",
+        "trajectory", "annotation", "weights", "applied", "configured", "take", "step_done",
+        "group_closed", "dead", "claim",
+    )
+)  # fmt: skip
+"""Schemas that every release reads: those of 0.1.0, whose `Opened` states nothing."""
+
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "ledger": ("superseded/1", "take_failed/1", "take_retried/1"),
+}
+"""By topic: what a reader of its single-holder role must know. Every schema that such a role writes
+and that is not in `FIRST` stands here.
+"""
+
+SHARED = frozenset[str]().union(*BELONGS.values()) - FIRST
+"""Schemas beyond `FIRST` that this release writes in topics of many writers."""
+
+KNOWN = frozenset(SCHEMAS) - FIRST
+"""Features that this release understands."""
+
+
+def lacking(needs: Collection[str], known: Collection[str] = KNOWN) -> tuple[str, ...]:
+    """The features of `needs` that are not known here, sorted."""
+    return tuple(sorted(set(needs) - set(known)))
+
+
+def advice(release: str) -> str:
+    """What to do about a log or store that another release wrote; `release` may be unknown ("")."""
+    newer = f"release {release}" if release else "a newer release"
+    return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/upgrade.md)"
