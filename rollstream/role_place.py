@@ -15,6 +15,7 @@ from rollstream.metrics.watch import Watch
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.bus import Bus
+from streams.figures import TellsFigures
 from streams.topics import catalogue
 
 
@@ -48,6 +49,8 @@ def placed(
 ) -> Generator[Place]:
     """Log and store of the run, opened; all topics exist."""
     bus = run_log(configuration, folder)
+    if isinstance(bus, TellsFigures):
+        watch.beside.append(bus.figures)
     try:
         store = open_store(store_url(configuration, folder), configuration.sync)
         bus.create(catalogue())

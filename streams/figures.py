@@ -7,7 +7,7 @@ change meanwhile. Names, units and meanings are those of `docs/metrics.md`, with
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -33,3 +33,8 @@ class Tally:
 Figure: TypeAlias = float | Mapping[str, float] | Tally
 """A number; numbers by the value of the family's one label; or a distribution."""
 Figures: TypeAlias = Mapping[str, Figure]
+
+
+@runtime_checkable
+class TellsFigures(Protocol):
+    def figures(self) -> Figures: ...

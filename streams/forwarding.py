@@ -6,6 +6,7 @@ What stands between a role and its log derives from it and overrides only what d
 from collections.abc import Mapping, Sequence
 
 from streams.bus import Bus, Entry, GroupReader, Message
+from streams.figures import Figures, TellsFigures
 from streams.records import Position
 from streams.topics import Topic
 
@@ -64,6 +65,10 @@ class Forwarding:
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return self._below.join(group, topic, member)
+
+    def figures(self) -> Figures:
+        """What the bus below tells of itself; most tell nothing."""
+        return self._below.figures() if isinstance(self._below, TellsFigures) else {}
 
     def close(self) -> None:
         self._below.close()

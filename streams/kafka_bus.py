@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from streams.bus import Entry, GroupReader, Message
 from streams.claims import LEASE_S
 from streams.errors import BusError
+from streams.figures import Figures
 from streams.kafka.address import KafkaAddress, Secrets
 from streams.kafka.appending import Appender
 from streams.kafka.bound import ByteBound
-from streams.kafka.client import Admin, Consumer, Producer, base_settings
+from streams.kafka.client import Admin, Consumer, OutOfRange, Producer, base_settings
 from streams.kafka.control import ANSWER_S, Control, insisting
-from streams.kafka.cursor import Cursor
+from streams.kafka.cursor import Cursor, check_kept
 from streams.kafka.cursors import Cursors
 from streams.kafka.followed import Followed
 from streams.kafka.member import KafkaGroupReader
@@ -121,7 +122,11 @@ class KafkaBus:
             return []
 
         if not exact:
-            followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
+            try:
+                followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
+            except OutOfRange:
+                check_kept(self, topic, positions)
+                followed = None  # it is in range by now: a leader was behind
             if followed is not None:
                 return followed
 
@@ -177,6 +182,13 @@ class KafkaBus:
         return KafkaGroupReader(
             self, group, topic, lambda: Consumer(settings, *names), self._answer_s
         )
+
+    def figures(self) -> Figures:
+        """Of the feeds that all loops of this process share (`followed.py`)."""
+        return {
+            "log_follow_restarts_total": self._followed.restarts,
+            "log_follow_lost_total": self._followed.lost,
+        }
 
     def close(self) -> None:
         if os.getpid() == self._process:

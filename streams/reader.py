@@ -68,9 +68,9 @@ def read_at(bus: Bus, topic: str, address: Address) -> Received:
 class TopicReader:
     """One reader of one topic; `positions` (with fences) are what to store to go on from here.
 
-    `dead` counts records sent to `<topic>.dead`, `void` those that the fence dropped. `Opened` is
-    returned only `with_opened`. In a topic whose settings name a writer every record passes the
-    fence.
+    `dead` counts records sent to `<topic>.dead`, `void` those that the fence dropped, `lost` the
+    truncated positions that its owner read past. `Opened` is returned only `with_opened`. In a
+    topic whose settings name a writer every record passes the fence.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class TopicReader:
         self.positions = dict(positions)
         self.dead = 0
         self.void = 0
+        self.lost = 0
         self._bus = bus
         self._topic = topic
         self._fenced = bool(settings.writer)

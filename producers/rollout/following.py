@@ -47,6 +47,7 @@ class Following:
                 raise
             log.info("%s; drafts go on with what is kept", error)
             self._go_on(from_begin(self.bus, self.topic))
+            self.reader.lost += isinstance(error, PositionLost)
             return []
         if self._catching_up and self._has_caught_up():
             self._go_on(self.reader.positions)
@@ -67,7 +68,9 @@ class Following:
             return self.bus.begin(self.topic)
 
     def _go_on(self, positions: Mapping[int, Position]) -> None:
-        self.reader = TopicReader(self.bus, self.topic, positions)
+        before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
+        self.reader.dead, self.reader.void = before.dead, before.void
+        self.reader.lost = before.lost
         self._catching_up = {}
 
     def _has_caught_up(self) -> bool:

@@ -49,6 +49,22 @@ EVERY_ROLE = (
             ("lease_renewals_total", "renewals", "of that lease"),
             ("reader_dead_total", "records", "that this reader sent to `<topic>.dead`", "topic"),
             ("reader_void_total", "records", "that the fence dropped (invariant 7)", "topic"),
+            (
+                "reader_lost_total",
+                "positions",
+                "truncated before drafts read on from there; they went on at the begin",
+                "topic",
+            ),
+            (
+                "log_follow_restarts_total",
+                "restarts",
+                "of the consumer that follows all topics of this process (Kafka)",
+            ),
+            (
+                "log_follow_lost_total",
+                "feeds",
+                "of one topic each, that ended as their position was truncated (Kafka)",
+            ),
             ("scrape_errors_total", "errors", "figures that could not be had; the log says why"),
         ],
     ),

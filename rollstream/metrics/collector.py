@@ -33,7 +33,7 @@ class WatchCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures: dict[str, Figure] = {"role_turn_age_seconds": self._watch.turn_age_s()}
-        for source in list(self._watch.figures):
+        for source in [*self._watch.beside, *self._watch.figures]:
             figures.update(self._asked(source, {}))
         figures.update(self._of_readers())
         for name, figure in figures.items():
@@ -50,6 +50,7 @@ class WatchCollector(Collector):
         behind: dict[str, float] = {}
         dead: dict[str, float] = {}
         void: dict[str, float] = {}
+        lost: dict[str, float] = {}
         for ask in list(self._watch.readers):
             for reader in self._asked(ask, ()):
                 topic = reader.topic
@@ -58,7 +59,13 @@ class WatchCollector(Collector):
                     behind[topic] = max(left, behind.get(topic, 0))
                 dead[topic] = dead.get(topic, 0) + reader.dead
                 void[topic] = void.get(topic, 0) + reader.void
-        by_name = {"behind_records": behind, "dead_total": dead, "void_total": void}
+                lost[topic] = lost.get(topic, 0) + reader.lost
+        by_name = {
+            "behind_records": behind,
+            "dead_total": dead,
+            "void_total": void,
+            "lost_total": lost,
+        }
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _asked(self, ask: Callable[[], T], otherwise: T) -> T:

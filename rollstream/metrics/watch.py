@@ -60,6 +60,8 @@ class Watch:
         self._clock, self._asked = clock, stop
         self.stop = Turns(stop, clock)
         self.figures: list[AskFigures] = []
+        self.beside: list[AskFigures] = []
+        """Of what a role works with, its log: they do not say that it runs."""
         self.readers: list[AskReaders] = []
 
     def offer(self, figures: AskFigures, readers: AskReaders | None = None) -> None:

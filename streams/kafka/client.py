@@ -40,7 +40,11 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 class OutOfRange(Exception):
-    """A position lies outside what a partition holds."""
+    """A position lies outside what a partition holds; `places` are those that the client names."""
+
+    def __init__(self, text: str, places: Collection["Place"] = ()) -> None:
+        super().__init__(text)
+        self.places = frozenset(places)
 
 
 class Unplaced(Exception):
@@ -245,7 +249,7 @@ class Consumer:
         try:
             found = self._poll(wait_s, records_max)
         except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
-            raise OutOfRange(str(error)) from error
+            raise OutOfRange(str(error), self._places_of(error)) from error
         except errors.NoOffsetForPartitionError as error:
             raise Unplaced(str(error)) from error
         return [
@@ -254,6 +258,11 @@ class Consumer:
             for topic in (self._ours[at.topic],)
             for row in rows
         ]
+
+    def _places_of(self, error: Exception) -> list[Place]:
+        """Both errors carry a mapping by partition."""
+        named: Any = error.args[0] if error.args else ()
+        return [(self._ours[at.topic], at.partition) for at in named if at.topic in self._ours]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
         """A rebalance that is met gets `SETTLE_S` more. kafka-python forgets the outcome of one

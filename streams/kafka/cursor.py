@@ -105,7 +105,7 @@ class Cursor:
         try:
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
         except OutOfRange:
-            self._check(positions)
+            check_kept(self._bus, self._topic, positions)
             return False  # it is in range by now: a leader was behind
         for message in messages:
             self._pending[message.partition].append(message)
@@ -115,10 +115,12 @@ class Cursor:
         """Whether nothing lies behind these positions; one beyond the end is an error."""
         ends = self._bus.end(self._topic)
         if any(ends[partition] < offset for partition, offset in positions.items()):
-            self._check(positions)
+            check_kept(self._bus, self._topic, positions)
         return all(ends[partition] <= offset for partition, offset in positions.items())
 
-    def _check(self, positions: Mapping[int, int]) -> None:
-        begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
-        for partition, offset in positions.items():
-            check_position(self._topic, partition, offset, begins[partition], ends[partition])
+
+def check_kept(bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
+    """Ask the brokers; `PositionLost` or `BusError` where a position lies outside."""
+    begins, ends = bus.begin(topic), bus.end(topic)
+    for partition, offset in positions.items():
+        check_position(topic, partition, offset, begins[partition], ends[partition])

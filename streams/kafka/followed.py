@@ -3,7 +3,8 @@
 A role looks at its topics many times a second. Here a look is a look into memory: one fetch, held
 by the broker until something comes, covers every followed topic. Whoever is not served here (a
 position behind what was handed out already, a second reader of a topic, an error) reads with a
-cursor of its own (`cursor.py`), which also finds out what is wrong.
+cursor of its own (`cursor.py`), which also finds out what is wrong. A position that was truncated
+ends the feed of its topic alone: the other feeds and the consumer stay as they are.
 """
 
 import logging
@@ -37,11 +38,16 @@ class _Feed:
     used_s: float
     waiting: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
     bytes: int = 0
+    lost: OutOfRange | None = None
+    """Why nothing more comes; what waits is handed out first."""
 
     def add(self, message: Message) -> None:
         self.waiting.setdefault(message.partition, deque()).append(message)
         self.end[message.partition] = message.offset + 1
         self.bytes += _size(message)
+
+    def may_grow(self) -> bool:
+        return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def goes_on(self, positions: Mapping[int, int]) -> bool:
         """Whether its reader is there or further on, in the same partitions."""
@@ -77,6 +83,10 @@ class Followed:
         self._feeds: dict[str, _Feed] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.restarts = 0
+        """Of the consumer, each after an error that names no position."""
+        self.lost = 0
+        """Feeds that ended as their position was truncated."""
 
     def read(
         self,
@@ -86,7 +96,9 @@ class Followed:
         bytes_max: int,
         wait_s: float,
     ) -> list[Message] | None:
-        """See `Bus.read`, not exact; None for who has to read with a cursor."""
+        """See `Bus.read`, not exact; None for who has to read with a cursor. `OutOfRange` where a
+        position lies outside of the topic.
+        """
         deadline = Deadline(wait_s)
         with self._changed:
             if not self._admit(topic, positions):
@@ -96,6 +108,9 @@ class Followed:
                 if feed is None or not feed.goes_on(positions):  # an error, or another reader
                     return None
                 messages = feed.take(positions, records_max, bytes_max)
+                if feed.lost is not None and not messages:
+                    del self._feeds[topic]
+                    raise feed.lost
                 if messages or deadline.passed():
                     return messages
                 self._changed.wait(deadline.remaining_s())
@@ -112,7 +127,7 @@ class Followed:
         """Whether this reader has the topic's feed; a feed that nobody used for a while is free."""
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.goes_on(positions):
-            if feed is not None and now_s - feed.used_s < TAKEN_S:
+            if feed is not None and feed.lost is None and now_s - feed.used_s < TAKEN_S:
                 return False
             self._feeds[topic] = feed = _Feed(dict(positions), dict(positions), now_s)
             if self._thread is None and not self._closed:
@@ -127,10 +142,10 @@ class Followed:
             try:
                 self._follow(self._make())
             except (KafkaError, OSError, OutOfRange) as error:
-                log.info("following begins anew: %s", error)
+                log.info("the consumer of followed topics restarts: %s", error)
                 self._rest()
             except Exception:
-                log.exception("following begins anew")
+                log.exception("the consumer of followed topics restarts")
                 self._rest()
 
     def _follow(self, consumer: Consumer) -> None:
@@ -141,7 +156,12 @@ class Followed:
                 if feeds != reading:
                     _place(consumer, feeds, reading)
                     reading = feeds
-                if messages := consumer.poll(ASK_S, RECORDS_MAX):
+                try:
+                    messages = consumer.poll(ASK_S, RECORDS_MAX)
+                except OutOfRange as error:
+                    self._end_lost(error, reading)
+                    continue
+                if messages:
                     self._hand_over(messages, reading)
                     time.sleep(PAUSE_S)
         finally:
@@ -153,7 +173,7 @@ class Followed:
             while not self._closed:
                 now_s = time.monotonic()
                 self._feeds = {t: f for t, f in self._feeds.items() if now_s - f.used_s < UNUSED_S}
-                fed = {t: f for t, f in self._feeds.items() if f.bytes < WAITING_BYTES_MAX}
+                fed = {t: f for t, f in self._feeds.items() if f.may_grow()}
                 if fed:
                     return fed
                 self._changed.wait(ASK_S)
@@ -166,9 +186,21 @@ class Followed:
                     feed.add(message)
             self._changed.notify_all()
 
+    def _end_lost(self, error: OutOfRange, reading: Mapping[str, _Feed]) -> None:
+        """End the feeds of the places that the error names; without one the consumer restarts."""
+        ended = [reading[topic] for topic in {t for t, _ in error.places} if topic in reading]
+        if not ended:
+            raise error
+        with self._changed:
+            for feed in ended:
+                feed.lost = error
+            self.lost += len(ended)
+            self._changed.notify_all()
+
     def _rest(self) -> None:
         """Readers turn to cursors, which meet the error themselves, and come back after it."""
         with self._changed:
+            self.restarts += 1
             self._feeds.clear()
             self._changed.notify_all()
         time.sleep(RESTED_S)

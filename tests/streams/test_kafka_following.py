@@ -4,10 +4,16 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from producers.rollout.following import Following
 from streams.bus import Bus, Entry, Message
+from streams.codec import encode
 from streams.connect import open_bus
+from streams.errors import PositionLost
+from streams.forwarding import Forwarding
+from streams.records import Annotation
 from streams.topics import Topic
 from tests.servers import kafka_broker
 
@@ -105,3 +111,61 @@ def test_exact_reads_beside_following_ones_agree(bus: Bus):
         exact = values(bus.read("c", {0: 3 * wave}))
         assert exact == wanted[: len(exact)]
         assert looked(bus, "c", at, 3) == wanted
+
+
+def told(bus: Bus) -> tuple[object, object]:
+    """Restarts of the consumer, and feeds that ended."""
+    figures = Forwarding(bus).figures()
+    return figures.get("log_follow_restarts_total"), figures.get("log_follow_lost_total")
+
+
+def looked_until_lost(bus: Bus, topic: str, at: dict[int, int]) -> int:
+    """Records that came before the position was found to be gone."""
+    count, end = 0, time.monotonic() + 15.0
+    while time.monotonic() < end:
+        try:
+            count += len(look(bus, topic, at))
+        except PositionLost:
+            return count
+    raise AssertionError(f"{topic}: nobody said that {at} is gone")
+
+
+def test_a_position_truncated_before_it_is_followed_ends_the_feed_of_its_topic_alone(bus: Bus):
+    c = {0: 0}
+    bus.append("c", named("c", 3))
+    assert looked(bus, "c", c, 3) == [b"c0", b"c1", b"c2"]
+    bus.append("b", named("b", 6))
+    bus.truncate("b", {0: 4})
+    assert looked_until_lost(bus, "b", {0: 0}) == 0
+    assert looked(bus, "b", {0: 4}, 2) == [b"b4", b"b5"]
+    bus.append("c", named("x", 2))
+    assert looked(bus, "c", c, 2) == [b"x0", b"x1"]
+    assert told(bus) == (0, 1)
+
+
+def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus: Bus):
+    """Its feed was full, so the consumer stood still while the topic was truncated past it."""
+    at, c, big = {0: 0}, {0: 0}, b"b" * 1_000_000
+    assert look(bus, "b", at) == look(bus, "c", c) == []
+    for _ in range(24):
+        bus.append("b", [Entry(b"k", big, 0)])
+    time.sleep(1.0)  # it fetches what fits; timing decides nothing but how much that is
+    bus.truncate("b", {0: 23})
+    came = looked_until_lost(bus, "b", at)
+    assert came == at[0] < 23
+    assert len(looked(bus, "b", {0: 23}, 1)) == 1
+    bus.append("c", named("c", 2))
+    assert looked(bus, "c", c, 2) == [b"c0", b"c1"]
+    assert told(bus) == (0, 1)
+
+
+def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
+    """Truncated between two looks of a rollout that was busy, as in a run whose `prompts` go."""
+    note = encode(Annotation("t", 0, "reward", np.ones(1, np.float32), "r"))
+    bus.append("b", [Entry(b"k", note, 0)] * 6)
+    following = Following(bus, bus, "b", 100)
+    bus.truncate("b", {0: 4})
+    found, end = 0, time.monotonic() + 15.0
+    while found < 2 and time.monotonic() < end:
+        found += len(following.look(32))
+    assert (found, following.reader.lost, told(bus)) == (2, 1, (0, 1))
