@@ -24,6 +24,7 @@ from streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 ROUND_S = 0.05
+REFILL = 4  # prompts go out once a quarter of those ahead were admitted: few appends of many
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class PromptSource:
                 if isinstance(received.record, Admitted):
                     self.admitted = max(self.admitted, received.record.group)
             target = self.admitted + 1 + self.ahead
-            if self.following < target:
+            if target - self.following > self.ahead // REFILL:
                 prompts = [self.order.at(group) for group in range(self.following, target)]
                 writer.append([(str(prompt.group), prompt) for prompt in prompts])
                 self.following = target

@@ -200,8 +200,8 @@ class KafkaBus:
     def _producer(self) -> Producer:
         return Producer(self._settings, self._address.linger_ms, self._address.batch_bytes)
 
-    def _cursor(self, topic: str) -> Cursor:
-        return Cursor(self, topic, self._consumer())
+    def _cursor(self, topic: str, spare: Consumer | None) -> Cursor:
+        return Cursor(self, topic, spare or self._consumer())
 
     def _consumer(self) -> Consumer:
         return Consumer(self._settings, self._address.topic)

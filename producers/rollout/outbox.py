@@ -18,7 +18,7 @@ from streams.writer import Keyed, publish_all
 log = logging.getLogger(__name__)
 
 RECORDS_MAX = 1024  # waiting; whoever has more to say waits too
-GATHER_S = 0.05  # between two rounds: what is said meanwhile goes together
+GATHER_S = 0.1  # between two rounds: what is said meanwhile goes together
 
 Then = Callable[[list[Address]], None]
 

@@ -27,7 +27,7 @@ ARCHIVED = ("trajectories", "annotations", "ledger", "admissions", "applied")
 RECORDS_MAX = 4096  # of a topic, per look
 TAIL = 20_000  # records of a topic, from which on a state begins: takes of a thousand steps
 TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; most that open groups may need
-SLOW_S = 5.0  # between two looks at what changes slowly
+SLOW_S = 10.0  # between two looks at what changes slowly
 
 
 class Feed:
@@ -134,7 +134,8 @@ class Feed:
 def dead_letters(bus: Bus, topic: str) -> DeadLetters:
     """How many of a topic's records nobody could read, and why not the newest."""
     name = f"{topic}.dead"
-    begin, end = bus.begin(name), bus.end(name)
+    end = bus.end(name)
+    begin = bus.begin(name) if any(end.values()) else end
     count = sum(end[p] - begin[p] for p in end)
     reason = ""
     for p, last in end.items():
@@ -150,7 +151,9 @@ def unarchived(bus: Bus, topic: str) -> Unarchived | None:
     committed = bus.committed(ARCHIVING, topic)
     if not committed:
         return None
-    begin, end = bus.begin(topic), bus.end(topic)
+    end = bus.end(topic)
+    # What is archived may be truncated, nothing beyond it, so a committed position is no lower.
+    begin = dict.fromkeys(end, 0) if committed.keys() >= end.keys() else bus.begin(topic)
     at = {p: committed[p].offset if p in committed else begin[p] for p in end}
     behind = {p: offset for p, offset in at.items() if offset < end[p]}
     if not behind:

@@ -15,7 +15,7 @@ from rollstream.live.table import plain
 from rollstream.supervisor import RoleState
 
 LOOK_S = 1.0  # a look costs about 5 ms of a core that the run would rather have
-LINE_S = 10.0  # between two lines where nothing can be redrawn
+LINE_S, LINE_LOOK_S = 10.0, 5.0  # between two lines, and looks, where nothing can be redrawn
 
 
 class LiveView:
@@ -46,7 +46,7 @@ class LiveView:
     def show(self, roles: Sequence[RoleState]) -> None:
         """Look and draw, if it is time."""
         now = time.monotonic()
-        if now - self._looked_s < LOOK_S:
+        if now - self._looked_s < (LOOK_S if self._live or self._as_json else LINE_LOOK_S):
             return
         self._looked_s = now
         shown = self._onlooker.look(roles)

@@ -14,7 +14,7 @@ from typing import Any
 
 import kafka
 from kafka import errors
-from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -85,6 +85,8 @@ class Admin:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         make: Any = kafka.KafkaAdminClient
         self._client = make(**settings)
+        self._settings = settings
+        self._offsets: Any = None
 
     def partitions(self, names: Collection[str]) -> dict[str, int]:
         """By topic; topics that do not exist are absent."""
@@ -115,11 +117,15 @@ class Admin:
         self._client.wait_for_topics(list(wanted))
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """First kept offsets, or the next ones to be written."""
-        spec = OffsetSpec.LATEST if ends else OffsetSpec.EARLIEST
-        asked = {TopicPartition(topic, p): spec for p in range(partitions)}
-        found = self._client.list_partition_offsets(asked)
-        return {at.partition: offset.offset for at, offset in found.items()}
+        """First kept offsets, or the next ones to be written. A consumer asks: it knows the
+        leaders, for which kafka-python's admin client asks the cluster before each such question.
+        """
+        if self._offsets is None:
+            make: Any = kafka.KafkaConsumer
+            self._offsets = make(**self._settings, group_id=None, metrics_enabled=False)
+        ask = self._offsets.end_offsets if ends else self._offsets.beginning_offsets
+        found = ask([TopicPartition(topic, p) for p in range(partitions)])
+        return {at.partition: offset for at, offset in found.items()}
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         self._client.delete_records({TopicPartition(topic, p): o for p, o in before.items()})
@@ -143,6 +149,8 @@ class Admin:
 
     def close(self) -> None:
         self._client.close()
+        if self._offsets is not None:
+            self._offsets.close(autocommit=False, timeout_ms=1_000)
 
 
 class Producer:

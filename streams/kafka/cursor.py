@@ -64,6 +64,11 @@ class Cursor:
                         f"none within {answer_s:g} s; check that all of them run"
                     )
 
+    @property
+    def consumer(self) -> Consumer:
+        """For another cursor, once this one reads no more."""
+        return self._consumer
+
     def close(self) -> None:
         self._consumer.close()
 

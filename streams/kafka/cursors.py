@@ -1,13 +1,15 @@
 """The cursors that a bus keeps, so that each of its readers finds its own again.
 
 A reader is known by where it reads: the cursor that ended exactly there is its own. Without one a
-new cursor is made, up to a bound; beyond it the one unused for longest is sought or closed.
+new cursor is made, up to a bound; beyond it the one unused for longest is sought, or gives its
+consumer to a cursor of another topic: a new one costs connections and half a dozen questions.
 """
 
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
+from streams.kafka.client import Consumer
 from streams.kafka.cursor import Cursor
 
 PER_TOPIC_MAX = 2
@@ -17,7 +19,7 @@ CURSORS_MAX = 16
 class Cursors:
     """Threads share it; a cursor is lent to one at a time."""
 
-    def __init__(self, make: Callable[[str], Cursor]) -> None:
+    def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._free: list[tuple[str, Cursor]] = []  # the one used last is last
@@ -25,7 +27,7 @@ class Cursors:
     @contextmanager
     def lent(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
         """The best cursor for a read there; after an error it is closed, not kept."""
-        cursor = self._borrow(topic, positions) or self._make(topic)
+        cursor = self._borrow(topic, positions) or self._make(topic, self._spare())
         try:
             yield cursor
         except BaseException:
@@ -57,6 +59,11 @@ class Cursors:
             chosen = (exact or mine)[0]
             self._free.remove(chosen)
             return chosen[1]
+
+    def _spare(self) -> Consumer | None:
+        """Of the cursor unused for longest, once there are as many as are kept."""
+        with self._lock:
+            return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
 
     def _give_back(self, topic: str, cursor: Cursor) -> list[Cursor]:
         """Those that are too many now."""

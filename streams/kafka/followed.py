@@ -20,8 +20,10 @@ from streams.kafka.client import Consumer, KafkaError, OutOfRange
 
 log = logging.getLogger(__name__)
 
+# After an answer nobody asks before some reader has looked, so who looks once a second is fetched
+# for once a second; nor before `PAUSE_S`, so that what comes meanwhile comes together.
 ASK_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
-PAUSE_S = 0.03  # after something came: what comes meanwhile comes together
+PAUSE_S = 0.03
 RECORDS_MAX = 10_000
 WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
 UNUSED_S = 10.0  # after which a feed that nobody asks for is dropped
@@ -83,6 +85,7 @@ class Followed:
         self._feeds: dict[str, _Feed] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._looks = self._waiting = 0
         self.restarts = 0
         """Of the consumer, each after an error that names no position."""
         self.lost = 0
@@ -112,8 +115,12 @@ class Followed:
                     del self._feeds[topic]
                     raise feed.lost
                 if messages or deadline.passed():
+                    self._looks += 1
+                    self._changed.notify_all()
                     return messages
+                self._waiting += 1
                 self._changed.wait(deadline.remaining_s())
+                self._waiting -= 1
 
     def close(self) -> None:
         with self._changed:
@@ -164,6 +171,7 @@ class Followed:
                 if messages:
                     self._hand_over(messages, reading)
                     time.sleep(PAUSE_S)
+                    self._await_look()
         finally:
             consumer.close()
 
@@ -185,6 +193,13 @@ class Followed:
                 if (feed := reading.get(message.topic)) is not None:
                     feed.add(message)
             self._changed.notify_all()
+
+    def _await_look(self) -> None:
+        with self._changed:
+            looks = self._looks
+            self._changed.wait_for(
+                lambda: self._waiting or self._looks != looks or self._closed, ASK_S
+            )
 
     def _end_lost(self, error: OutOfRange, reading: Mapping[str, _Feed]) -> None:
         """End the feeds of the places that the error names; without one the consumer restarts."""
