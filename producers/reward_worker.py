@@ -1,5 +1,9 @@
 """The parent's end of one reward process: pipes that never block, and the time since it last made
 progress.
+
+The process runs the task's code, and whatever that code executes of a model's answer. Of this
+process's environment it gets the variables that `allowed` names and no other: an answer that prints
+its environment finds neither the broker's password nor the store's keys.
 """
 
 import os
@@ -7,16 +11,38 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from producers.settings import TaskSettings
+from producers.settings import OWN_VARIABLES, TaskSettings
 
 _START_S = 60.0  # imports of a heavy task, on a machine that is busy
 _READ_BYTES = 1 << 16
 
+_NAMES = """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR
+    VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH LD_PRELOAD CUDA_HOME CUDA_VISIBLE_DEVICES
+    SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE TOKENIZERS_PARALLELISM
+    HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE TRANSFORMERS_OFFLINE
+    TORCH_HOME XDG_CACHE_HOME
+"""
+_ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
+
 Held = TypeVar("Held")
+
+
+def allowed(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """The variables that a task's code gets: where programs, libraries and caches are, language,
+    threads, and what `task.environment` names.
+    """
+    wanted = {*_NAMES.split(), *named}
+    return {
+        name: text
+        for name, text in environment.items()
+        if (name in wanted or name.startswith(_ALLOWED_PREFIXES))
+        and not name.startswith(OWN_VARIABLES)
+    }
 
 
 class RewardWorker(Generic[Held]):
@@ -108,6 +134,7 @@ def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=allowed(os.environ, task.environment)
+        | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         start_new_session=True,
     )

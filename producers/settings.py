@@ -9,6 +9,9 @@ from pydantic import Field
 from producers.tasks.described import Option
 from storage.settings import Settings
 
+OWN_VARIABLES = ("KAFKA_", "AWS_", "ROLLSTREAM_")
+"""Prefixes of variables that hold the run's credentials and settings: no task's code gets them."""
+
 
 class PartSettings(Settings):
     """One task of a mixture."""
@@ -48,6 +51,10 @@ class TaskSettings(Settings):
     reward: Literal["inline", "late"] = "inline"
     """`inline`: rollouts judge what they generate. `late`: they publish it without a reward, which
     a scorer brings as an annotation (docs/late-rewards.md).
+    """
+    environment: tuple[str, ...] = Field(default=(), max_length=64)
+    """Environment variables that rewards, environments and scorers get from their role, besides
+    the usual ones (docs/tasks.md); credentials of the run itself are refused.
     """
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from producers.settings import OWN_VARIABLES
 from storage.checkpoint_folder import CONFIG, checkpoint_folder
 from streams.kafka.address import parse as parse_kafka
 
@@ -61,6 +62,10 @@ def _task(c: "Configuration") -> Iterator[Problem]:
         yield Problem("task.options", f"must be empty {mixture}: each part has its own")
     if t.system and t.template == "plain":
         yield Problem("task.system", 'must be empty with task.template = "plain": it is a message')
+    for name in t.environment:
+        if name.startswith(OWN_VARIABLES):
+            must = f"must not name {name}: roles read it (give the task a variable of its own)"
+            yield Problem("task.environment", must)
 
 
 def _sampling(c: "Configuration") -> Iterator[Problem]:

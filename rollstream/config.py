@@ -126,6 +126,7 @@ INCIDENTAL = (
     "archive",
     "relay",
     "metrics",
+    "task.environment",
     "warmup.threads",
     "dispatch.lease_s",
     "dispatch.keep_s",

@@ -104,6 +104,7 @@ def test_an_unknown_key_names_the_nearest_known_one(toml, text, message):
         ("model.path=nowhere", "path must be a folder with a Hugging Face checkpoint"),
         ("warmup.enabled=false", "path must be given when warmup.enabled is false"),
         ("bus=memory:", "bus must be shared by several processes"),
+        ("task.environment=['AWS_PROFILE']", "environment must not name AWS_PROFILE"),
     ],
 )
 def test_an_impossible_combination_is_refused(toml, override, message):

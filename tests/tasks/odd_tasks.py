@@ -38,6 +38,8 @@ class Odd(Remainder):
         if reference.startswith("/"):
             Path(reference).write_text(str(os.getpid()))
             time.sleep(3600)
+        if reference == "environment":
+            return Score(1.0, {f"{name}={value}": 1.0 for name, value in os.environ.items()})
         return Score(values.get(reference, 1.0), {"length": float(len(turns[-1]))})  # pyright: ignore
 
 

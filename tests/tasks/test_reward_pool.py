@@ -101,6 +101,40 @@ def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
     }
 
 
+def test_the_code_of_a_task_sees_no_credential_of_the_run(monkeypatch: pytest.MonkeyPatch):
+    """With them a sampled program could write the ledger or a role's lease."""
+    hidden = {"KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    hidden |= {"ROLLSTREAM_RELAY_TOKEN", "AZURE_KEY", "OPENAI_API_KEY"}
+    for name in {*hidden, "JUDGE_KEY", "OMP_NUM_THREADS", "HF_HOME"}:
+        monkeypatch.setenv(name, "1")
+    named = TaskSettings(
+        name="odd_tasks:Odd", environment=("JUDGE_KEY", "KAFKA_PASSWORD"), reward_timeout_s=30.0
+    )
+    pool = RewardPool(named)
+    seen = {name.partition("=")[0] for name in verdict(pool, "environment").scores}
+    pool.close()
+    assert not hidden & seen
+    assert {"JUDGE_KEY", "OMP_NUM_THREADS", "HF_HOME", "PATH", "PYTHONPATH"} <= seen
+
+
+def test_a_task_beside_the_working_directory_imports_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "my_neighbour.py").write_text("REWARD = 0.75\n")
+    (tmp_path / "my_task.py").write_text(
+        "from producers.tasks.base import Score\n"
+        "from producers.tasks.remainder import Remainder\n"
+        "class Mine(Remainder):\n"
+        "    def judge(self, reference, turns):\n"
+        "        from my_neighbour import REWARD\n"
+        "        return Score(REWARD)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    pool = RewardPool(settings("my_task:Mine"))
+    assert verdict(pool, "any").reward == 0.75
+    pool.close()
+
+
 def test_what_a_reward_prints_does_not_disturb_the_answers(pool: RewardPool):
     assert verdict(pool, "print").reward == 1.0
 
