@@ -8,6 +8,7 @@ shown, so that no log mixes two runs, unless the change is accepted. What only m
 import json
 import os
 import secrets
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from rollstream.config import (
 )
 from rollstream.revision import code_revision
 from storage.checkpoint_folder import checkpoint_folder
+from storage.conditions import check_conditions
+from storage.connect import open_store
 from storage.log import open_log
+from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import ConfigurationError
 
@@ -72,6 +76,13 @@ def bus_url(configuration: Configuration, folder: Path) -> str:
 def store_url(configuration: Configuration, folder: Path) -> str:
     """The object store, a relative path of it taken from the run's folder."""
     return _inside(configuration.store, folder)
+
+
+def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
+    """The run's store, opened; refused where it ignores the conditions of writes."""
+    store = open_store(store_url(configuration, folder), configuration.sync)
+    check_conditions(store, configuration.store, uuid.uuid4().hex)
+    return store
 
 
 def run_log(configuration: Configuration, folder: Path) -> Bus:

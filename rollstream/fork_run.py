@@ -25,7 +25,7 @@ from consumers.trainer.versions import VersionWriter
 from producers.prompt_source import PromptOrder
 from rollstream.accepting import keep_configuration
 from rollstream.config import Configuration, fingerprint
-from rollstream.folder import model_folder, run_log, settle, store_url
+from rollstream.folder import model_folder, run_log, settle, store_for_writing
 from rollstream.forking import Wanted
 from rollstream.parentage import Parentage, PromptsLeft, keep_parentage
 from rollstream.revision import code_revision
@@ -34,7 +34,6 @@ from rollstream.run_task import order_of
 from rollstream.starting import starting_model
 from rollstream.train_role import small_files
 from storage.checkpoints import Checkpoint, write_checkpoint
-from storage.connect import open_store
 from storage.documents import encode
 from storage.leases import Candidate, acquire
 from storage.objects import ObjectStore
@@ -53,7 +52,7 @@ def begin_fork(wanted: Wanted, checkpoint: Checkpoint, left: PromptsLeft) -> Par
     """
     c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
-    store = open_store(store_url(c, folder.path), c.sync)
+    store = store_for_writing(c, folder.path)
     with closing(run_log(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)

@@ -21,7 +21,7 @@ from consumers.trainer.publisher import Publisher
 from consumers.trainer.step_lines import missing_lines
 from consumers.trainer.versions import VersionWriter
 from rollstream.config import Configuration, fingerprint
-from rollstream.folder import RunFolder, model_folder, run_log, store_url
+from rollstream.folder import RunFolder, model_folder, run_log, store_for_writing, store_url
 from rollstream.revision import code_revision
 from rollstream.train_role import small_files
 from storage.checkpoints import newest_checkpoint, write_checkpoint
@@ -71,7 +71,7 @@ def output(
     bus = run_log(c, folder.path)
     try:
         bus.create(catalogue())
-        store = _store(folder, c)
+        store = store_for_writing(c, folder.path)
         term = next_term(store, "replay", "replay")
         writer = FencedWriter(bus, "weights", "trainer", term)
         files = small_files(model_folder(c, folder.path))

@@ -10,6 +10,7 @@ import os
 import resource
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rollstream.folder import RunFolder
 from rollstream.metrics.endpoint import served
 from rollstream.metrics.watch import Watch
 from rollstream.role_place import Place, placed
+from storage.conditions import check_conditions
 from storage.leases import Candidate, Lease, acquire
 from storage.metrics import MetricsFile
 from storage.renewal import Renewal
@@ -28,6 +30,7 @@ from streams.errors import Fenced
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
+READS_ONLY = ("eval",)  # the store: its conditions are not probed
 NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
 
 
@@ -52,6 +55,8 @@ def run_role(
         placed(configuration, folder, name, watch, nonce, handed_nonce) as place,
     ):
         try:
+            if role not in READS_ONLY:
+                check_conditions(place.store, configuration.store, uuid.uuid4().hex)
             given = replace(place, accept_config=accept_config, grace_s=grace_s)
             return _ROLES[role](given)
         finally:
