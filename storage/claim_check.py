@@ -12,6 +12,7 @@ its claim. No reader takes a claim for a record: it goes to `<topic>.dead` with 
 that does not answer is an error, not a verdict: the read fails and is repeated.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,7 +28,7 @@ from streams.errors import CorruptObject, DecodeError, ObjectMissing
 from streams.forwarding import Forwarding
 from streams.records import Claim
 from streams.refusals import check_entries
-from streams.topics import RECORD_BYTES_MAX
+from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
 
 class ClaimCheck(Forwarding):
@@ -42,6 +43,18 @@ class ClaimCheck(Forwarding):
     ) -> None:
         super().__init__(log)
         self._store, self._bytes_max, self._clock = store, bytes_max, clock
+        self._limits = {topic.name: topic.record_bytes_max for topic in catalogue()}
+
+    def create(self, topics: Sequence[Topic]) -> None:
+        """The log is asked for what it carries itself: a broker needs no room for large records."""
+        super().create([self._carried(topic) for topic in topics])
+        self._limits |= {topic.name: topic.record_bytes_max for topic in topics}
+
+    def settings(self, topic: str) -> Topic:
+        """With the limit of whole records, wherever they lie."""
+        carried = super().settings(topic)
+        whole = max(carried.record_bytes_max, self._limits.get(topic, 0))
+        return dataclasses.replace(carried, record_bytes_max=whole)
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
         if not any(self._is_large(entry) for entry in entries):
@@ -105,6 +118,12 @@ class ClaimCheck(Forwarding):
         except (ObjectMissing, CorruptObject, KeyRefused):
             return None
         return value if len(value) == claim.bytes else None
+
+    def _carried(self, topic: Topic) -> Topic:
+        if topic.cleanup == "compact":
+            return topic
+        limit = min(topic.record_bytes_max, self._bytes_max + KEY_BYTES_MAX)
+        return dataclasses.replace(topic, record_bytes_max=limit)
 
     def _is_large(self, entry: Entry) -> bool:
         return entry.value is not None and len(entry.value) > self._bytes_max

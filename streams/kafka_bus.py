@@ -6,6 +6,7 @@ differs from the other back ends, and what to set on the brokers: `docs/kafka.md
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,21 @@ from streams.kafka.cursor import Cursor, check_kept
 from streams.kafka.cursors import Cursors
 from streams.kafka.followed import Followed
 from streams.kafka.member import KafkaGroupReader
-from streams.kafka.topic_settings import check_unbounded, configs_of, topic_of, with_writer
+from streams.kafka.topic_settings import (
+    BATCH_ROOM_BYTES,
+    Described,
+    check_unbounded,
+    configs_of,
+    recorded,
+    single_copies,
+    topic_of,
+    with_writer,
+)
 from streams.records import Fence, Position
 from streams.refusals import check_entries, check_same_settings, missing_topic
 from streams.topics import Topic, partition_of
+
+log = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
 
@@ -63,6 +75,7 @@ class KafkaBus:
         self._followed = Followed(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
+        """See `Bus`; of a topic with more partitions than asked for, the first ones are used."""
         existing = self._described([topic.name for topic in topics])
         missing = {
             self._address.topic(topic.name): (
@@ -77,9 +90,12 @@ class KafkaBus:
             self._control.ask("create topics", lambda admin: admin.create(missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
-            found = with_writer(existing[topic.name], topic.writer)
+            found = recorded(
+                with_writer(existing[topic.name].topic, topic.writer), topic.partitions
+            )
             check_same_settings(found, topic)
             self._topics[topic.name] = found
+        self._warn(topics, existing)
 
     def settings(self, topic: str) -> Topic:
         return self._topic(topic)
@@ -198,7 +214,8 @@ class KafkaBus:
             self._control.close()
 
     def _producer(self) -> Producer:
-        return Producer(self._settings, self._address.linger_ms, self._address.batch_bytes)
+        batch_bytes = min(self._address.batch_bytes, BATCH_ROOM_BYTES)
+        return Producer(self._settings, self._address.linger_ms, batch_bytes)
 
     def _cursor(self, topic: str, spare: Consumer | None) -> Cursor:
         return Cursor(self, topic, spare or self._consumer())
@@ -225,20 +242,42 @@ class KafkaBus:
             found = self._described([topic])
             if topic not in found:
                 raise missing_topic(topic, str(self._address))
-            self._topics[topic] = found[topic]
+            self._topics[topic] = recorded(found[topic].topic)
         return self._topics[topic]
 
-    def _described(self, topics: Sequence[str]) -> dict[str, Topic]:
+    def _warn(self, topics: Sequence[Topic], found: Mapping[str, Described]) -> None:
+        """Once per process, at its start: what works and is not as it should be."""
+        grown = [
+            f"{topic.name} ({topic.partitions} of {found[topic.name].topic.partitions})"
+            for topic in topics
+            if found[topic.name].topic.partitions > topic.partitions
+        ]
+        if grown:
+            log.warning(
+                "%s: topics have more partitions than the run began with; a key must keep its "
+                "partition, so the added ones stay empty: %s",
+                self._address,
+                ", ".join(grown),
+            )
+        if single_copies(found, brokers=2):
+            brokers = self._control.ask("look up brokers", lambda admin: admin.brokers())
+            if lacking := single_copies(found, brokers):
+                log.warning("%s: %s", self._address, lacking)
+
+    def _described(self, topics: Sequence[str]) -> dict[str, Described]:
         """Those topics that exist, as they are on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
-        partitions = self._control.ask("look up topics", lambda a: a.partitions(names.values()))
-        present = {topic: name for topic, name in names.items() if name in partitions}
+        copies = self._control.ask("look up topics", lambda a: a.copies(names.values()))
+        present = {topic: name for topic, name in names.items() if name in copies}
         if not present:
             return {}
         configs = self._control.ask("look up topics", lambda a: a.configs(present.values()))
-        found = {t: topic_of(t, partitions[n], configs[n]) for t, n in present.items()}
+        found: dict[str, Described] = {}
         for topic, name in present.items():
-            check_unbounded(found[topic], configs[name])
+            described = topic_of(topic, len(copies[name]), configs[name])
+            check_unbounded(described, configs[name])
+            min_isr = int(configs[name]["min.insync.replicas"])
+            found[topic] = Described(described, min(copies[name]), min_isr)
         return found
 
 

@@ -12,8 +12,10 @@ from streams.topics import Topic
 
 def check_same_settings(existing: Topic, wanted: Topic) -> None:
     """Raise `BusError` that names each setting in which an existing topic differs from what is
-    asked for.
+    asked for. One that takes larger records, as topics of earlier runs do, is no other.
     """
+    larger = max(existing.record_bytes_max, wanted.record_bytes_max)
+    wanted = dataclasses.replace(wanted, record_bytes_max=larger)
     differences = [
         f"{field.name} is {has!r}, asked for {asked!r}"
         for field in dataclasses.fields(Topic)

@@ -10,6 +10,7 @@ from typing import Literal
 from zlib import crc32
 
 DEAD_RETENTION_S = 7 * 24 * 3600.0
+KEY_BYTES_MAX = 1 << 16  # beside a value in the log whose size alone decides where it lies
 DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` adds to the original bytes: where, why, its own header
 TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
 RECORD_BYTES_MAX = (

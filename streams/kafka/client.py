@@ -88,10 +88,17 @@ class Admin:
         self._settings = settings
         self._offsets: Any = None
 
-    def partitions(self, names: Collection[str]) -> dict[str, int]:
-        """By topic; topics that do not exist are absent."""
+    def copies(self, names: Collection[str]) -> dict[str, list[int]]:
+        """By topic, the copies of each partition; topics that do not exist are absent."""
         found = self._client.describe_topics(list(names))
-        return {t["name"]: len(t["partitions"]) for t in found if t["error_code"] == 0}
+        return {
+            t["name"]: [len(partition["replica_nodes"]) for partition in t["partitions"]]
+            for t in found
+            if t["error_code"] == 0
+        }
+
+    def brokers(self) -> int:
+        return len(self._client.describe_cluster()["brokers"])
 
     def configs(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]

@@ -47,7 +47,9 @@ class KafkaGroupReader:
             self._insist(lambda: self._joined().beat())
             return []
         while True:
-            messages = self._insist(lambda: self._poll_once(deadline, records_max))
+            polled = self._insist(lambda: self._poll_once(deadline, records_max))
+            count = self._bus.partitions(self._topic)  # what was added later is not the run's
+            messages = [message for message in polled if message.partition < count]
             with self._lock:
                 for message in messages:
                     self._read[message.partition] = message.offset + 1
@@ -102,14 +104,14 @@ class KafkaGroupReader:
         )
         for partition in consumer.assignment():
             if partition not in committed and partition not in self._read:
-                consumer.seek((self._topic, partition), begins[partition])
+                consumer.seek((self._topic, partition), begins.get(partition, 0))
 
     def _check(self, consumer: Consumer) -> None:
         """`PositionLost` where the group's commit lies below what is kept."""
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
         at = {p: at.offset for p, at in self._bus.committed(self._group, self._topic).items()}
         for p, offset in (at | self._read).items():
-            if p in consumer.assignment():
+            if p in consumer.assignment() and p in begins:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 
     def _joined(self) -> Consumer:

@@ -2,21 +2,35 @@
 
 Everything but `writer` is recovered from the broker: the size limit from `max.message.bytes`, which
 is the record's limit plus room for a whole batch. The writer comes from the catalogue, or from what
-this process created the topic with.
+this process created the topic with. So does the number of partitions, where the broker has more: a
+key's partition must not move, so what an administrator adds stays empty and is not read.
 """
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from streams.errors import BusError
-from streams.topics import TOMBSTONE_S, Topic, catalogue
+from streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
-BATCH_ROOM_BYTES = (1 << 20) + (1 << 12)  # a batch of small records, and what frames one large one
+BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
+"""For a batch of small records, or what frames one large one: with the largest record that a log
+beside an object store carries, exactly the 2 MiB that managed services allow.
+"""
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
-WRITERS = {topic.name: topic.writer for topic in catalogue()}
+KNOWN = {topic.name: topic for topic in catalogue()}
 KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A topic as the broker has it; `copies` are those of its least copied partition."""
+
+    topic: Topic
+    copies: int
+    min_isr: int
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
@@ -62,7 +76,7 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         cast(Any, {"delete": "time" if timed else "safe"}.get(policy, policy)),
         retention_ms / 1000 if timed else None,
         int(configs["max.message.bytes"]) - BATCH_ROOM_BYTES,
-        WRITERS.get(name, ""),
+        KNOWN[name].writer if name in KNOWN else "",
     )
 
 
@@ -75,6 +89,33 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
                 f"topic {topic.name!r} exists with other settings: {name} is {configs[name]!r}, "
                 f"needed is {value!r}; change it on the broker or use another prefix of topics"
             )
+
+
+def recorded(found: Topic, partitions: int | None = None) -> Topic:
+    """With the partitions that keys were spread over from the begin on: `partitions`, or the
+    catalogue's; fewer on the broker stay fewer, which `check_same_settings` refuses.
+    """
+    if partitions is None:
+        partitions = KNOWN[found.name].partitions if found.name in KNOWN else found.partitions
+    return dataclasses.replace(found, partitions=min(partitions, found.partitions))
+
+
+def single_copies(found: Mapping[str, Described], brokers: int) -> str:
+    """What to warn of: topics of one copy, or whose records are acknowledged on one; "" if none, or
+    where there is one broker.
+    """
+    single = {
+        "replication factor": [name for name, one in found.items() if one.copies == 1],
+        "min.insync.replicas": [name for name, one in found.items() if one.min_isr == 1],
+    }
+    lacking = [f"{what} is 1 for {', '.join(names)}" for what, names in single.items() if names]
+    if not lacking or brokers < 2:
+        return ""
+    return (
+        f"{'; '.join(lacking)}, on {brokers} brokers: the loss of one broker loses acknowledged "
+        "records. Give replication=3&min_isr=2 in the bus URL before the topics are created, or "
+        "change the topics (kafka-reassign-partitions, kafka-configs)"
+    )
 
 
 def with_writer(topic: Topic, writer: str) -> Topic:

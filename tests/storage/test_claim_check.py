@@ -18,7 +18,7 @@ from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
 from streams.records import Address, Admitted, Annotation, Claim
 from streams.sqlite_bus import SqliteBus
-from streams.topics import Topic, catalogue
+from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 from streams.truncation import before_record, truncate
 from streams.writer import FencedWriter, publish
 
@@ -134,6 +134,29 @@ def test_compacted_topics_and_their_limit_refuse_what_is_too_large(bus, inner):
     bus.append("bounded", [Entry(b"k", bytes(2 * SMALL - 1))])
     with pytest.raises(RecordTooLarge):
         bus.append("bounded", [Entry(b"k", bytes(2 * SMALL))])
+
+
+def test_the_log_is_asked_for_no_more_than_it_carries(tmp_path, store, clock):
+    """A broker that caps messages at 2 MiB serves a run whose records are up to 16 MiB."""
+    below = SqliteBus(tmp_path / "other", clock)
+    bus = ClaimCheck(below, store, clock=clock)
+    bus.create(catalogue())
+    assert {below.settings(t.name).record_bytes_max for t in catalogue()} == {
+        RECORD_BYTES_MAX,  # compacted
+        RECORD_BYTES_MAX + KEY_BYTES_MAX,
+    }
+    assert [bus.settings(topic.name) for topic in catalogue()] == list(catalogue())
+    ClaimCheck(below, store).create([Topic("trajectories", 4, record_bytes_max=20 << 20)])
+    below.close()
+
+
+def test_a_run_that_began_with_larger_topics_goes_on(tmp_path, store, clock):
+    below = SqliteBus(tmp_path / "other", clock)
+    below.create(catalogue())  # as the releases did that asked for 16 MiB
+    bus = ClaimCheck(below, store, clock=clock)
+    bus.create(catalogue())
+    assert bus.settings("ledger").record_bytes_max == 16 << 20
+    below.close()
 
 
 def test_a_read_stays_within_its_bytes_though_claims_are_small(bus):

@@ -1,17 +1,20 @@
 """Topics on a real broker: their settings, limits, compaction and names."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
+from storage.log import open_log
 from streams.bus import Bus, Entry, Message
 from streams.connect import open_bus
 from streams.errors import BusError, PositionLost, RecordTooLarge
+from streams.kafka.topic_settings import Described, single_copies
 from streams.records import Position
-from streams.topics import Topic, catalogue
+from streams.topics import Topic, catalogue, partition_of
 from tests.servers.kafka_broker import new_url, server
 
 EAGER = {  # compaction within a second
@@ -42,6 +45,22 @@ def change(url: str, topic: str, **configs: str) -> None:
         admin.alter_configs([ConfigResource("topic", name, settings)])
 
 
+def grow(url: str, **partitions: int) -> None:
+    """As an administrator would."""
+    prefix = url.rpartition("/")[2]
+    with KafkaAdminClient(bootstrap_servers=server()) as admin:
+        admin.create_partitions({f"{prefix}.{name}": n for name, n in partitions.items()})
+
+
+def configs(url: str, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
+    """As the broker has them."""
+    prefix = url.rpartition("/")[2]
+    wanted = [ConfigResource("topic", f"{prefix}.{topic.name}") for topic in topics]
+    with KafkaAdminClient(bootstrap_servers=server()) as admin:
+        found = admin.describe_configs(wanted, config_filter="all")["topic"]
+    return {name: {key: one["value"] for key, one in of.items()} for name, of in found.items()}
+
+
 def all_of(bus: Bus) -> list[Message]:
     """Topic `t` to its end; one read may stop earlier."""
     found: list[Message] = []
@@ -65,7 +84,7 @@ def test_another_process_finds_the_settings_on_the_broker(bus: Bus, url: str) ->
     [
         ({"cleanup_policy": "compact"}, "cleanup is 'compact', asked for 'safe'"),
         ({"retention_ms": "60000"}, r"retention_s is 60\.0, asked for None"),
-        ({"max_message_bytes": "2000000"}, "record_bytes_max is 947328, asked for 16777216"),
+        ({"max_message_bytes": "2000000"}, "record_bytes_max is 1016960, asked for 16777216"),
         ({"retention_bytes": "1000000"}, "retention.bytes is '1000000', needed is '-1'"),
         ({"message_timestamp_type": "LogAppendTime"}, "needed is 'CreateTime'"),
     ],
@@ -79,6 +98,84 @@ def test_a_topic_that_somebody_changed_is_refused(
     with pytest.raises(BusError, match=says):
         other.create([Topic("t")])
     other.close()
+
+
+def test_a_run_asks_the_broker_for_2_mib_and_takes_records_of_16(url: str, tmp_path: Path) -> None:
+    log = open_log(url, f"file:{tmp_path}/store")
+    log.create(catalogue())
+    limits = {int(of["max.message.bytes"]) for of in configs(url, catalogue()).values()}
+    assert max(limits) == 2 << 20
+    for value in (bytes(1 << 20), bytes((16 << 20) - 1)):
+        log.append("trajectories", [Entry(b"k", value)])
+        log.append("trajectories.dead", [Entry(b"k", value)])
+    with pytest.raises(RecordTooLarge, match="above the 16777216"):
+        log.append("trajectories", [Entry(b"k", bytes(16 << 20))])
+    partition = partition_of(b"k", log.partitions("trajectories"))
+    at = log.read("trajectories", {partition: 1}, records_max=1)
+    assert [len(message.value or b"") for message in at] == [(16 << 20) - 1]
+    log.close()
+
+
+def test_topics_that_take_larger_records_are_those_of_an_earlier_run(bus: Bus, url: str) -> None:
+    bus.create([Topic("ledger"), Topic("small", record_bytes_max=1000)])
+    other = open_bus(url)
+    other.create([Topic("ledger", record_bytes_max=1 << 20), Topic("small", record_bytes_max=1000)])
+    with pytest.raises(BusError, match="record_bytes_max is 1000, asked for 1001"):
+        other.create([Topic("small", record_bytes_max=1001)])
+    other.close()
+
+
+def test_partitions_that_an_administrator_adds_stay_empty(
+    bus: Bus, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [b"group-%d" % number for number in range(40)]
+    bus.create(catalogue())
+    bus.append("trajectories", [Entry(key, b"before") for key in keys])
+    grow(url, trajectories=9, ledger=2)
+    later = open_bus(url)
+    later.create(catalogue())
+    assert [r.message for r in caplog.records if "added ones stay empty" in r.message] == [
+        f"{url}: topics have more partitions than the run began with; a key must keep its "
+        "partition, so the added ones stay empty: trajectories (4 of 9), ledger (1 of 2)"
+    ]
+    later.append("trajectories", [Entry(key, b"after") for key in keys])
+    looking = open_bus(url)  # as a command does that only reads
+    for each in (bus, later, looking):
+        assert each.partitions("trajectories") == len(each.end("trajectories")) == 4
+        assert sum(each.end("trajectories").values()) == 2 * len(keys)
+        assert each.end("ledger") == {0: 0}
+    member = later.join("scorers", "trajectories", "one")
+    found: list[Message] = []
+    while len(found) < 2 * len(keys):
+        found += member.poll(1.0)
+        member.commit()
+    assert {(m.key, m.partition) for m in found} == {(key, partition_of(key, 4)) for key in keys}
+    assert sum(at.offset for at in later.committed("scorers", "trajectories").values()) == 80
+    for each in (member, later, looking):
+        each.close()
+
+
+def test_fewer_partitions_are_refused(bus: Bus, url: str) -> None:
+    bus.create([Topic("t", 2)])
+    with pytest.raises(BusError, match="partitions is 2, asked for 3"):
+        bus.create([Topic("t", 3)])
+
+
+@pytest.mark.parametrize(
+    ("copies", "min_isr", "brokers", "says"),
+    [
+        (1, 1, 1, ""),
+        (3, 2, 3, ""),
+        (3, 1, 3, "min.insync.replicas is 1 for ledger, on 3 brokers"),
+        (1, 1, 2, "replication factor is 1 for ledger; min.insync.replicas is 1 for ledger"),
+    ],
+)
+def test_one_copy_on_several_brokers_is_a_warning(
+    copies: int, min_isr: int, brokers: int, says: str
+) -> None:
+    warned = single_copies({"ledger": Described(Topic("ledger"), copies, min_isr)}, brokers)
+    assert warned.startswith(says)
+    assert bool(warned) == bool(says)
 
 
 def test_a_record_at_the_limit_is_kept_and_one_over_it_refused(bus: Bus) -> None:
