@@ -1,7 +1,8 @@
 """Checkpoints: the trainer's whole state, tensors and one JSON value, its manifest written last.
 
 A restart reads the newest whole one; one that is half-written or damaged is passed over, with the
-reason, for the one before. Only a trainer that starts lists them.
+reason, for the one before. One of a newer release is refused (`NewerRelease`), never passed over.
+Only a trainer that starts lists them.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from storage.documents import create_same, seal, unseal
+from storage.documents import FORMAT, create_same, seal, unseal
 from storage.hashing import content_hash
 from storage.manifest import FileEntry, TensorFiles
 from storage.objects import ObjectStore
@@ -49,6 +50,8 @@ class CheckpointManifest:
     term: int
     tensors: TensorFiles
     state: FileEntry
+    format: int = FORMAT
+    """Of the whole checkpoint, its state included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ def write_checkpoint(
 def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
     """The checkpoint, all of it verified.
 
-    `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged.
+    `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged, `NewerRelease`
+    if this release does not read it.
     """
     manifest = checkpoint_manifest(store, wanted)
     state = _read_state(store, wanted, manifest)

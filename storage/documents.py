@@ -3,6 +3,10 @@
 Encoding is canonical (sorted keys), so equal values are equal bytes and a hash of one is a hash of
 the other. Decoding ignores unknown fields; anything else that does not fit is a `CorruptObject`
 that names the key.
+
+Every such object may carry the number of its form under `format`; one without it has form 1. A
+higher number than this release reads is `NewerRelease` (invariant 14). What this stops: a newer
+checkpoint counts as damaged, and an older one is trained again.
 """
 
 from typing import Any, TypeVar
@@ -11,9 +15,17 @@ import msgspec
 
 from storage.hashing import content_hash
 from storage.objects import Data, ObjectStore
-from streams.errors import CorruptObject, ObjectExists, StoreError
+from streams.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
+from streams.release import advice
+
+FORMAT = 1
+"""The highest form that this release reads, and the one that it writes."""
 
 _T = TypeVar("_T")
+
+
+class _Numbered(msgspec.Struct):
+    format: int = 1
 
 
 def encode(value: Any) -> bytes:
@@ -22,7 +34,17 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, type_: type[_T], key: str) -> _T:
-    """The value in `data`, which was read from `key`; `CorruptObject` if it is not one."""
+    """The value in `data`, which was read from `key`; `CorruptObject` if it is not one,
+    `NewerRelease` if it has a form that this release does not read.
+    """
+    try:
+        number = msgspec.json.decode(data, type=_Numbered).format
+    except msgspec.DecodeError:  # no object, or damaged: see below
+        number = FORMAT
+    if number > FORMAT:
+        raise NewerRelease(
+            f"object {key} has format {number}, and formats up to {FORMAT} are known; {advice('')}"
+        )
     try:
         return msgspec.json.decode(data, type=type_)
     except msgspec.DecodeError as error:

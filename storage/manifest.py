@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from storage.delta.coded import Coding, Values, element_of
 from storage.documents import decode, encode
 from storage.hashing import content_hash
@@ -124,6 +126,8 @@ class Manifest:
     weights: TensorFiles
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
+    format: int | msgspec.UnsetType = msgspec.UNSET
+    """Left out where the object has none, so that its hash stays what was announced."""
 
     @property
     def hash(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from consumers.dispatch.state import Chain, DispatchState, OpenGroup, Order
-from storage.documents import decode, encode
+from storage.documents import FORMAT, decode, encode
 from storage.objects import ObjectStore
 from streams.errors import Fenced, ObjectExists, ObjectMissing, SwapLost
 from streams.records import Admitted, Position
@@ -48,6 +48,7 @@ class KeptState:
     chains: tuple[tuple[str, Chain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
     """When each rollout spoke last, by its own clock."""
+    format: int = FORMAT
 
     def where(self) -> dict[str, dict[int, Position]]:
         """Positions by number of the partition (JSON keys are texts)."""

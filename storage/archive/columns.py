@@ -29,8 +29,9 @@ from storage.archive.shapes import (
 )
 from streams.bus import Message
 from streams.codec import content_hash, decode
-from streams.errors import CorruptObject
+from streams.errors import CorruptObject, DecodeError, NewerRelease
 from streams.records import SCHEMAS, Record
+from streams.release import advice
 
 __all__ = ["arrow_schema", "originals_of", "records_of", "table_of"]
 
@@ -64,7 +65,8 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
     """The very bytes that each row had in the log, None for a tombstone.
 
-    `CorruptObject` if a row no longer gives the bytes that its hash names.
+    `CorruptObject` if a row no longer gives the bytes that its hash names, `NewerRelease` if its
+    file has columns or schemas that this release does not know.
     """
     for batch in table.to_batches():
         kept, hashes = batch.column("original").to_pylist(), batch.column("hash").to_pylist()
@@ -76,10 +78,25 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
                 value = bytes_of(record, topic, *envelope)
                 if content_hash(value) != hashes[index]:
                     value = bytes_of(with_default(record, stated=True), topic, *envelope)
-            if value is not None and content_hash(value) != hashes[index]:
+            if hashes[index] != (None if value is None else content_hash(value)):
                 at = f"{batch.column('partition')[index]}:{batch.column('offset')[index]}"
+                _refuse_newer(batch, topic, at)
                 raise CorruptObject(f"archive of {topic}: row {at} differs from its hash")
             yield value
+
+
+def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
+    """A row that cannot be made again is not damaged if a newer release has written more of it than
+    is known here.
+    """
+    known = {field.name: field.type for field in arrow_schema(topic)}
+    unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
+    unknown += sorted(set(batch.column("schema").to_pylist()) - SCHEMAS.keys() - {None})
+    if unknown:
+        raise NewerRelease(
+            f"archive of {topic}: row {at} has what this release does not know "
+            f"({', '.join(unknown)}); {advice('')}"
+        )
 
 
 # ---- from rows to columns ------------------------------------------------------------------------
@@ -170,7 +187,9 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[Column, Sequence[Any]]] = {}
     for index, schema in enumerate(schemas):
-        if reasons[index] is not None or schema is None:
+        if schema is None and kept[index] is not None:
+            yield _known_now(kept[index])
+        elif reasons[index] is not None or schema not in SCHEMAS:
             yield None
         elif kept[index] is not None:
             yield decode(kept[index]).record
@@ -184,6 +203,14 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
                 if column.required or held[index] is not None
             }
             yield with_default(cls(**given), stated=False)
+
+
+def _known_now(data: bytes) -> Record | None:
+    """Bytes that were no record to the release that archived them; perhaps they are one here."""
+    try:
+        return decode(data).record
+    except DecodeError:
+        return None
 
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[Column, Sequence[Any]]:

@@ -10,7 +10,7 @@ to do; nothing is read past it silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from storage.archive.names import ArchiveFile, parsed, prefix_of
 from storage.file_store import FileStore
 from storage.objects import ObjectStore
-from streams.errors import CorruptObject
+from streams.errors import CorruptObject, NewerRelease
 from streams.records import Fence
+from streams.release import advice
 
 if TYPE_CHECKING:  # whoever only lists need not wait for pyarrow
     import pyarrow as pa
@@ -86,6 +87,7 @@ def table_from(
 
     try:
         with pq.ParquetFile(pa.BufferReader(store.get(file.key))) as parquet:
+            _refuse_newer(file, parquet.metadata.metadata or {})
             return parquet.read(columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise damaged(file, str(error)) from error
@@ -103,6 +105,7 @@ def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBat
         is_here = path is not None and path.is_file()
         source = str(path) if is_here else pa.BufferReader(store.get(file.key))
         with pq.ParquetFile(source) as parquet:
+            _refuse_newer(file, parquet.metadata.metadata or {})
             rows = parquet.metadata.num_rows
             batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * rows // max(1, file.bytes))
             yield from parquet.iter_batches(batch_rows, use_threads=False)
@@ -148,6 +151,20 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
         found = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise damaged(file, str(error)) from error
+    _refuse_newer(file, found)
     return {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
     }
+
+
+def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
+    """Of columns that have another meaning than here nothing is read."""
+    from storage.archive.files import SCHEMA
+    from storage.archive.shapes import SCHEMA_NUMBER
+
+    number = metadata.get(SCHEMA.encode(), b"")
+    if number.isdigit() and int(number) > SCHEMA_NUMBER:
+        raise NewerRelease(
+            f"archive file {file.key} has columns of form {int(number)}, and forms up to "
+            f"{SCHEMA_NUMBER} are known; {advice('')}"
+        )

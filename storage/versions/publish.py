@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from storage.documents import create_same, decode, encode
+from storage.documents import FORMAT, create_same, decode, encode
 from storage.manifest import (
     Delta,
     FileEntry,
@@ -134,7 +134,7 @@ def index_of(weights: TensorFiles) -> bytes:
 
 def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
     """Create the manifest, or return the one that an earlier call for the same content left."""
-    key = manifest_key(manifest.version)
+    key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:
         store.create(key, encode(manifest))
     except ObjectExists:

@@ -23,7 +23,13 @@ from storage.archive.columns import arrow_schema, originals_of, records_of, tabl
 from storage.archive.rows import CLASSES, judge, with_default
 from streams.bus import Message
 from streams.codec import Envelope, content_hash, decode, encode, is_canonical
-from streams.errors import ConfigurationError, DecodeError, SequenceGap
+from streams.errors import (
+    ConfigurationError,
+    CorruptObject,
+    DecodeError,
+    NewerRelease,
+    SequenceGap,
+)
 from streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
 
 
@@ -206,6 +212,40 @@ def test_a_column_that_an_older_file_has_not_leaves_the_field_its_default() -> N
     (record,) = records_of(older)
     assert isinstance(record, Trajectory)
     assert (record.moves, record.scores) == (0, None)
+
+
+def test_a_row_that_a_newer_release_wrote_more_of_is_refused_and_not_damaged() -> None:
+    """A field that is unknown here is a column that is; without it the bytes cannot be made."""
+    rows = log_of("trajectories", [trajectory(3)])
+    newer = through_parquet("trajectories", rows)
+    hashes = pa.array(["00" * 8])
+    where = newer.schema.get_field_index("hash")
+    newer = newer.set_column(where, "hash", hashes)
+    with pytest.raises(CorruptObject, match="differs from its hash"):
+        list(originals_of(newer, "trajectories"))
+    more = newer.append_column("novel", pa.array([1]))
+    with pytest.raises(NewerRelease, match=r"row 0:0 .*\(novel\)"):
+        list(originals_of(more, "trajectories"))
+
+
+def test_a_schema_that_a_newer_release_archived_is_no_tombstone() -> None:
+    table = through_parquet("trajectories", log_of("trajectories", [trajectory(3)]))
+    where = table.schema.get_field_index("schema")
+    newer = table.set_column(where, "schema", pa.array(["trajectory/2"]))
+    assert list(records_of(newer)) == []
+    with pytest.raises(NewerRelease, match="trajectory/2"):
+        list(originals_of(newer, "trajectories"))
+
+
+def test_bytes_that_an_older_release_archived_unread_are_a_record_to_a_newer_one() -> None:
+    """The older one kept them byte for byte, with the reason why they were none to it."""
+    table = through_parquet("trajectories", log_of("trajectories", [trajectory(3)]))
+    value = next(originals_of(table, "trajectories"))
+    for name, kept in (("schema", None), ("original", value), ("reason", "schema … not known")):
+        where = table.schema.get_field_index(name)
+        table = table.set_column(where, name, pa.array([kept], table.schema.field(where).type))
+    assert all_same([trajectory(3)], records_of(table))
+    assert list(originals_of(table, "trajectories")) == [value]
 
 
 def test_tables_of_many_batches_and_slices_give_the_same_records() -> None:
