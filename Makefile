@@ -1,7 +1,7 @@
 # Everything sets itself up: `make run` is enough on a machine with Python 3.11 or newer.
 #   make run [SEED=0] [RUN=runs/quickstart-0]   train the quickstart model, watch it, write a report
 #   make check | test | test-slow | bench        format, lint, types | tests | slow tests | measurements
-#   make fuzz                                    the property tests again, on new random examples
+#   make test-long | fuzz                        the longest tests | property tests on new random examples
 #   make vllm | test-vllm                        the CPU build of vLLM into .venv | its tests (part of test-slow)
 #   make gpu-check [MODEL=path]                  what a run does on the GPU of this machine (docs/gpu.md)
 
@@ -26,7 +26,7 @@ VLLM_NEEDS := from importlib.metadata import requires as r; \
 HAS_TORCH := import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow fuzz check bench vllm test-vllm gpu-check
+.PHONY: help run test test-slow test-long fuzz check bench vllm test-vllm gpu-check
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -34,12 +34,16 @@ help:
 run: .venv/.runtime
 	@$(BIN)/rollstream run examples/quickstart.toml --seed $(SEED) --run $(RUN)
 
+# What each of them covers, and how long it takes: docs/testing.md.
 test: .venv/.testing
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not long" -n $(WORKERS) --dist loadfile
 
 test-slow: .venv/.testing
 	$(BIN)/python -m pytest -m slow --ignore=tests/vllm -n $(WORKERS) --dist loadfile || test $$? -eq 5  # 5: there is none
 	$(MAKE) test-vllm
+
+test-long: .venv/.testing
+	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile
 
 vllm: .venv/.vllm
 
@@ -47,7 +51,7 @@ test-vllm: .venv/.vllm  # engines of one process interfere: a process for each f
 	printf '%s\n' tests/vllm/test_*.py | OMP_NUM_THREADS=1 xargs -n 1 -P $(WORKERS) $(BIN)/python -m pytest -q -m slow
 
 fuzz: .venv/.testing
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow"
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m "hypothesis and not slow and not long"
 
 check: .venv/.testing
 	$(BIN)/ruff format --check .

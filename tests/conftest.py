@@ -1,23 +1,33 @@
-"""What all tests share: signals as in a terminal, seeds of Hypothesis, the model of runs, real
-servers used.
+"""What all tests share: threads and byte code of their processes, signals as in a terminal, seeds
+of Hypothesis, the model of runs, real servers used.
 """
 
 import os
 import signal
+import sys
 from pathlib import Path
 
-import pytest
-from hypothesis import settings
+# Before torch is imported, here and in every process that a test starts: two workers of pytest, and
+# the roles of a run beside each other, have no core left for a second thread of theirs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without its byte code every process that a test starts would compile this repository again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
-from tests.servers import used, used_elsewhere
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+from tests.servers import used, used_elsewhere  # noqa: E402
 
 # A shell that starts us in the background has SIGINT ignored, and children inherit that; tests send
 # it to processes of their own.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a change is judged by itself; `make fuzz` finds new ones.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("fuzz", print_blob=True)
+# How long an example takes says how busy the machine is, and nothing else.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", UNTIMED, derandomize=True)
+settings.register_profile("fuzz", UNTIMED, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 

@@ -6,9 +6,8 @@ Import as `tests.run_process`, from everywhere.
 
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,10 +23,10 @@ from storage.metrics import read_metrics
 from storage.model import build_model
 from streams.errors import BusError
 from streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
+from tests.waiting import WAIT_S
 
 STEPS = 12
 GROUPS = 4
-WAIT_S = 240.0
 SETTINGS = [
     "warmup.enabled=false", "evaluation.enabled=false", f"trainer.steps={STEPS}",
     f"trainer.groups_per_step={GROUPS}", "trainer.samples_per_group=4", "trainer.workers=1",
@@ -85,8 +84,8 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        process.wait(30)
-        psutil.wait_procs(children, timeout=30)
+        process.wait(WAIT_S)
+        psutil.wait_procs(children, timeout=WAIT_S)
 
 
 @contextmanager
@@ -124,14 +123,6 @@ def steps_done(folder: Path) -> int:
     """The last step that the trainer noted beside the run; asks neither log nor store."""
     file = folder / "metrics" / "trainer.jsonl"
     return max((int(line["step"]) for line in read_metrics(file)), default=0)
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, "the run ended early"
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.1)
 
 
 def role(process: subprocess.Popen[bytes], name: str) -> psutil.Process:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.main import parser
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "rollstream"]
@@ -50,5 +51,5 @@ def test_the_example_that_follows_runs_until_ctrl_c(here, folders, capsys):
     assert "(UTC)" in process.stdout.readline()
     assert "0.0 of remainder: stop, reward 1" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=WAIT_S)
     assert process.returncode == 0

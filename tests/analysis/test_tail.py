@@ -16,6 +16,7 @@ from streams.codec import decode
 from streams.errors import ConfigurationError
 from streams.writer import publish
 from tests.streams.sample_records import SAMPLES
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -139,7 +140,7 @@ def test_following_shows_what_comes_and_ends_at_ctrl_c(tmp_path):
         assert json.loads(line)["name"] == "late"
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=WAIT_S)
         bus.close()
     assert process.returncode == 0
 

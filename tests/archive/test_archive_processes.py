@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from archive_samples import append, append_of_term, trajectory
@@ -24,9 +23,9 @@ from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.topics import catalogue
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0  # a bound for what takes a second
 
 
 def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> None:
@@ -39,14 +38,6 @@ def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> No
         values = [value for table in tables for value in originals_of(table, topic)]
         log = bus.read(topic, {partition: 0}, records_max=100_000) if end else []
         assert values == [message.value for message in log]
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, "it ended early"
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_two_archivers_killed_again_and_again_leave_every_row_exactly_once(tmp_path: Path) -> None:

@@ -10,16 +10,8 @@ import psutil
 import pytest
 
 from tests.recount import places_of, recount
-from tests.run_process import (
-    STEPS,
-    WAIT_S,
-    random_model,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-    wait_for,
-)
+from tests.run_process import STEPS, random_model, role, role_restarted, started, steps_done
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow  # a minute of processes
 

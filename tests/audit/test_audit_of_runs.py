@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from streams.topics import catalogue
 from tests.recount import places_of, recount
 from tests.servers.kafka_broker import new_url
 from tests.spine.tiny_run import DISPATCH, TinyRun, tiny_run
+from tests.waiting import WAIT_S, wait_for
 
 COPIED = ("admissions", "ledger", "trajectories", "annotations", "applied", "prompts")
 
@@ -75,12 +75,9 @@ def train_until(run: TinyRun, term: int, steps: int) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=lambda: run.train(term, stop), daemon=True)
     thread.start()
-    give_up = time.monotonic() + 60
-    while len(run.records("ledger", StepDone)) < steps:
-        assert time.monotonic() < give_up, "it did not come that far"
-        time.sleep(0.02)
+    wait_for(lambda: len(run.records("ledger", StepDone)) >= steps)
     stop.set()
-    thread.join(60)
+    thread.join(WAIT_S)
 
 
 def archive(run: TinyRun) -> None:

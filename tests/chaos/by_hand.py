@@ -5,7 +5,6 @@ that hands leases on or restarts what died; each of their writes may be aimed at
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from rollstream.config import load
 from rollstream.folder import folder_of, settle
 from tests.chaos.aiming import AimFolder
 from tests.run_process import SETTINGS
+from tests.waiting import WAIT_S, wait_for
 
 COMMANDS = {
     "trainer": "train", "dispatch": "dispatch", "prompts": "prompts", "archive": "archive",
     "rollout-0": "rollout", "rollout-1": "rollout", "relay": "relay", "scorer-0": "score",
 }  # fmt: skip
 """Every process of a run by the command that starts it."""
-WAIT_S = 120.0
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Hand:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(WAIT_S)
 
     def is_stopped(self) -> bool:
         """By SIGSTOP; a role that ended instead is a failure."""
@@ -77,10 +76,7 @@ class RunByHand:
         return hand
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < give_up, self._told("it did not come true in time")
-            time.sleep(0.05)
+        wait_for(condition, said=lambda: self._told(""))
 
     def wait_complete(self, *others: Callable[[], object]) -> None:
         """Until a trainer says that the run is complete; then every other role is asked to stop,
@@ -99,7 +95,7 @@ class RunByHand:
                 if hand.process.poll() is None:
                     hand.signal(signal.SIGTERM)
             for hand in stopping:
-                hand.process.wait(60)
+                hand.process.wait(WAIT_S)
 
     def end(self) -> None:
         """Whatever the test did, nobody is left."""

@@ -4,7 +4,6 @@ midst of an insertion, and what the log says of drafts and moves afterwards.
 
 import socket
 import subprocess
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,10 +20,10 @@ from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.crashes import Side
 from tests.chaos.moments import FILL
 from tests.run_process import read, run_line, running
+from tests.waiting import WAIT_S, wait_for
 
 MODULE = "tests.chaos.aimed_drafts"
 RUN = "drafted"
-WAIT_S = 600.0
 TASK = f"""run = "{RUN}"
 [task]
 options = {{ prompts = 6 }}
@@ -55,11 +54,7 @@ class DraftedRun:
         return segment_folder(RUN, self.folder, socket.gethostname())
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        give_up = time.monotonic() + WAIT_S
-        while not condition():
-            assert self.process.poll() is None, self.said("the run ended early")
-            assert time.monotonic() < give_up, self.said("it did not come true in time")
-            time.sleep(0.02)
+        wait_for(condition, self.process, lambda: self.said(""))
 
     def end(self) -> None:
         assert self.process.wait(WAIT_S) == 0, self.said("it ended with an error")

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -31,6 +31,7 @@ from producers.rollout.voice import Voice
 from producers.rollout.weights import WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.settings import RolloutSettings, TaskSettings
+from producers.tasks.base import Task
 from producers.tasks.registry import load_task
 from storage.archive.whole_log import WholeLog
 from storage.leases import Candidate, Claim
@@ -40,6 +41,7 @@ from storage.objects import ObjectStore
 from storage.roles import next_term
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
+from streams.deadline import Deadline
 from streams.errors import Fenced, RollstreamError
 from streams.records import Sampling
 from streams.topics import catalogue
@@ -122,7 +124,11 @@ class SteppedRun:
         raised.
         """
         clock = SimpleNamespace(perf_counter=self.baton.clock, sleep=self.baton.wait)
-        with patch("producers.rollout.worker.time", clock):  # it takes no clock for its polls
+        deadline = partial(Deadline, clock=self.baton.clock)
+        with (  # what takes no clock: the same run must come of it however slow this machine is
+            patch("producers.rollout.worker.time", clock),
+            patch("streams.reader.Deadline", deadline),
+        ):
             self._run()
 
     def _run(self) -> None:
@@ -193,7 +199,7 @@ class SteppedRun:
         return lease.term
 
     def _prompts(self, process: Process, bus: Bus, store: ObjectStore) -> None:
-        task = load_task(TaskSettings())
+        task = _task()
         sampling = Sampling(tokens_max=TOKENS_MAX, stop=tuple(task.stop))
         order = PromptOrder(task.name, task.prompt, sampling, self.shape.samples, 0)
         term = self._term(process, store)
@@ -289,6 +295,12 @@ class SteppedRun:
         with remembering(self.folder, bus, whole, self.asked, clock) as keeping:
             rollout.keeping = keeping
             rollout.run(stop)  # type: ignore[arg-type]
+
+
+@cache
+def _task() -> Task:
+    """Its prompts are drawn once, not at every start of their source."""
+    return load_task(TaskSettings())
 
 
 @cache

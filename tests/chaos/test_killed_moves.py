@@ -9,7 +9,8 @@ import pytest
 from tests.chaos.aimed_moves import ASKED, GIVEN_UP, ORDERED, WENT_ON
 from tests.chaos.aiming import Aim, AimFolder
 from tests.chaos.counted import counted
-from tests.run_process import WAIT_S, run_line, running
+from tests.run_process import run_line, running
+from tests.waiting import WAIT_S
 
 STEPS, GROUPS = 10, 8
 ROLLOUTS = ("rollout-0", "rollout-1")
@@ -50,14 +51,20 @@ def run_killed(base: Path, aims: list[Aim]) -> AimFolder:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "aims",
     [
-        pytest.param(of_rollouts(GIVEN_UP), id="source-before-its-last-partial"),
-        pytest.param(of_rollouts(WENT_ON), id="destination-before-its-first-partial"),
-        pytest.param([Aim("dispatch", ASKED, "after")], id="dispatch-before-it-is-given-up"),
-        pytest.param([Aim("dispatch", ORDERED)], id="dispatch-before-the-resume"),
+        pytest.param(*case, id=name, marks=mark)
+        for name, mark, *case in [
+            ("source-before-its-last-partial", pytest.mark.slow, of_rollouts(GIVEN_UP)),
+            ("destination-before-its-first-partial", pytest.mark.long, of_rollouts(WENT_ON)),
+            (
+                "dispatch-before-it-is-given-up",
+                pytest.mark.long,
+                [Aim("dispatch", ASKED, "after")],
+            ),
+            ("dispatch-before-the-resume", pytest.mark.slow, [Aim("dispatch", ORDERED)]),
+        ]
     ],
 )
 def test_a_move_whose_source_destination_or_dispatch_is_killed_loses_nothing(

@@ -49,11 +49,12 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
     nothing and counts.
     """
     with scratch_folder() as folder:
+        baton = Baton(BOUNDARY_SEED)
 
         def reopen() -> Medium:
-            return open_bus(f"sqlite:{folder / 'bus'}"), open_store(f"file:{folder / 'store'}")
+            bus = open_bus(f"sqlite:{folder / 'bus'}", baton.clock)
+            return bus, open_store(f"file:{folder / 'store'}")
 
-        baton = Baton(BOUNDARY_SEED)
         run = SteppedRun(reopen, folder, baton, TWENTY)
         plan = run.plan = AllAtOnce(baton, run.alive)
         plan.at, plan.side = boundary, side

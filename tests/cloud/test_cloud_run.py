@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.run_process import STEPS, WAIT_S, assert_the_log_adds_up, started
+from tests.run_process import STEPS, assert_the_log_adds_up, started
 from tests.servers import kafka_broker, versity
+from tests.waiting import WAIT_S
 
 
 def asked(*line: str) -> list[dict]:
     """What a command of ours says about the run, as JSON lines."""
     command = [sys.executable, "-m", "rollstream", *line, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(text) for text in done.stdout.splitlines()]
 

@@ -16,18 +16,11 @@ from witness import Witness
 from storage.connect import open_store
 from storage.metrics import read_metrics
 from streams.connect import open_bus
-from tests.run_process import (
-    STEPS,
-    WAIT_S,
-    assert_the_log_adds_up,
-    role,
-    started,
-    steps_done,
-    wait_for,
-)
+from tests.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
 from tests.servers import versity
 from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
 from tests.servers.kafka_broker import KafkaBroker
+from tests.waiting import WAIT_S, wait_for
 
 DOWN_S = 10.0
 PAUSE_S = 8.0
@@ -102,19 +95,21 @@ def both_down(scene: Scene) -> None:
 
 
 FAULTS = [
-    (broker_killed,),
-    (broker_paused,),
-    (errors, done_but_said_to_have_failed),
-    (slow, cut_off),
-    (resets,),
-    (outage,),
-    (outage_in_which_the_trainer_dies,),
-    (both_down,),
+    pytest.param(faults, id=faults[0].__name__, marks=mark)
+    for faults, mark in [
+        ((broker_killed,), pytest.mark.slow),
+        ((broker_paused,), pytest.mark.long),
+        ((errors, done_but_said_to_have_failed), pytest.mark.slow),
+        ((slow, cut_off), pytest.mark.long),
+        ((resets,), pytest.mark.long),
+        ((outage,), pytest.mark.long),
+        ((outage_in_which_the_trainer_dies,), pytest.mark.slow),
+        ((both_down,), pytest.mark.long),
+    ]
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: faults[0].__name__)
+@pytest.mark.parametrize("faults", FAULTS)
 def test_a_run_goes_on_by_itself_and_nothing_acknowledged_is_lost(
     tmp_path: Path,
     model: Path,

@@ -5,7 +5,7 @@ writes stop; once they are back all goes on. Every acknowledged record is there 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 import pytest
@@ -19,8 +19,8 @@ from streams.topics import catalogue
 from streams.writer import FencedWriter
 from tests.servers import use
 from tests.servers.kafka_broker import VERSION, KafkaBroker, start_three
+from tests.waiting import WAIT_S, wait_for
 
-WAIT_S = 120.0
 SETTLE_S = 2.0  # for what is under way when a broker dies
 QUIET_S = 6.0  # as long nothing may be acknowledged while two of three are gone
 TOPIC = "ledger"
@@ -84,13 +84,6 @@ def found(bus) -> Counter[int]:
     reader = TopicReader(bus, TOPIC, from_begin(bus, TOPIC))
     records = [received.record for received in reader.read_to(bus.end(TOPIC))]
     return Counter(record.group for record in records if isinstance(record, GroupClosed))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def leader(server: str) -> int:

@@ -9,6 +9,7 @@ from storage.objects import ObjectStore
 from streams.bus import Bus, Entry
 from streams.errors import BusError, StoreError
 from streams.topics import Topic
+from tests.waiting import WAIT_S
 
 TOPIC = "witness"
 PAUSE_S = 0.05
@@ -39,7 +40,7 @@ class Witness:
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(WAIT_S)
         if kind is not None:
             self._bus.close()
 

@@ -14,6 +14,7 @@ from rollstream.folder import RunFolder
 from rollstream.main import parser
 from rollstream.roster import seats_of
 from tests.servers import kafka_broker, versity
+from tests.waiting import WAIT_S
 
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 LONG_LIVED = [service for service in services().values() if service.is_role and not service.ends]
@@ -30,7 +31,7 @@ def test_the_program_accepts_the_file() -> None:
     assert yaml.safe_load(FILE.read_text())["services"]
     if shutil.which("docker-compose") is not None:
         command = ["docker-compose", "--file", str(FILE), "config", "--quiet"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
         assert done.returncode == 0, done.stderr
 
 

@@ -6,7 +6,6 @@ learnt.
 import signal
 import statistics
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,9 +17,9 @@ from storage.metrics import read_metrics
 from tests.servers import use
 from tests.servers.kafka_broker import VERSION, KafkaBroker, free_ports
 from tests.servers.versity import VersityGW
+from tests.waiting import WAIT_S, wait_for
 
 ONCE_S = 600.0  # warm-up
-HEALTHY_S = 180.0
 LEARN_S = 600.0
 STOP_S = 60.0
 STEPS = 25  # of 60: it learns in the first ten
@@ -78,13 +77,9 @@ class Containers:
         return done.returncode == 0
 
     def wait_healthy(self, service: Service) -> None:
-        give_up = time.monotonic() + HEALTHY_S
-        while not self.is_healthy(service):
-            code = self.running[service.name].poll()
-            assert code in (None, 0), f"{service.name} ended with {code}: {self.log(service.name)}"
-            if code == 0:
-                return  # its work is done
-            assert time.monotonic() < give_up, f"{service.name}: {self.log(service.name)}"
+        process = self.running[service.name]
+        is_well = lambda: process.poll() == 0 or self.is_healthy(service)  # noqa: E731
+        wait_for(is_well, process, lambda: f"{service.name}: {self.log(service.name)}")
 
     def stop(self, service: Service) -> int:
         """As `docker compose stop` does; the exit code."""
@@ -95,7 +90,7 @@ class Containers:
         for process in self.running.values():
             if process.poll() is None:
                 process.kill()
-            process.wait(30)
+            process.wait(WAIT_S)
 
     def _environment(self, service: Service, port: int) -> Mapping[str, str]:
         shorter = {"ROLLSTREAM_TRAINER__STEPS": str(STEPS)}

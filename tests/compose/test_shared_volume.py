@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rollstream.config import Configuration, load
 from rollstream.folder import RunFolder, settle
+from tests.waiting import WAIT_S
 
 TIMES = 50
 
@@ -26,7 +27,7 @@ def test_roles_with_one_process_id_settle_in_one_folder_at_once(tmp_path: Path) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     assert failed == []
     assert load(folder.configuration, environment={}).run == "shared"
     assert [path.name for path in folder.path.iterdir()] == ["config.json"]

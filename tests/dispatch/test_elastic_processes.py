@@ -14,14 +14,8 @@ import pytest
 
 from streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
 from tests.chaos.by_hand import Hand, RunByHand, by_hand
-from tests.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    started,
-    steps_done,
-    wait_for,
-)
+from tests.run_process import assert_the_log_adds_up, read, role, started, steps_done
+from tests.waiting import WAIT_S, wait_for
 
 STEPS = 30
 PACED = [
@@ -46,7 +40,7 @@ def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Iterator[Hand]
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(30)
+        process.wait(WAIT_S)
 
 
 def finished_by(folder: Path, name: str) -> list[Trajectory]:
@@ -57,6 +51,7 @@ def ended(folder: Path) -> set[str]:
     return {t.trajectory for t in read(folder, "trajectories", Trajectory)}
 
 
+@pytest.mark.slow
 def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
     tmp_path: Path, model: Path
 ) -> None:
@@ -67,11 +62,11 @@ def test_a_third_rollout_joins_a_living_run_gets_work_and_leaves_by_ctrl_c(
         with rollout(folder, "third") as third:
             wait_for(lambda: len(finished_by(folder, "third")) >= 3, process)
             third.signal(signal.SIGINT)
-            assert third.process.wait(60) == 143, third.said()
+            assert third.process.wait(WAIT_S) == 143, third.said()
         orders = [o for o in read(folder, "assignments", Assignment) if o.rollout == "third"]
         wait_for(lambda: {o.trajectory for o in orders} <= ended(folder), process)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(WAIT_S)
     audit = [sys.executable, "-m", "rollstream", "audit", str(folder)]
     assert subprocess.run(audit, check=False).returncode == 0
     said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "third"]
@@ -89,7 +84,7 @@ def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
         with rollout(folder, "spot", ["--preemptible", "--grace", "30"]) as spot:
             run.wait_for(lambda: finished_by(folder, "spot"))
             spot.signal(signal.SIGTERM)
-            assert spot.process.wait(60) == 0, spot.said()
+            assert spot.process.wait(WAIT_S) == 0, spot.said()
         said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
         assert all(status.preemptible for status in said)
         assert (said[-1].health, said[-1].running) == ("leaving", 0)
@@ -120,6 +115,7 @@ def both_dispatches(run: RunByHand) -> tuple[Hand, Hand]:
     return first, run.start("dispatch")
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_from_a_dispatch_that_was_killed(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
     with by_hand(folder, model, [*MANY, "dispatch.lease_s=1"]) as run:
@@ -153,5 +149,5 @@ def test_a_run_with_a_standby_outlives_a_dispatch_that_stands_still(
         other = logs["dispatch-standby" if is_first else "dispatch"]
         wait_for(lambda: "dispatch term 2" in other.read_text(), process)
         leader.send_signal(signal.SIGCONT)
-        assert process.wait(240) == 0
+        assert process.wait(WAIT_S) == 0
     assert_the_log_adds_up(folder, 120)

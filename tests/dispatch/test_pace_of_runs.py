@@ -3,8 +3,6 @@ with what rollouts do while dispatch is away.
 """
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,15 +21,9 @@ from streams.records import (
 from streams.writer import publish
 from tests.dispatch.test_recovery import status
 from tests.spine.tiny_run import TinyRun, tiny_run
+from tests.waiting import WAIT_S, wait_for
 
 HALF_EQUAL = TaskSettings(name="tests.dispatch.odd_rewards:HalfEqual")
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def trained(run: TinyRun) -> set[int]:
@@ -108,7 +100,7 @@ def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(
         run.start_rollout("rollout-0")
         assert trainer.run(threading.Event())
         run.end()
-        ghost.join(20)
+        ghost.join(WAIT_S)
         members = {
             g.group: len(g.members) for take in run.records("ledger", Take) for g in take.groups
         }

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from drafts_log import answer, ask, asked, log_in, partial, tell
 
 from producers.engines.drafts.memory import Layout
 from streams.bus import Bus
+from tests.waiting import WAIT_S, wait_for
 
 SCRIPT = Path(__file__).with_name("node_rollout.py")
-WAIT_S = 120.0
 
 
 class NodeRollout:
@@ -67,13 +66,6 @@ def rollouts(bus: Path, folder: Path, count: int) -> Iterator[list[NodeRollout]]
     finally:
         for one in started:
             one.kill()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 @pytest.fixture

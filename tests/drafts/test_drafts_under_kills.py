@@ -38,7 +38,7 @@ AIMS = (
 COMPARED = 24  # of what moved, of what was recovered, and of the rest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_drafts_outlive_kills_and_moves_and_change_no_token(tmp_path: Path) -> None:
     """Promise 1; invariants 1, 2, 4 and 10."""
     model = decided_model(tmp_path / "model", SIZES)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from drafts_log import answer, asked, log_in, tell
-from test_draft_processes import WAIT_S, NodeRollout, rollouts, wait_for
+from test_draft_processes import NodeRollout, rollouts
+
+from tests.waiting import WAIT_S, wait_for
 
 
 def end_by_an_error(rollout: NodeRollout) -> None:

@@ -8,15 +8,14 @@ import pytest
 
 from producers.engines.drafts.segment import segment_folder
 from tests.run_process import (
-    WAIT_S,
     assert_the_log_adds_up,
     random_model,
     role,
     role_restarted,
     started,
     steps_done,
-    wait_for,
 )
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 WRITES = "this process fills the history"

@@ -14,6 +14,7 @@ from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
 from producers.engines.vllm_engine.tally import Marks, Tally, new_tally
 from streams.drafted import joined, marks, right_of
 from streams.records import Drafts
+from tests.waiting import WAIT_S
 
 SOME = Drafts((1, 3, 2), 2, 5, 2, 1, 0.5)
 
@@ -36,7 +37,7 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
         "tally.add(2, 9, Drafts((1, 3, 2), 2, 5, 2, 1, 0.5))\n"
     )
     with new_tally(3) as (mine, path):
-        subprocess.run([sys.executable, "-c", program, path], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", program, path], check=True, timeout=WAIT_S)
     assert mine.stats() == DraftStats(passes=3, accepted=7, lookup_s=0.25)
     assert mine.of(2, 9) == [3, 5, 2, 1, 0.5]
 

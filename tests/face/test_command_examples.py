@@ -10,13 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollstream.main import parser
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "rollstream"]
@@ -49,7 +48,6 @@ ONE_SHOT = (
     "replay",
 )
 UNTIL_TOLD = ("prompts", "dispatch", "rollout", "score", "archive", "relay")
-WAIT_S = 180.0
 pytestmark = pytest.mark.slow  # minutes of processes
 
 
@@ -129,7 +127,7 @@ def _runs_until_told(words: list[str], name: str, code: int, here: Path) -> None
             [*PROGRAM, *words], cwd=here, env=_environment(), stdout=output, stderr=output
         )
         try:
-            _wait(lambda: _state(here, name) == "running", process, log)
+            wait_for(lambda: _state(here, name) == "running", process, log.read_text)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == code, log.read_text()
         finally:
@@ -151,14 +149,6 @@ def _state(here: Path, name: str) -> str:
         return ""
 
 
-def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    give_up = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < give_up, log.read_text()
-        time.sleep(0.1)
-
-
 def test_examples_of_forwarding(here: Path):
     once, following = examples("forward")
     assert _run(once, here).returncode == 0
@@ -170,7 +160,7 @@ def test_examples_of_forwarding(here: Path):
         )
         try:
             done = here / "runs" / "quickstart-0" / "metrics" / "forward-wandb.json"
-            _wait(done.exists, process, log)
+            wait_for(done.exists, process, log.read_text)
             process.send_signal(signal.SIGINT)
             assert process.wait(WAIT_S) in (0, 130), log.read_text()
         finally:
@@ -191,7 +181,7 @@ def test_the_example_of_health(here: Path):
             stderr=output,
         )
         try:
-            _wait(lambda: _run(words, here).returncode == 0, process, log)
+            wait_for(lambda: _run(words, here).returncode == 0, process, log.read_text)
         finally:
             process.kill()
             process.wait()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ from rollstream.children import Seat, last_lines
 from rollstream.lock import RunLock
 from rollstream.restarts import RestartPolicy
 from rollstream.supervisor import Limits, Supervisor
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 FAST = RestartPolicy(first_s=0.01, longest_s=0.02)
-WAIT_S = 30.0  # a bound for what takes milliseconds
 
 SLEEP = "import time; time.sleep(600)"
 STUBBORN = f"""
@@ -71,13 +70,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_the_run_is_complete_when_the_trainer_is(tmp_path):

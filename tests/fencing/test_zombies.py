@@ -55,11 +55,12 @@ def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...
     assert found.void >= len(kept)
 
 
+@pytest.mark.slow
 def test_zombies_of_every_role_in_one_run_do_no_harm(tmp_path: Path, model: Path) -> None:
     haunted(tmp_path / "run", model, "embedded", ONE_EACH)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("back_end", "zombies"),
     [

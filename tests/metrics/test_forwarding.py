@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from rollstream.metrics.lines import READ_BYTES_MAX, Place, lines_from
 from rollstream.metrics.sinks import TensorBoardSink
 from storage.metrics import MetricsFile
 from streams.errors import CorruptObject
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 FAKE_WANDB = """
@@ -61,7 +61,7 @@ def write(folder: RunFolder, name: str, *lines: dict) -> None:
 def forward(folder: RunFolder, to: str, **environment: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "rollstream", "forward", str(folder.path), "--to", to, "--json"]
     given = {**os.environ, **environment}
-    return subprocess.run(line, cwd=ROOT, env=given, capture_output=True, text=True, timeout=120)
+    return subprocess.run(line, cwd=ROOT, env=given, capture_output=True, text=True, timeout=WAIT_S)
 
 
 def scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
@@ -192,7 +192,7 @@ def test_following_goes_on_until_it_is_told_to_stop_and_loses_nothing_to_kill(fo
         try:
             wait_for(lambda: number in steps_of(folder))  # noqa: B023
             process.send_signal(end)
-            assert process.wait(60) == code
+            assert process.wait(WAIT_S) == code
         finally:
             process.kill()
             process.wait()
@@ -204,14 +204,6 @@ def steps_of(folder: RunFolder) -> set[int]:
     if not (folder.metrics / "tensorboard").exists():
         return set()
     return {step for step, _ in scalars(folder).get("trainer/loss", [])}
-
-
-def wait_for(condition) -> None:
-    for _ in range(1200):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not come true in time")
 
 
 def test_two_forwarders_of_one_run_are_one_too_many(folder):

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from live_run import records, started
 from scraping import Series, endpoint, get, scrape, value
 
@@ -16,7 +17,7 @@ from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.metrics.endpoint import endpoint_file
 from storage.metrics import read_metrics
 from streams.records import StepDone, Trajectory
-from tests.run_process import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 NAMES = {
     "prompts": "prompts",
@@ -80,7 +81,7 @@ def test_every_role_serves_the_documented_names_and_the_numbers_of_the_log(
         check_trainer(folder)
         check_rollout(folder)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(WAIT_S)
     assert list((folder / "metrics" / "endpoints").iterdir()) == []
 
 
@@ -111,6 +112,7 @@ def check_rollout(folder: Path) -> None:
     assert value(found, "rollstream_reader_behind_records", topic="weights") >= 0
 
 
+@pytest.mark.slow
 def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
     tmp_path: Path, model: Path
 ):
@@ -126,7 +128,7 @@ def test_killed_roles_come_back_with_a_new_endpoint_and_one_line_per_step(
             assert get(endpoint(folder, name)["url"] + "/healthz")[0] == 200
             found = scraped(folder, "supervisor")
             assert value(found, "rollstream_supervisor_restarts_total", process=name) == 1
-        assert process.wait(150) == 0
+        assert process.wait(WAIT_S) == 0
     lines = read_metrics(folder / "metrics" / "trainer.jsonl")
     assert Counter(line["step"] for line in lines) == Counter(range(1, steps + 1))
     done = {(d.step, d.time_s) for d in records(folder, "ledger", StepDone)}
@@ -146,6 +148,7 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
+@pytest.mark.slow
 def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
     tmp_path: Path, model: Path
 ):
@@ -158,7 +161,7 @@ def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
         wait_for(lambda: endpoint_file(folder, "dispatch").exists(), process)
         assert endpoint(folder, "supervisor")["port"] == base
         assert endpoint(folder, "dispatch")["port"] == base + 2
-        assert process.wait(150) == 0
+        assert process.wait(WAIT_S) == 0
     log = (folder / "logs" / "trainer.log").read_text()
     assert re.search(rf"no metrics: 127\.0\.0\.1 port {base + 3} cannot be had", log)
     assert len(records(folder, "ledger", StepDone)) == 3

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,17 +29,9 @@ from streams.connect import open_bus
 from streams.records import Version, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter
+from tests.waiting import WAIT_S, wait_for
 
-PATIENCE_S = 60.0
 RUN = "relays"
-
-
-def wait_for(what: Callable[[], object], wait_s: float = PATIENCE_S) -> None:
-    """Until it is so; what is awaited stands in the failure."""
-    end = time.monotonic() + wait_s
-    while not what():
-        assert time.monotonic() < end, f"not within {wait_s:g} s: {what}"
-        time.sleep(0.01)
 
 
 @dataclass
@@ -110,7 +102,7 @@ class RelayNet:
                 relay.signal(signal.SIGTERM)
         for relay in self.relays:
             try:
-                relay.process.wait(10)
+                relay.process.wait(WAIT_S)
             except subprocess.TimeoutExpired:
                 relay.kill()
         shutil.rmtree(self.memory, ignore_errors=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from relay_net import RelayNet, RelayProcess, manifest_of, wait_for
+from relay_net import RelayNet, RelayProcess, manifest_of
 
 from storage.documents import encode
 from storage.manifest import manifest_key, version_folder
@@ -18,6 +18,7 @@ from streams.records import RelayStatus, Version
 from streams.writer import publish
 from tests.servers import versity
 from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from tests.waiting import WAIT_S, wait_for
 
 MIB = 1 << 20
 V1 = Version(1, 1)
@@ -166,7 +167,7 @@ def test_a_relay_that_was_asked_to_stop_frees_its_memory(net: RelayNet) -> None:
     version = net.publish(1, files())
     wait_for(lambda: relay.has(version))
     relay.signal(signal.SIGTERM)
-    assert relay.process.wait(30) == 143
+    assert relay.process.wait(WAIT_S) == 143
     assert not relay.folder.exists()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from relay_net import RelayNet, manifest_of, wait_for
+from relay_net import RelayNet, manifest_of
 
 from storage.documents import encode
 from storage.manifest import manifest_key, read_manifest, version_folder
@@ -21,6 +21,7 @@ from storage.relay.reading import RelayStore
 from streams.errors import ObjectMissing, StoreError
 from streams.records import RelayStatus, Version
 from streams.writer import publish
+from tests.waiting import WAIT_S, wait_for
 
 MIB = 1 << 20
 V1 = Version(1, 1)
@@ -206,7 +207,7 @@ class Late(MemoryStore):
         self.go = threading.Event()
 
     def create(self, key: str, data: Data) -> str:
-        assert self.go.wait(60)
+        assert self.go.wait(WAIT_S)
         return super().create(key, data)
 
 

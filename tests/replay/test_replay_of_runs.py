@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from storage.connect import open_store
 from streams.connect import open_bus
 from streams.topics import catalogue
 from tests.replay.kept_run import STEPS, made
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +154,10 @@ def killed(command: list[str], out: Path, steps: int) -> None:
     said = out.with_suffix(".log")
     with said.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    lines, give_up = out / "metrics" / "trainer.jsonl", time.monotonic() + 90
-    while not (lines.exists() and lines.read_text().count("\n") >= steps):
-        assert process.poll() is None, said.read_text()
-        assert time.monotonic() < give_up
-        time.sleep(0.001)
+    lines = out / "metrics" / "trainer.jsonl"
+    wait_for(
+        lambda: lines.exists() and lines.read_text().count("\n") >= steps, process, said.read_text
+    )
     process.send_signal(signal.SIGKILL)
     process.wait()
 

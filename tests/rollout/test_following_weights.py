@@ -18,6 +18,7 @@ from producers.rollout.weights import compared_whole
 from producers.rollout.worker import Rollout
 from streams.errors import EngineRefused, ObjectMissing
 from streams.records import Applied, Assignment, RolloutStatus, Sampling, Version
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -29,12 +30,12 @@ def run(tmp_path: Path) -> Iterator[Followed]:
 
 def looked_until(rollout: Rollout, done: Callable[[], bool]) -> None:
     """The worker's own phase, again and again (bounded)."""
-    for _ in range(2000):
+
+    def is_done() -> bool:
         rollout._take_weights()
-        if done():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it never came to that")
+        return done()
+
+    wait_for(is_done)
 
 
 def test_a_followed_version_is_a_patch_that_serves_its_bits(run: Followed) -> None:

@@ -1,6 +1,5 @@
 """One outcome per attempt at a trajectory, whatever the pool still says of earlier ones."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +12,7 @@ from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.settings import TaskSettings
 from streams.records import Trajectory, Version
+from tests.waiting import wait_for
 
 SCRIPT = '{"script": [7, 5, 9]}'
 
@@ -39,11 +39,13 @@ def judging_of():
 def decided(judging: Judging, is_over: Callable[[], bool]) -> list[Trajectory | Continued]:
     """Everything that came out until it is over (bounded)."""
     found: list[Trajectory | Continued] = []
-    give_up = time.monotonic() + 60
-    while not is_over():
-        assert time.monotonic() < give_up, "no outcome"
-        found += judging.poll()
-        time.sleep(0.002)
+
+    def is_polled_to_the_end() -> bool:
+        found.extend(judging.poll())
+        return is_over()
+
+    if not is_over():
+        wait_for(is_polled_to_the_end)
     return found
 
 

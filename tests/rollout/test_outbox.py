@@ -14,8 +14,7 @@ from streams.records import Address, Annotation
 from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
 from streams.writer import Keyed
-
-ENOUGH_S = 30.0
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -56,17 +55,17 @@ def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
 
     def hold(_: list[Address]) -> None:
         held.set()
-        assert go.wait(ENOUGH_S)
+        assert go.wait(WAIT_S)
 
     outbox.send("annotations", notes(0, 1), hold)
-    assert held.wait(ENOUGH_S)
+    assert held.wait(WAIT_S)
     outbox.send("annotations", notes(1, RECORDS_MAX), None)
     late = threading.Thread(target=outbox.send, args=("annotations", notes(RECORDS_MAX + 1, 1)))
     late.start()
     late.join(0.2)
     assert late.is_alive()
     go.set()
-    late.join(ENOUGH_S)
+    late.join(WAIT_S)
     outbox.flush()
     assert len(published(bus)) == RECORDS_MAX + 2
 

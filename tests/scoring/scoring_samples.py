@@ -1,8 +1,7 @@
 """Finished trajectories for scorers, and a scorer in a thread."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,6 +16,7 @@ from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Annotation, Span, Trajectory, Version
 from streams.writer import publish
+from tests.waiting import WAIT_S
 
 ENCODE = load_task(TaskSettings()).tokenizer().encode
 
@@ -69,7 +69,7 @@ def running(one: Scorer) -> Iterator[threading.Event]:
         yield stop
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
 
 
@@ -77,14 +77,6 @@ def notes(bus: Bus) -> list[Annotation]:
     reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"))
     records = [received.record for received in reader.read_to(bus.end("annotations"))]
     return [record for record in records if isinstance(record, Annotation)]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Bounded: a failure to come true is the test's failure, not a hang."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def is_caught_up(bus: Bus) -> bool:

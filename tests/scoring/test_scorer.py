@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scoring_samples import finished, is_caught_up, notes, post, running, scorer, wait_for
+from scoring_samples import finished, is_caught_up, notes, post, running, scorer
 
 from streams.bus import Bus, Entry
 from streams.connect import open_bus
 from streams.topics import catalogue
+from tests.waiting import wait_for
 
 
 @pytest.fixture

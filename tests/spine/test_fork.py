@@ -23,7 +23,7 @@ from storage.versions.pointer import believed
 from streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
 from tests.replay.kept_run import STEPS, TASK, made
 from tests.run_process import read
-from tests.spine.test_resume import wait_for
+from tests.waiting import WAIT_S, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:
     store = open_store(f"file:{folder}/store")
     wait_for(lambda: any("s00000002" in entry.key for entry in store.list("checkpoints/")))
     assert fork(folder, tmp_path / "fork", "latest") == 0
-    making.join(60)
+    making.join(WAIT_S)
     assert max(done.step for done in read(folder, "ledger", StepDone)) == STEPS
     parentage = parentage_of(open_store(f"file:{tmp_path / 'fork'}/store"))
     assert parentage is not None

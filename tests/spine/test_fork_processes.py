@@ -18,7 +18,6 @@ from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
 from tests.recount import places_of, recount
 from tests.run_process import (
     GROUPS,
-    WAIT_S,
     assert_the_log_adds_up,
     kill_all,
     random_model,
@@ -28,8 +27,8 @@ from tests.run_process import (
     running,
     started,
     steps_done,
-    wait_for,
 )
+from tests.waiting import WAIT_S, wait_for
 
 AT, END, STEPS = 4, 18, 40
 LINE = [sys.executable, "-m", "rollstream"]

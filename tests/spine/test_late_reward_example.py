@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
-from tests.run_process import read, role, role_restarted, run_line, running, wait_for
+from tests.run_process import read, role, role_restarted, run_line, running
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "late-reward.toml"
@@ -25,7 +26,7 @@ def test_the_example_loses_nothing_when_its_scorer_is_killed(tmp_path: Path) -> 
         victim.send_signal(signal.SIGKILL)
         steps = len(read(folder, "ledger", StepDone))
         wait_for(lambda: role_restarted(process, "scorer-0", victim.pid), process)
-        assert process.wait(150) == 0, output.read_text()
+        assert process.wait(WAIT_S) == 0, output.read_text()
     assert steps < STEPS
     assert_all_that_was_trained_was_scored_once(folder)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_resume import hashes, train_until, used, wait_for
+from test_resume import hashes, train_until, used
 from test_whole_run import assert_every_group_has_one_ending
 from tiny_run import TinyRun, tiny_run
 
@@ -20,6 +20,7 @@ from producers.settings import TaskSettings
 from streams.reader import TopicReader, from_begin
 from streams.records import Annotation, GroupClosed, Prompt, StepDone, Take, Trajectory
 from streams.writer import publish
+from tests.waiting import WAIT_S, wait_for
 
 LATE = TaskSettings(reward="late")
 
@@ -101,7 +102,7 @@ def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, c
         thread.start()
         wait_for(lambda: len(run.records("ledger", GroupClosed)) >= 12)
         stop.set()
-        thread.join(60)
+        thread.join(WAIT_S)
         closed = run.records("ledger", GroupClosed)
         assert {record.reason for record in closed} == {"expired"}
         finished = [one.detail for one in closed if "4 of 4 finished" in one.detail]

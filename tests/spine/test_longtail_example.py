@@ -7,7 +7,8 @@ import pytest
 
 from rollstream.main import main
 from streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
-from tests.run_process import read, role, role_restarted, run_line, running, wait_for
+from tests.run_process import read, role, role_restarted, run_line, running
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "longtail.toml"
@@ -28,7 +29,7 @@ def test_a_killed_trainer_makes_the_same_weights_again(tmp_path: Path) -> None:
         victim = role(process, "trainer")
         victim.send_signal(signal.SIGKILL)
         wait_for(lambda: role_restarted(process, "trainer", victim.pid), process)
-        assert process.wait(240) == 0, output.read_text()
+        assert process.wait(WAIT_S) == 0, output.read_text()
     assert "no model" in (folder / "report.html").read_text(encoding="utf-8")
     assert main(["audit", str(folder)]) == 0
     steps = read(folder, "ledger", StepDone)

@@ -8,18 +8,18 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from streams.records import StepDone
 from tests.run_process import (
-    WAIT_S,
     assert_the_log_adds_up,
     read,
     role,
     role_restarted,
     started,
     steps_done,
-    wait_for,
 )
+from tests.waiting import WAIT_S, wait_for
 
 
 def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
@@ -38,6 +38,7 @@ def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(
     assert (folder / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, model: Path) -> None:
     """Ctrl-C, then the same command again; so many steps that no machine is done by then."""
     folder, steps = tmp_path / "run", 30
@@ -45,7 +46,7 @@ def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, mod
     with started(folder, model, settings) as process:
         wait_for(lambda: steps_done(folder) >= 5, process)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) != 0
+        assert process.wait(WAIT_S) != 0
     assert len(read(folder, "ledger", StepDone)) < steps
     with started(folder, model, settings) as process:
         assert process.wait(WAIT_S) == 0
@@ -62,8 +63,8 @@ def test_the_whole_run_killed_at_once_goes_on(tmp_path: Path, model: Path) -> No
         wait_for(lambda: len(read(folder, "ledger", StepDone)) >= 3, process)
         children = psutil.Process(process.pid).children()
         process.kill()
-        process.wait(10)
-        gone, alive = psutil.wait_procs(children, timeout=10)
+        process.wait(WAIT_S)
+        gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert gone
         assert not alive, "a role outlived its supervisor"
     with started(folder, model) as process:

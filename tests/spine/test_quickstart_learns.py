@@ -13,8 +13,14 @@ from storage.metrics import read_metrics
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.toml"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(2, marks=pytest.mark.long),
+    ],
+)
 def test_sampled_accuracy_rises_and_lengths_have_a_long_tail(tmp_path: Path, seed: int) -> None:
     """From at most .4 to at least .75 on held-out prompts; p99 at least 5 × the median
     throughout.

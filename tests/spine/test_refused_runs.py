@@ -14,14 +14,13 @@ from storage.model import build_model
 from tests.run_process import (
     SIZES,
     STEPS,
-    WAIT_S,
     assert_the_log_adds_up,
     role,
     role_restarted,
     started,
     steps_done,
-    wait_for,
 )
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@ is done twice.
 """
 
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,19 +10,12 @@ from tiny_run import TinyRun, tiny_run
 
 from producers.settings import TaskSettings
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
+from tests.waiting import WAIT_S, wait_for
 
 UNEVEN = TaskSettings(name="tests.replay.uneven_task:Uneven")
 """Every step has a gradient: with the rewards of a model that knows nothing, all zero, a step that
 was trained on other data would have the same hash.
 """
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    """Bounded: a failure to come true is the test's failure, not a hang."""
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.02)
 
 
 def train_until(run: TinyRun, term: int, steps: int) -> None:
@@ -35,7 +27,7 @@ def train_until(run: TinyRun, term: int, steps: int) -> None:
     thread.start()
     wait_for(lambda: len(run.records("ledger", StepDone)) >= steps)
     stop.set()
-    thread.join(60)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
 
 
@@ -131,7 +123,7 @@ def test_a_new_dispatch_neither_repeats_nor_forgets_groups(tmp_path: Path) -> No
         wait_for(lambda: len(run.records("ledger", StepDone)) >= 2)
         first.set()
         run.start_dispatch(2)
-        training.join(90)
+        training.join(WAIT_S)
         assert not training.is_alive()
         run.end()
         groups = [record.group for record in run.records("admissions", Admitted)]
@@ -180,7 +172,7 @@ def test_a_rollout_that_vanishes_has_its_trajectories_finished_elsewhere(tmp_pat
         training.start()
         wait_for(lambda: len(run.records("ledger", StepDone)) >= 1)
         vanishes.set()
-        training.join(90)
+        training.join(WAIT_S)
         assert not training.is_alive()
         run.end()
         admitted = run.records("admissions", Admitted)

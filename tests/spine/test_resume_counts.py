@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_resume import UNEVEN, hashes, train_until, used, wait_for
+from test_resume import UNEVEN, hashes, train_until, used
 from tiny_run import DISPATCH, TinyRun, tiny_run
 
 from consumers.archive.service import Archive
@@ -20,6 +20,7 @@ from streams.errors import PositionLost
 from streams.reader import from_end
 from streams.records import Admitted, GroupClosed, Prompt, Take
 from streams.truncation import truncate
+from tests.waiting import WAIT_S, wait_for
 
 TOPICS = ArchiveSettings().topics
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})
@@ -83,7 +84,7 @@ def archive(run: TinyRun) -> None:
     thread.start()
     wait_for(lambda: all(_is_archived(run, topic) for topic in TOPICS))
     stop.set()
-    thread.join(30)
+    thread.join(WAIT_S)
 
 
 def _is_archived(run: TinyRun, topic: str) -> bool:
@@ -134,7 +135,7 @@ def repeat(trainer: Trainer, last: int) -> None:
     thread.start()
     wait_for(lambda: trainer.step >= last)
     stop.set()
-    thread.join(60)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
 
 

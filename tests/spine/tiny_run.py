@@ -43,6 +43,7 @@ from streams.errors import Fenced
 from streams.reader import TopicReader, from_begin
 from streams.records import Record, Sampling
 from streams.topics import catalogue
+from tests.waiting import WAIT_S
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -144,7 +145,7 @@ class TinyRun:
     def end(self) -> None:
         self.stop.set()
         for thread in self.threads:
-            thread.join(timeout=20)
+            thread.join(timeout=WAIT_S)
 
     def _thread(self, work) -> None:
         def guarded() -> None:

@@ -11,6 +11,7 @@ from storage.leases import Candidate, Claim, acquire, may_take
 from storage.renewal import Renewal, renewed
 from storage.roles import RoleRecord, next_term, read_role, role_key
 from streams.errors import CorruptObject, Fenced, LeaseHeld, StoreError
+from tests.waiting import WAIT_S
 
 
 class Clock:
@@ -181,7 +182,7 @@ def test_the_background_renewal_reports_a_higher_term_once(store):
     acquire(store, candidate("b", handed=lease.nonce), wait_s=0)
     errors = []
     with Renewal(lease, errors.append) as renewal:
-        assert renewal.lost.wait(30)
+        assert renewal.lost.wait(WAIT_S)
     assert [type(error) for error in errors] == [Fenced]
 
 
@@ -195,7 +196,7 @@ class BrokenLease:
 def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog):
     errors = []
     with Renewal(BrokenLease(), errors.append) as renewal:
-        assert renewal.lost.wait(30)
+        assert renewal.lost.wait(WAIT_S)
     assert [type(error) for error in errors] == [Fenced]
     assert "TypeError: a bug" in str(errors[0])
     assert "could not be renewed" in caplog.text

@@ -11,6 +11,7 @@ from streams.connect import open_bus
 from streams.topics import catalogue
 from streams.writer import publish
 from tests.servers import kafka_broker
+from tests.waiting import WAIT_S
 
 READER = Path(__file__).parents[2] / "examples" / "readers" / "ReadTrajectories.java"
 
@@ -29,7 +30,7 @@ def read(url: str) -> list[dict]:
         [*command, f"{prefix}.trajectories"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

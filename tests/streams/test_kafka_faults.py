@@ -22,6 +22,7 @@ from streams.records import GroupClosed
 from streams.topics import Topic, catalogue
 from streams.writer import FencedWriter
 from tests.servers.kafka_broker import KafkaBroker, new_url
+from tests.waiting import WAIT_S
 
 APPEND = """
 import sys
@@ -106,7 +107,7 @@ def test_a_broker_killed_and_restarted_loses_nothing_and_clients_go_on(broker: K
         read += len(messages)
         positions |= {m.partition: m.offset + 1 for m in messages}
     restart.join()
-    assert writer.wait(60) == 0
+    assert writer.wait(WAIT_S) == 0
     assert numbers(bus) == {0: list(range(0, 600, 2)), 1: list(range(1, 600, 2))}
     bus.close()
 
@@ -118,7 +119,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told_is_there() -> None:
     os.kill(writer.pid, signal.SIGKILL)
     assert writer.stdout is not None
     lines += writer.stdout.readlines()
-    writer.wait(10)
+    writer.wait(WAIT_S)
     acknowledged = [int(line.split()[0]) for line in lines if line.endswith("\n")]
     bus = open_bus(url)
     found = numbers(bus)
@@ -152,7 +153,7 @@ def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
     assert len(read) < total, "the heir read everything again"
     heir.kill()
     writer.join()
-    assert (doomed.wait(10), heir.wait(10)) == (-9, -9)
+    assert (doomed.wait(WAIT_S), heir.wait(WAIT_S)) == (-9, -9)
     bus.close()
 
 
@@ -175,7 +176,7 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
     assert acknowledged == []
     broker.signal(signal.SIGCONT)
     for thread in threads:
-        thread.join(60)
+        thread.join(WAIT_S)
     assert sorted(offset for offsets in acknowledged for offset in offsets) == list(range(1, 61))
     bus.close()
 
@@ -191,7 +192,7 @@ def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker)
     with pytest.raises(BusTimeout, match=r"in_flight_bytes.*nothing was sent"):
         bus.append("t", [Entry(b"k", bytes(1 << 20))])
     broker.signal(signal.SIGCONT)
-    waits.join(60)
+    waits.join(WAIT_S)
     assert bus.end("t") == {0: 2}
     bus.close()
 
@@ -213,7 +214,7 @@ def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
     producer.abort()
     time.sleep(0.5)
     broker.signal(signal.SIGCONT)
-    working.join(60)
+    working.join(WAIT_S)
     writer.append([("run", GroupClosed(6, "expired", "", 1))])
     reader = TopicReader(bus, "ledger", from_begin(bus, "ledger"))
     records = [received.record for received in reader.read_to(bus.end("ledger"))]
@@ -239,7 +240,7 @@ def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBrok
     time.sleep(0.5)
     assert bus._appender._producer is not None
     bus._appender._producer.abort()
-    working.join(30)
+    working.join(WAIT_S)
     assert "is in doubt" in str(raised[0])
     broker.signal(signal.SIGCONT)
     bus.append("t", [Entry(b"k", b"after")])

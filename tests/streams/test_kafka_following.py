@@ -16,8 +16,7 @@ from streams.forwarding import Forwarding
 from streams.records import Annotation
 from streams.topics import Topic
 from tests.servers import kafka_broker
-
-ENOUGH_S = 60.0
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def look(bus: Bus, topic: str, at: dict[int, int], records_max: int = 512) -> li
 def looked(bus: Bus, topic: str, at: dict[int, int], count: int) -> list[bytes | None]:
     """Looks until so many came."""
     found: list[bytes | None] = []
-    end = time.monotonic() + ENOUGH_S
+    end = time.monotonic() + WAIT_S
     while len(found) < count and time.monotonic() < end:
         found += look(bus, topic, at)
     return found
@@ -85,7 +84,7 @@ def test_two_readers_of_one_topic_both_get_everything_in_order(bus: Bus):
     for wave in range(30):
         bus.append("b", named(f"{wave}.", 10))
     for thread in threads:
-        thread.join(ENOUGH_S)
+        thread.join(WAIT_S)
     wanted = [f"{wave}.{n}".encode() for wave in range(30) for n in range(10)]
     assert found == {0: wanted, 1: wanted}
 
@@ -97,7 +96,7 @@ def test_a_slow_reader_gets_more_than_is_kept_ready_for_it(bus: Bus):
     for n in range(40):  # 28 MB
         bus.append("b", [Entry(b"k", n.to_bytes(4, "little") * (big // 4), 0)])
     found: list[int] = []
-    end = time.monotonic() + ENOUGH_S
+    end = time.monotonic() + WAIT_S
     while len(found) < 40 and time.monotonic() < end:
         found += [int.from_bytes((v or b"")[:4], "little") for v in look(bus, "b", at, 3)]
     assert found == list(range(40))

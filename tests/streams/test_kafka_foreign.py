@@ -15,6 +15,7 @@ from streams.records import Trajectory
 from streams.topics import Topic
 from tests.servers import use
 from tests.servers.kafka_broker import SHORT_LIVED, jars, new_url, server
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def bus(url: str) -> Iterator[Bus]:
 
 
 def run(command: list[str], given: bytes = b"") -> bytes:
-    done = subprocess.run(command, input=given, capture_output=True, timeout=120)
+    done = subprocess.run(command, input=given, capture_output=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -12,6 +12,7 @@ from streams.memory_bus import MemoryBus
 from streams.sqlite.mounts import network_type
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
+from tests.waiting import WAIT_S
 
 MOUNTS = r"""
 /dev/vda / ext4 rw 0 0
@@ -88,7 +89,7 @@ print(*bus.append("t", [Entry(b"k", b"space again")]))
 
 def test_a_full_disk_is_a_clear_error_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     filler = start(FILL, tmp_path)
-    output = filler.communicate(timeout=60)[0].splitlines()
+    output = filler.communicate(timeout=WAIT_S)[0].splitlines()
     assert filler.returncode == 0
     *acknowledged, error, after = output
     assert "cannot append to" in error

@@ -13,6 +13,7 @@ from streams.bus import Entry
 from streams.errors import BusError
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 APPEND = """
@@ -41,7 +42,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 def test_several_processes_create_and_append_at_once(tmp_path: Path) -> None:
     writers = [start(APPEND, tmp_path, f"w{n}", 100) for n in range(3)]
-    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(WAIT_S) for writer in writers] == [0, 0, 0]
     bus = SqliteBus(tmp_path)
     messages = bus.read("t", {0: 0, 1: 0})
     assert bus.end("t") == {0: 150, 1: 150}
@@ -64,7 +65,7 @@ def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
         read += len(messages)
         for message in messages:
             positions[message.partition] = message.offset + 1
-    assert writer.wait(30) == 0
+    assert writer.wait(WAIT_S) == 0
     bus.close()
 
 
@@ -74,7 +75,7 @@ def test_all_that_a_killed_writer_had_acknowledged_is_there(tmp_path: Path) -> N
     lines = [writer.stdout.readline() for _ in range(40)]
     os.kill(writer.pid, signal.SIGKILL)
     lines += writer.stdout.readlines()
-    writer.wait(10)
+    writer.wait(WAIT_S)
     acknowledged = [tuple(map(int, line.split())) for line in lines if line.endswith("\n")]
     bus = SqliteBus(tmp_path)
     there = {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storage.metrics import read_metrics
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["warmup.steps=2", "warmup.documents=40", "trainer.steps=2", "trainer.workers=1"]
@@ -28,13 +29,16 @@ def run(name: str, folder: Path, settings: list[str]) -> tuple[list[Any], list[A
     ]
     for setting in settings:
         line += ["--set", setting]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=580, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     metrics = folder / "metrics"
     return list(read_metrics(metrics / "trainer.jsonl")), list(read_metrics(metrics / "eval.jsonl"))
 
 
-@pytest.mark.parametrize("name", ["dataset"])  # the others are among the slow ones
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MINE)
 def test_an_example_runs_for_a_few_steps(tmp_path: Path, name: str):
     steps, evaluations = run(name, tmp_path / "run", SHORT)
     assert len(steps) == 2
@@ -45,7 +49,7 @@ def test_an_example_runs_for_a_few_steps(tmp_path: Path, name: str):
     assert len(labels) == len(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MINE)
 def test_an_example_learns(tmp_path: Path, name: str):
     _, evaluations = run(name, tmp_path / "run", [])

@@ -16,8 +16,7 @@ from producers.rewards import Outcome, RewardPool, Verdict
 from producers.settings import TaskSettings
 from producers.tasks.base import Reply
 from streams.errors import ConfigurationError
-
-PATIENCE_S = 60.0
+from tests.waiting import WAIT_S, wait_for
 
 
 def settings(
@@ -36,13 +35,14 @@ def pool() -> Iterator[RewardPool]:
 def collect(pool: RewardPool, count: int) -> dict[str, Outcome]:
     """`count` outcomes; asserts that none comes twice."""
     outcomes: dict[str, Outcome] = {}
-    deadline = time.monotonic() + PATIENCE_S
-    while len(outcomes) < count:
-        assert time.monotonic() < deadline, f"only {len(outcomes)} of {count} outcomes"
+
+    def are_there() -> bool:
         for key, outcome in pool.poll():
             assert key not in outcomes
             outcomes[key] = outcome
-        time.sleep(0.001)
+        return len(outcomes) >= count
+
+    wait_for(are_there)
     return outcomes
 
 
@@ -234,5 +234,5 @@ def test_reward_processes_end_when_the_parent_is_killed(tmp_path: Path):
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    gone, _ = psutil.wait_procs([child], timeout=PATIENCE_S)
+    gone, _ = psutil.wait_procs([child], timeout=WAIT_S)
     assert gone == [child]

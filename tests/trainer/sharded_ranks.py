@@ -5,15 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import WAIT_S
+
 SCRIPT = Path(__file__).with_name("sharded_process.py")
-TIMEOUT_S = 240.0
-END_S = 60.0  # of all ranks, once one is gone
 
 
 @contextmanager
@@ -40,27 +39,20 @@ def ranks(
         for process in started:
             if process.poll() is None:
                 process.kill()
-                process.wait(30)
+                process.wait(WAIT_S)
 
 
 def run_ranks(folder: Path, size: int, jobs: Sequence[str], **changed: object) -> dict[str, Any]:
     """Until all have ended well; what rank 0 found."""
     with ranks(folder, size, jobs, **changed) as started:
         for rank, process in enumerate(started):
-            assert process.wait(TIMEOUT_S) == 0, said(folder, rank)
+            assert process.wait(WAIT_S) == 0, said(folder, rank)
     return found(folder)
 
 
 def found(folder: Path) -> dict[str, Any]:
     """By rank 0."""
     return json.loads((folder / "result.json").read_text())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = TIMEOUT_S) -> None:
-    give_up = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def said(folder: Path, rank: int) -> str:

@@ -15,17 +15,15 @@ from streams.records import StepDone
 from tests.chaos.counted import counted
 from tests.run_process import (
     STEPS,
-    WAIT_S,
     assert_the_log_adds_up,
     read,
     role,
     role_restarted,
     started,
     steps_done,
-    wait_for,
 )
+from tests.waiting import WAIT_S, wait_for
 
-pytestmark = pytest.mark.slow
 MORE = [
     "trainer.processes=2", "trainer.ranks_timeout_s=60", "trainer.lease_s=2",
     "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
@@ -52,6 +50,7 @@ def assert_clean(folder: Path) -> None:
     assert found.is_clean, found.wrong
 
 
+@pytest.mark.long
 def test_a_run_starts_its_ranks_itself_and_ends_clean(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, model, MORE) as process:
@@ -64,6 +63,7 @@ def test_a_run_starts_its_ranks_itself_and_ends_clean(tmp_path: Path, model: Pat
     assert_clean(folder)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
     tmp_path: Path, model: Path
 ) -> None:
@@ -91,6 +91,7 @@ def test_a_killed_rank_or_launcher_starts_all_again_and_nothing_is_lost(
     assert len({one.state_hash for one in read(folder, "ledger", StepDone)}) == STEPS
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
     tmp_path: Path, model: Path
 ) -> None:
@@ -99,7 +100,7 @@ def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
         wait_for(lambda: steps_done(folder) >= 3, process)
         children = [role(process, "trainer"), *ranks_of(process).values()]
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(WAIT_S) == 130
     assert not [one for one in children if one.is_running()]
     said = (folder / "logs" / "trainer.log").read_text()
     assert "trainer was stopped" in said
@@ -110,6 +111,7 @@ def test_an_interrupted_run_stops_its_ranks_in_order_and_goes_on(
     assert_clean(folder)
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_ranks_ends_the_run_in_their_words(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,43 +6,45 @@ import os
 import signal
 
 import pytest
-from sharded_ranks import END_S, ranks, said, wait_until
+from sharded_ranks import ranks, said
+
+from tests.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_killed_rank_is_named_while_nothing_is_trained(tmp_path):
     with ranks(tmp_path, 3, ["train:0-1", "idle:4", "train:2-2"], timeout_s=12) as started:
-        wait_until(lambda: "idle" in said(tmp_path, 0))
+        wait_for(lambda: "idle" in said(tmp_path, 0))
         started[2].kill()
-        assert started[0].wait(END_S) != 0
-        assert started[1].wait(END_S) != 0
+        assert started[0].wait(WAIT_S) != 0
+        assert started[1].wait(WAIT_S) != 0
     assert "rank 2 of the trainer is gone" in said(tmp_path, 0)
     assert "RankLost: rank 1: rank 0 is gone" in said(tmp_path, 1)
 
 
 def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path):
     with ranks(tmp_path, 2, ["train:0-0", "idle:2", "train:1-3"], timeout_s=8) as (first, second):
-        wait_until(lambda: "idle" in said(tmp_path, 0))
+        wait_for(lambda: "idle" in said(tmp_path, 0))
         os.kill(second.pid, signal.SIGSTOP)
-        assert first.wait(END_S) != 0
+        assert first.wait(WAIT_S) != 0
         os.kill(second.pid, signal.SIGCONT)
-        assert second.wait(END_S) != 0
+        assert second.wait(WAIT_S) != 0
     assert "does not answer within 8 s (trainer.ranks_timeout_s)" in said(tmp_path, 0)
 
 
 def test_the_death_of_rank_0_ends_the_others(tmp_path):
     with ranks(tmp_path, 2, ["train:0-0", "idle:60"], timeout_s=20) as (first, second):
-        wait_until(lambda: "idle" in said(tmp_path, 0))
+        wait_for(lambda: "idle" in said(tmp_path, 0))
         first.kill()
-        assert second.wait(END_S) != 0
+        assert second.wait(WAIT_S) != 0
     assert "RankLost: rank 1: rank 0 is gone" in said(tmp_path, 1)
 
 
 def test_a_rank_with_another_model_is_refused_by_name(tmp_path):
     with ranks(tmp_path, 2, ["strange=qwen3_untied", "train:0-0"], timeout_s=30) as (first, second):
-        assert second.wait(END_S) != 0
-        assert first.wait(END_S) != 0
+        assert second.wait(WAIT_S) != 0
+        assert first.wait(WAIT_S) != 0
     assert "ConfigurationError: rank 1: the model that this machine starts" in said(tmp_path, 1)
     assert "rank 1 of the trainer is gone" in said(tmp_path, 0)
 
@@ -52,7 +54,7 @@ def test_a_rank_that_cannot_write_is_named_and_no_version_is_there(tmp_path):
     (tmp_path / "other" / "weights").write_text("a file where a folder is wanted")
     jobs = ["store=other", "train:0-0", "publish:0"]
     with ranks(tmp_path, 2, jobs, timeout_s=30) as (first, second):
-        assert first.wait(END_S) != 0
-        assert second.wait(END_S) != 0
+        assert first.wait(WAIT_S) != 0
+        assert second.wait(WAIT_S) != 0
     assert "StoreError: rank 1 of the trainer could not write" in said(tmp_path, 0)
     assert not list((tmp_path / "store").rglob("manifest.json"))

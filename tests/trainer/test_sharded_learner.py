@@ -9,7 +9,7 @@ import pytest
 import torch
 from learning_reference import build, largest_difference
 from sharded_process import COUNTS, MODEL, rules, stream
-from sharded_ranks import END_S, found, ranks, run_ranks, said, wait_until
+from sharded_ranks import found, ranks, run_ranks, said
 
 from consumers.trainer.learner import Learner
 from storage.checkpoints import CheckpointId, read_checkpoint
@@ -18,6 +18,7 @@ from storage.manifest import read_manifest
 from storage.versions.held import HeldWeights
 from storage.versions.verification import verify
 from streams.records import Version
+from tests.waiting import WAIT_S, wait_for
 
 LAST = len(COUNTS) - 1
 JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"keep:{LAST + 1}"]
@@ -29,7 +30,7 @@ def living(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("two")
     more = ["tell:", "until:go", *[f"train:0-{LAST}"] * 300]
     with ranks(folder, 2, [*JOBS, *more]) as started:
-        wait_until(lambda: (folder / "result.json").exists() or has_ended(started))
+        wait_for(lambda: (folder / "result.json").exists() or has_ended(started))
         assert not has_ended(started), said(folder, 0) + said(folder, 1)
         yield folder, started
 
@@ -186,9 +187,9 @@ def test_a_killed_rank_is_named_while_others_train(living):
     """Last here: the two are gone then."""
     folder, (first, second) = living
     (folder / "go").touch()
-    wait_until(lambda: "goes on" in said(folder, 0))
+    wait_for(lambda: "goes on" in said(folder, 0))
     second.kill()
-    assert first.wait(END_S) != 0
+    assert first.wait(WAIT_S) != 0
     assert "RankLost: rank 1 of the trainer is gone" in said(folder, 0)
 
 

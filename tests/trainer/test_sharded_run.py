@@ -21,8 +21,8 @@ from tests.run_process import (
     read,
     steps_done,
 )
+from tests.waiting import WAIT_S
 
-pytestmark = pytest.mark.slow
 MORE = [
     "trainer.lease_s=2", "trainer.ranks_timeout_s=60", "dispatch.lease_s=2",
     "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
@@ -68,6 +68,7 @@ def assert_it_is_as_if_nothing_had_died(folder: Path) -> None:
     assert len({record.state_hash for record in read(folder, "ledger", StepDone)}) == STEPS
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -78,7 +79,7 @@ def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
         assert second_rank is not None
         workers = psutil.Process(first.pid).children()
         second_rank.kill()
-        assert first.process.wait(90) != 0
+        assert first.process.wait(WAIT_S) != 0
         assert not [one for one in workers if one.is_running()], "a rank outlived the group"
         assert "rank 1 of the trainer is gone" in first.log.read_text(), first.said()
         torchrun(run, 2)
@@ -86,6 +87,7 @@ def test_a_killed_rank_ends_all_and_the_next_start_goes_on(tmp_path, model):
     assert_it_is_as_if_nothing_had_died(folder)
 
 
+@pytest.mark.long
 def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -99,6 +101,7 @@ def test_a_restart_by_torchrun_itself_goes_on(tmp_path, model):
     assert_it_is_as_if_nothing_had_died(folder)
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -107,7 +110,7 @@ def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
         run.wait_for(lambda: steps_done(folder) >= 5)
         workers = psutil.Process(first.pid).children()
         first.signal(signal.SIGTERM)
-        first.process.wait(90)
+        first.process.wait(WAIT_S)
         assert not [one for one in workers if one.is_running()]
         assert "trainer was stopped" in first.log.read_text(), first.said()
         assert "RankLost" not in first.log.read_text()
@@ -123,6 +126,7 @@ def test_another_number_of_ranks_goes_on_after_a_clean_stop(tmp_path, model):
     assert not groups & {record.group for record in read(folder, "ledger", GroupClosed)}
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_killed_torchrun_do_not_outlive_it(tmp_path, model):
     folder = tmp_path / "run"
     with by_hand(folder, model, MORE) as run:
@@ -131,6 +135,6 @@ def test_the_ranks_of_a_killed_torchrun_do_not_outlive_it(tmp_path, model):
         run.wait_for(lambda: "rank 1 of 2" in first.log.read_text())
         workers = psutil.Process(first.pid).children()
         first.kill()
-        gone, alive = psutil.wait_procs(workers, timeout=60)
+        gone, alive = psutil.wait_procs(workers, timeout=WAIT_S)
         assert len(gone) >= 2
         assert not alive

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -20,9 +19,9 @@ from rollstream.commands.signals import StopSignals
 from rollstream.rank_names import parent_of_rank
 from rollstream.restarts import EXIT_REFUSED
 from rollstream.train_group import code_of, group_environment, run_group, threads_of_rank
+from tests.waiting import WAIT_S, wait_for
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 60.0  # a bound for what takes moments
 HEAD = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 SLEEP = "open(f'{sys.argv[1]}/{rank}', 'w').write(str(os.getpid()) + chr(10)); time.sleep(600)"
 
@@ -37,13 +36,12 @@ def ranks(processes: int, threads: int = 1) -> TrainerSettings:
 
 def pids(folder: Path, count: int) -> list[int]:
     """Of `SLEEP`, once all wrote theirs."""
-    give_up = time.monotonic() + WAIT_S
-    while time.monotonic() < give_up:
-        texts = [path.read_text() for path in sorted(folder.iterdir())]
-        if len(texts) == count and all(text.endswith("\n") for text in texts):
-            return [int(text) for text in texts]
-        time.sleep(0.01)
-    raise AssertionError("the ranks did not start in time")
+
+    def texts() -> list[str]:
+        return [path.read_text() for path in sorted(folder.iterdir())]
+
+    wait_for(lambda: len(said := texts()) == count and all(text.endswith("\n") for text in said))
+    return [int(text) for text in texts()]
 
 
 @pytest.mark.parametrize(

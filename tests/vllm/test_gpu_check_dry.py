@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WAIT_S
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_whole_of_it_works_apart_from_the_device() -> None:
     line = [sys.executable, "-m", "benchmarks.gpu_check", "--cpu-dry-run"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {text.split()[0]: text for text in done.stdout.splitlines()}
     assert "4 of 4" in lines["steps"]

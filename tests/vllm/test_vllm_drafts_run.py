@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WAIT_S
+
 pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[2] / "examples" / "epochs.toml"
 SMALL = {
@@ -28,7 +30,7 @@ SMALL = {
 
 def rollstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rollstream", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
 
 def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_path: Path) -> None:

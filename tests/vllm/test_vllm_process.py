@@ -31,6 +31,7 @@ from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
 from streams.records import Sampling
 from tests.engine.old_cache import over_old_cache
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=70)
@@ -117,7 +118,7 @@ def test_its_process_ends_with_a_killed_rollout() -> None:
         children = psutil.Process(rollout.pid).children(recursive=True)
         assert children
         os.kill(rollout.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert alive == []
 
 
@@ -144,7 +145,7 @@ def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
         for core in cores():
             core.kill()
         with pytest.raises(EngineRefused, match="ended"):
-            updated.result(60)
+            updated.result(WAIT_S)
 
 
 def cores() -> list[psutil.Process]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from storage.metrics import read_metrics
-from tests.run_process import WAIT_S, started
+from tests.run_process import started
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.slow
 
