@@ -76,7 +76,7 @@ def test_trajectories_of_two_runs_are_trained_group_by_group(run: Path, tmp_path
 
 def test_a_killed_one_goes_on_to_the_same_hashes(run: Path, tmp_path: Path, capsys):
     words = (run, "--set", "trainer.steps=6", "--set", "trainer.groups_per_step=1")
-    killed(offline(run, tmp_path / "out", *words), tmp_path / "out", 3)
+    killed(offline(run, tmp_path / "out", *words), 3)
     assert main(offline(run, tmp_path / "out", *words)) == 0
     assert told(capsys)["steps"] == 6
     assert main(offline(run, tmp_path / "whole", *words)) == 0

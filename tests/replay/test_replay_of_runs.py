@@ -4,9 +4,6 @@ is.
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,8 @@ from rollstream.main import main
 from storage.connect import open_store
 from streams.connect import open_bus
 from streams.topics import catalogue
+from tests.killed_at import run_killed_at
 from tests.replay.kept_run import STEPS, made
-from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -148,18 +145,9 @@ def test_a_wish_that_means_nothing_is_refused(run, tmp_path, capsys, words, said
     assert not (tmp_path / "out").exists()
 
 
-def killed(command: list[str], out: Path, steps: int) -> None:
+def killed(command: list[str], steps: int) -> None:
     """A real process, killed once it has written this many lines of metrics."""
-    command = [sys.executable, "-m", "rollstream", *command]
-    said = out.with_suffix(".log")
-    with said.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    lines = out / "metrics" / "trainer.jsonl"
-    wait_for(
-        lambda: lines.exists() and lines.read_text().count("\n") >= steps, process, said.read_text
-    )
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    run_killed_at("storage.metrics:MetricsFile.append", steps, command)
 
 
 def own_hashes(out: Path) -> dict[int, list[str]]:
@@ -172,12 +160,11 @@ def own_hashes(out: Path) -> dict[int, list[str]]:
     return {step: [one.state_hash for one in done] for step, done in recorded.done.items()}
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("more", [(), ("--set", "trainer.lr=0.01")])
+@pytest.mark.parametrize(("steps", "more"), [(1, ()), (3, ("--set", "trainer.lr=0.01"))])
 def test_a_killed_replay_goes_on_to_the_same_hashes(steps, more, run, tmp_path, capsys):
     before, out = contents(run), tmp_path / "killed"
     words = ("--from-step", "2", *more)
-    killed(replay(run, out, *words), out, steps)
+    killed(replay(run, out, *words), steps)
     assert contents(run) == before
     assert main(replay(run, out, *words)) == 0
     resumed = capsys.readouterr()
