@@ -1,5 +1,5 @@
-"""`rollstream` as a process that ends itself with SIGKILL behind the nth call of one method: no test
-has to hit the moment from outside.
+"""`rollstream` as a process that ends itself with SIGKILL behind the nth call of one method: no
+test has to hit the moment from outside.
 
 `python -m tests.killed_at MODULE:CLASS.METHOD N COMMAND …`
 """

@@ -23,6 +23,7 @@ from streams.connect import open_bus
 from streams.records import Dead
 from streams.topics import catalogue
 from streams.writer import publish
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,7 +143,7 @@ class Terminal:
         self.theirs, self.seen = theirs, b""
 
     def read_until(self, words: bytes) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WAIT_S
         while words not in self.seen and time.monotonic() < deadline:
             self._read()
         assert words in self.seen, self.seen[-2000:]

@@ -10,6 +10,7 @@ from streams.bus import Bus, Entry
 from streams.errors import BusError, PositionLost, RecordTooLarge
 from streams.records import Fence, Position
 from streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
+from tests.waiting import WAIT_S
 
 
 def entries(*values: str, key: str = "k", partition: int | None = None) -> list[Entry]:
@@ -119,7 +120,7 @@ def test_a_follower_that_looks_again_gets_all_in_order_and_once(bus: Bus) -> Non
     for wave in range(5):
         names = [f"{wave}.{number}" for number in range(7)]
         bus.append("t", [Entry(b"k", name.encode(), wave % 2) for name in names])
-        end = time.monotonic() + 30
+        end = time.monotonic() + WAIT_S
         while len(found) < 7 * (wave + 1) and time.monotonic() < end:
             for message in bus.read("t", at, records_max=3, wait_s=0.01, exact=False):
                 at[message.partition] = message.offset + 1

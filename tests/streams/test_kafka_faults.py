@@ -22,7 +22,7 @@ from streams.records import GroupClosed
 from streams.topics import Topic, catalogue
 from streams.writer import FencedWriter
 from tests.servers.kafka_broker import KafkaBroker, new_url
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_for
 
 APPEND = """
 import sys
@@ -181,6 +181,12 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
     bus.close()
 
 
+def in_flight(bus: Bus) -> int:
+    """Bytes that were handed to the producer and are not acknowledged."""
+    assert isinstance(bus, KafkaBus)
+    return bus._appender._bound.taken
+
+
 def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker) -> None:
     bus = open_bus(f"kafka://{broker.server}/full?in_flight_bytes={3 << 20}&when_full=raise")
     bus.create([Topic("t")])
@@ -188,7 +194,7 @@ def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker)
     broker.signal(signal.SIGSTOP)
     waits = threading.Thread(target=lambda: bus.append("t", [Entry(b"k", bytes(1 << 20))]))
     waits.start()
-    time.sleep(0.5)
+    wait_for(lambda: in_flight(bus))
     with pytest.raises(BusTimeout, match=r"in_flight_bytes.*nothing was sent"):
         bus.append("t", [Entry(b"k", bytes(1 << 20))])
     broker.signal(signal.SIGCONT)
@@ -210,7 +216,7 @@ def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
     batch = [("run", GroupClosed(group, "expired", "x" * 900_000, 1)) for group in range(6)]
     working = threading.Thread(target=lambda: writer.append(batch))
     working.start()
-    time.sleep(0.5)  # the first of them is under way, the others wait behind it
+    wait_for(lambda: in_flight(bus))  # the first of them is under way, the others wait behind it
     producer.abort()
     time.sleep(0.5)
     broker.signal(signal.SIGCONT)
@@ -237,7 +243,7 @@ def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBrok
 
     working = threading.Thread(target=append)
     working.start()
-    time.sleep(0.5)
+    wait_for(lambda: in_flight(bus))
     assert bus._appender._producer is not None
     bus._appender._producer.abort()
     working.join(WAIT_S)

@@ -120,7 +120,7 @@ def told(bus: Bus) -> tuple[object, object]:
 
 def looked_until_lost(bus: Bus, topic: str, at: dict[int, int]) -> int:
     """Records that came before the position was found to be gone."""
-    count, end = 0, time.monotonic() + 15.0
+    count, end = 0, time.monotonic() + WAIT_S
     while time.monotonic() < end:
         try:
             count += len(look(bus, topic, at))
@@ -164,7 +164,7 @@ def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
     bus.append("b", [Entry(b"k", note, 0)] * 6)
     following = Following(bus, bus, "b", 100)
     bus.truncate("b", {0: 4})
-    found, end = 0, time.monotonic() + 15.0
+    found, end = 0, time.monotonic() + WAIT_S
     while found < 2 and time.monotonic() < end:
         found += len(following.look(32))
     assert (found, following.reader.lost, told(bus)) == (2, 1, (0, 1))

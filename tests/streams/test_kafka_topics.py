@@ -16,6 +16,7 @@ from streams.kafka.topic_settings import Described, single_copies
 from streams.records import Position
 from streams.topics import Topic, catalogue, partition_of
 from tests.servers.kafka_broker import new_url, server
+from tests.waiting import WAIT_S
 
 EAGER = {  # compaction within a second
     "segment.ms": "100",
@@ -213,7 +214,7 @@ def test_compacted_topics_are_read_to_their_end_across_the_holes(bus: Bus, url: 
     for number in range(30):
         bus.append("t", [Entry(b"a", b"%d" % number)])
         time.sleep(0.02)
-    end = time.monotonic() + 60
+    end = time.monotonic() + WAIT_S
     while True:
         time.sleep(0.2)
         bus.append("t", [Entry(b"last", b"y")])  # rolls the segment that was written to
