@@ -17,7 +17,9 @@ class DispatchSettings(Settings):
     queue_per_slot: float = Field(default=0.25, ge=0)
     """Waiting orders per slot of a rollout, so that slots stay busy while dispatch is away."""
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)
-    """A rollout silent for longer has its trajectories resumed elsewhere."""
+    """A rollout without a heartbeat for longer has its trajectories resumed elsewhere."""
+    stuck_timeout_s: float = Field(default=300.0, gt=0)
+    """So has one whose heartbeats report for longer that its loop has not turned."""
     repack: bool = True
     """Under `keep_version`: gather the last trajectories of a version on few rollouts, so that the
     others stand empty and take the newest (docs/scheduling.md).

@@ -98,10 +98,14 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
         where = "model.config.max_position_embeddings"
         must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
         yield Problem("rollouts.context_max", must)
-    if c.dispatch.heartbeat_timeout_s < 2 * c.rollouts.status_s:
-        twice = f"2 × rollouts.status_s ({c.rollouts.status_s:g})"
-        must = f"must be ≥ {twice}, or living rollouts look dead"
+    if c.dispatch.heartbeat_timeout_s < 4 * c.rollouts.status_s:
+        # A loop that is busy has its status repeated after two intervals (rollout/pulse.py).
+        beats = f"4 × rollouts.status_s ({c.rollouts.status_s:g})"
+        must = f"must be ≥ {beats}, or living rollouts look dead"
         yield Problem("dispatch.heartbeat_timeout_s", must)
+    if c.dispatch.stuck_timeout_s < c.dispatch.heartbeat_timeout_s:
+        least = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
+        yield Problem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
 
 
 def _handover(c: "Configuration") -> Iterator[Problem]:

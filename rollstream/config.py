@@ -131,6 +131,7 @@ INCIDENTAL = (
     "dispatch.lease_s",
     "dispatch.keep_s",
     "dispatch.heartbeat_timeout_s",
+    "dispatch.stuck_timeout_s",
     "dispatch.queue_per_slot",
     "dispatch.repack",
     "dispatch.repack_every_s",

@@ -18,6 +18,7 @@ from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import RULES
 from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
+from producers.rollout.heartbeat import Heartbeat
 from producers.rollout.judging import Judging
 from producers.rollout.keeping import Keeping
 from producers.rollout.orders import Orders
@@ -68,6 +69,7 @@ def build_rollout(place: Place) -> Rollout | None:
         pulse,
         batch_max=most,
         preemptible=place.grace_s is not None,
+        heartbeat=Heartbeat(place.bus, c.rollouts.status_s),
     )
     voice.applied(compared_whole(fetched, engine.read_back, started))
     judging = Judging(

@@ -5,13 +5,21 @@ A role's term only ever grows, by compare-and-swap. Single-holder roles keep the
 (`roles/<role>/<name>.json`), so that each restart of a name fences what it was before.
 """
 
+import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from storage.documents import decode, encode
 from storage.objects import ObjectStore
 from streams.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 
-SWAPS_MAX = 100  # rivals for one name are its own restarts, so a handful is already odd
+SWAPS_MAX = 100
+BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
+"""After a lost swap. A rollout's rivals are its own restarts; all relays of a cluster count under
+one name, since the term is their place in the chain. Of rivals that swap at once one wins, so N of
+them need N round trips whatever they do; the drawn pause doubles until about one swaps at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +58,19 @@ def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
     return decode(data, RoleRecord, key), etag
 
 
-def next_term(store: ObjectStore, role: str, name: str) -> int:
+def next_term(
+    store: ObjectStore,
+    role: str,
+    name: str,
+    uniform: Callable[[float, float], float] = random.uniform,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
     """A term that nobody else with this name has or had; 1 is the first.
 
     A caller that dies after the swap only leaves a number out.
     """
     key = f"roles/{role}/{name}.json"
-    for _ in range(SWAPS_MAX):
+    for lost in range(SWAPS_MAX):
         try:
             data, etag = store.read(key)
         except ObjectMissing:
@@ -69,6 +83,7 @@ def next_term(store: ObjectStore, role: str, name: str) -> int:
             else:
                 store.create(key, wanted)
         except (SwapLost, ObjectExists):
+            sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
             continue
         return term
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; are many processes named {name}?")

@@ -6,7 +6,8 @@ understands the reader stops (`NewerRelease`). A failing poll moves no position,
 is read again.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -80,6 +81,7 @@ class TopicReader:
         positions: Mapping[int, Position],
         *,
         with_opened: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         settings = bus.settings(topic)
         self.positions = dict(positions)
@@ -92,6 +94,7 @@ class TopicReader:
         self._compacted = settings.cleanup == "compact"
         self._with_opened = with_opened
         self._release = ""  # of the newest term read
+        self._monotonic = monotonic
         self._first = 0  # rotates, so that no partition waits behind a full one
 
     def poll(
@@ -100,7 +103,7 @@ class TopicReader:
         """The next records, at most `records_max`; [] when none came within `wait_s`, or, unless
         `exact`, has not arrived yet (`Bus.read`).
         """
-        deadline = Deadline(wait_s)
+        deadline = Deadline(wait_s, self._monotonic)
         while True:
             messages = self._bus.read(
                 self._topic,
@@ -121,20 +124,24 @@ class TopicReader:
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
         """All records below these offsets, which must exist; those from there on stay unread."""
-        received: list[Received] = []
+        return [received for batch in self.batches_to(ends) for received in batch]
+
+    def batches_to(self, ends: Mapping[int, int]) -> Iterator[list[Received]]:
+        """As `read_to`, a bounded number at a time, however far the ends are."""
         while True:
             below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
             if not below:
-                return received
+                return
             messages = self._bus.read(self._topic, below)
             if not messages:
                 raise BusError(f"{self._topic}: asked to read to {dict(ends)}, but it ends before")
             wanted = [m for m in messages if m.offset < ends[m.partition]]
-            received += self._take(wanted)
+            received = self._take(wanted)
             for message in messages:  # a hole of compaction may reach up to the end asked for
                 at = self.positions[message.partition]
                 if message.offset >= ends[message.partition] > at.offset:
                     self.positions[message.partition] = Position(ends[message.partition], at.fence)
+            yield received
 
     @property
     def topic(self) -> str:

@@ -264,7 +264,8 @@ class RolloutStatus(_Record, tag="rollout_status/1"):
     `kv_previous` is `kv_used` at the report before, `decode_batch_max` is B_max: the batch at which
     a decode step stops being nearly free for another row; `pulling` says that it takes other
     weights as soon as they are here. `queued` of the `waiting` were not given to the engine yet;
-    `preemptible` says that it may be taken away at any moment.
+    `preemptible` says that it may be taken away at any moment. `stalled_s`: seconds since its loop
+    turned last, when a heartbeat thread sends this; the rest is as the loop reported it then.
     """
 
     rollout: str
@@ -288,6 +289,7 @@ class RolloutStatus(_Record, tag="rollout_status/1"):
     pulling: bool = False
     queued: int = 0
     preemptible: bool = False
+    stalled_s: float = 0.0
 
 
 class RelayStatus(_Record, tag="relay_status/1"):

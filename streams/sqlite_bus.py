@@ -6,6 +6,7 @@ An append is durable against the death of any process when it returns; against p
 process opens its own bus. The folder must be on a local disk.
 """
 
+import itertools
 import re
 import threading
 import time
@@ -46,7 +47,10 @@ class SqliteBus:
         self._sync: Sync = sync
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
-        self._written = 0  # `TopicLog.changes` does not tell of this process's own writes
+        # `TopicLog.changes` does not tell of this process's own writes. Each gets another number,
+        # so a count that two threads raise at once never returns to one that a read has seen.
+        self._writes = itertools.count(1)
+        self._written = 0
         self._dry: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
         """By topic, a state of the file and positions from which nothing could be read in it: idle
         readers ask often, and a look at the state costs a tenth of a read.
@@ -83,7 +87,7 @@ class SqliteBus:
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
         offsets = self._log(topic).append(entries, int(self._clock() * 1000))
-        self._written += 1
+        self._written = next(self._writes)
         return offsets
 
     def read(
@@ -123,7 +127,7 @@ class SqliteBus:
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         self._log(topic).truncate(before)
-        self._written += 1
+        self._written = next(self._writes)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return LeasedGroupReader(self, self, group, topic, member)

@@ -7,6 +7,7 @@ met before the admission it belongs to; afterwards dispatch is the only one who 
 from collections.abc import Callable, Mapping, Sequence
 
 from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.listening import Listening
 from consumers.dispatch.state import DispatchState, Released
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, from_begin
@@ -40,10 +41,12 @@ class Inbox:
         monotonic: Callable[[], float],
         lengths: Lengths | None = None,
         groups_per_wave: int = 1,
+        timeout_s: float = 10.0,
     ) -> None:
         self._bus = bus
         self._state = state
         self._monotonic = monotonic
+        self._listening = Listening(monotonic(), timeout_s / 4)
         self.lengths = lengths or Lengths()
         self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
@@ -66,8 +69,10 @@ class Inbox:
             del self._readers[topic]  # from here on only this holder writes them
         for topic in (*FOLDED, "weights", "status"):
             reader = self._open(topic, kept)
-            for received in reader.read_to(self._bus.end(topic)):
-                self._apply(received, fresh=False)
+            for batch in reader.batches_to(self._bus.end(topic)):
+                for received in batch:
+                    self._apply(received, fresh=False)
+        self._listening.heard_s = self._monotonic()  # nobody is older than this rebuild
         self._open("prompts", kept)
         self._released.clear()  # rollouts of the ended groups were told, or hold an older term
 
@@ -75,15 +80,32 @@ class Inbox:
         """Apply what is new; returns how many records that were and which orders ended with their
         group.
         """
-        count = 0
+        count, began_s = 0, self._monotonic()
         for topic, reader in self._readers.items():
             if topic == "prompts" and len(self._prompts) >= self._ahead:
                 continue
-            for received in reader.follow():
-                count += 1
-                self._apply(received, fresh=True)
+            received = reader.follow()
+            if received and topic == "status":
+                self._listening.heard(began_s)
+            for one in received:
+                self._apply(one, fresh=True)
+            count += len(received)
         released, self._released = self._released, []
         return count, released
+
+    def read_to_end(self) -> None:
+        """Apply all that rollouts have published by now; `status` last, so that whoever is silent
+        afterwards has nothing unread before its last status. Listening time stands still meanwhile.
+        """
+        for topic in ("trajectories", "partials", "status"):
+            for batch in self._readers[topic].batches_to(self._bus.end(topic)):
+                for received in batch:
+                    self._apply(received, fresh=True)
+
+    @property
+    def listened_s(self) -> float:
+        """See `Listening`; statuses are stamped with it."""
+        return self._listening.now_s
 
     def next_prompt(self) -> tuple[Prompt, Address] | None:
         """The next prompt of those that are asked, once it is there: the topic has them in the
@@ -130,7 +152,7 @@ class Inbox:
             case Partial():
                 state.apply_partial(record, received.address)
             case RolloutStatus():
-                state.apply_status(record, self._monotonic(), fresh)
+                state.apply_status(record, self._listening.now_s, fresh)
             case WeightsAnnounced():
                 state.version = max(state.version, record.version)
             case Take():

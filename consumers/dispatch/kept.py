@@ -47,7 +47,9 @@ class KeptState:
     orders: tuple[tuple[str, Order], ...] = ()
     chains: tuple[tuple[str, Chain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
-    """When each rollout spoke last, by its own clock."""
+    """When each rollout sent its last status, by its own clock. Nothing reads it: trainers of
+    earlier releases pin by it.
+    """
     format: int = FORMAT
 
     def where(self) -> dict[str, dict[int, Position]]:

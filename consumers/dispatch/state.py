@@ -6,7 +6,9 @@ attempts decide between orders, first completions between results. `admissions` 
 `trajectories`, so a completion of an unknown group is late, not early (invariant 2).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from streams.records import (
     Address,
@@ -76,7 +78,8 @@ class Released:
 
 @dataclass(slots=True)
 class Seen:
-    """A rollout's newest status and when dispatch saw it change, on dispatch's own monotonic clock.
+    """A rollout's newest status and when dispatch read it, by dispatch's listening time
+    (`listening.py`).
 
     One that was only read back from before dispatch started is not `fresh`: it keeps its orders
     until it is silent for too long, and gets no new ones.
@@ -106,6 +109,8 @@ class DispatchState:
     rollouts: dict[str, Seen] = field(default_factory=dict[str, Seen])
     completed: int = 0
     late: int = 0
+    stuck_timeout_s: float = inf
+    """A loop that has not turned for longer is stuck, whatever its heartbeats say."""
 
     def apply_admitted(self, record: Admitted) -> None:
         self.admitted += 1
@@ -204,30 +209,37 @@ class DispatchState:
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
         """A lower term of a rollout is a zombie's; a restarted rollout holds nothing of its earlier
-        term.
+        term. One that is stuck is silent from here on, until its loop turns again.
         """
         seen = self.rollouts.get(record.rollout)
         if seen is not None and record.term < seen.status.term:
             return
+        if record.stalled_s > self.stuck_timeout_s:
+            if seen is not None:
+                self.rollouts[record.rollout] = replace(seen, at_s=-inf)
+            return
         peak, speed = record.kv_used, seen.speed if seen is not None else 0.0
         if seen is not None and _is_same(seen.status, record):
             peak = max(peak, seen.kv_peak)
-        if record.running and record.tokens_per_s > 0:
+        if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             now = record.tokens_per_s / record.running
             speed = now if not speed else speed + (now - speed) / SPEED_MEMORY
         self.rollouts[record.rollout] = Seen(record, now_s, fresh, peak, speed)
 
-    def forget_rollouts(self, silent_before_s: float, left_before_s: float = 0.0) -> list[str]:
-        """Drop rollouts silent for too long, and those that said goodbye a while ago and have
-        nothing left: what they said last was read by then. Their work is nobody's (`recover.py`);
-        returns the silent ones.
+    def silent(self, before_s: float) -> list[str]:
+        """Rollouts whose last status was read before this, and stuck ones."""
+        return [name for name, seen in self.rollouts.items() if seen.at_s < before_s]
+
+    def left(self) -> list[str]:
+        """Rollouts that have left and have nothing any more."""
+        return [name for name, seen in self.rollouts.items() if has_left(seen.status)]
+
+    def forget_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
+        """Drop rollouts silent for too long, and those of `left` that have not come back. Their
+        work is nobody's (`recover.py`); returns the silent ones.
         """
-        silent = [name for name, seen in self.rollouts.items() if seen.at_s < silent_before_s]
-        left = [
-            name
-            for name, seen in self.rollouts.items()
-            if has_left(seen.status) and seen.at_s < left_before_s
-        ]
+        left = set(left).intersection(self.left())
+        silent = self.silent(silent_before_s)
         for name in {*silent, *left}:
             del self.rollouts[name]
         return [name for name in silent if name not in left]

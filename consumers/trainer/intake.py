@@ -92,7 +92,9 @@ class Intake:
         names: Iterable[str] = (REWARD,),
     ) -> None:
         self._bus, self._monotonic, self._names = bus, monotonic, tuple(names)
-        self._readers = {t: TopicReader(bus, t, positions[t]) for t in self.TOPICS}
+        self._readers = {
+            t: TopicReader(bus, t, positions[t], monotonic=monotonic) for t in self.TOPICS
+        }
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, OpenGroup] = {}
         self.counts: Counter[str] = Counter()

@@ -80,7 +80,9 @@ class Publisher:
         checkpoints_kept: int,
         forgetting: Forgetting | None = None,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._timer = timer
         self._store, self._versions, self._ledger = store, versions, ledger
         self._metrics, self._kept, self._clock = metrics, checkpoints_kept, clock
         self._forgetting = forgetting
@@ -150,14 +152,14 @@ class Publisher:
             self._failed = error
 
     def _publish(self, snapshot: Snapshot) -> None:
-        started = time.perf_counter()
+        started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weights.give_back(self._published)
         self._published = snapshot.tensors
         done = replace(snapshot.done, version=version, time_s=self._clock())
         if not snapshot.recorded:
             self._ledger.append([done])  # 4
-            seconds = time.perf_counter() - started
+            seconds = self._timer() - started
             self._metrics.append(step_line(done, seconds))
             self.totals.add(done, snapshot.lags, snapshot.outcomes, seconds)
         else:

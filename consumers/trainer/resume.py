@@ -103,7 +103,9 @@ def build_trainer(
         provenance.term,
         plan.weights,
         begin.model_files,
-        PinnedVersions(bus, store) if plan.rule.keep_version else HeldVersions(bus),
+        PinnedVersions(bus, store, monotonic)
+        if plan.rule.keep_version
+        else HeldVersions(bus, monotonic),
     )
     versions.open()  # 1
     learner = open_learner(begin.model, plan.trainer)
@@ -131,7 +133,9 @@ def build_trainer(
         lambda: versions.highest,
     )  # fmt: skip
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
-    publisher = Publisher(store, versions, ledger, metrics, plan.checkpoints.keep, forgetting)
+    publisher = Publisher(
+        store, versions, ledger, metrics, plan.checkpoints.keep, forgetting, timer=monotonic
+    )
     return Trainer(
         takes,
         publisher,

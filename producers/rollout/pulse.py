@@ -1,9 +1,13 @@
 """The heartbeat of a rollout: when a status is due, and the speed, idle time and previous KV that
-it reports.
+it reports; when the last status is repeated because the loop is busy.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from msgspec.structs import replace
+
+from streams.records import RolloutStatus
 
 Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 
@@ -46,3 +50,28 @@ class Pulse:
         if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
             self.kv_reports = (*self.kv_reports[-1:], (now_s, kv_used))
         return earlier[-1] if earlier else self.kv_reports[0][1]
+
+
+@dataclass(slots=True)
+class Repeats:
+    """The last status again, while the loop sends none: due two intervals after the last one, as a
+    loop that turns sends one after each. Pure; times are the caller's monotonic clock.
+    """
+
+    every_s: float
+    turned_s: float
+    last: RolloutStatus | None = None
+    sent_s: float = 0.0
+
+    def sent(self, record: RolloutStatus, now_s: float) -> None:
+        self.last, self.sent_s = record, now_s
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until the next repeat, 0 when it is due; None before the first status."""
+        return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
+
+    def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
+        """The last status as of `time_s` (wall clock), with the time that the loop has stood."""
+        assert self.last is not None, "nothing to repeat before the first status"
+        self.sent_s = now_s
+        return replace(self.last, time_s=time_s, stalled_s=max(0.0, now_s - self.turned_s))

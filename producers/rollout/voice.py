@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from producers.engines.base import DraftStats, EngineStats
 from producers.rollout.growing import Growing
+from producers.rollout.heartbeat import Heartbeat
 from producers.rollout.outbox import Sender
 from producers.rollout.pulse import Health, Pulse
 from producers.rollout.weights import Verdict
@@ -53,6 +54,8 @@ class Voice:
     """It may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
     """Those of the last heartbeat."""
+    heartbeat: Heartbeat | None = None
+    """Sends `status` beside the loop; None: `sender` does, and nothing is repeated."""
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
         if done:
@@ -139,8 +142,27 @@ class Voice:
             queued=condition.queued,
             preemptible=self.preemptible,
         )
-        self.sender.send("status", [(f"{self.name}/{self.term}", record)])
+        if self.heartbeat is None:
+            self.sender.send("status", [(f"{self.name}/{self.term}", record)])
+        else:
+            self.heartbeat.send(record)
         self.said, self.drafts = record, stats.drafts
+
+    def turned(self) -> None:
+        """The loop came round: it is not stalled."""
+        if self.heartbeat is not None:
+            self.heartbeat.turned()
+
+    def conclude(self) -> None:
+        """The last status is durable and no heartbeat follows it when this returns."""
+        if self.heartbeat is not None:
+            self.heartbeat.end()
+        self.sender.flush()
+
+    def close(self) -> None:
+        """No more heartbeats: the loop has ended, however it did."""
+        if self.heartbeat is not None:
+            self.heartbeat.close()
 
     def _is_due(self, growing: Growing, now_s: float) -> bool:
         gained = growing.length - growing.flushed

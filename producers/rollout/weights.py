@@ -59,8 +59,14 @@ class Verdict:
 class WeightsFollower:
     """The newest announced version, and its tensors once they are here."""
 
-    def __init__(self, bus: Bus, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        bus: Bus,
+        store: ObjectStore,
+        timer: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store, self._timer, self._sleep = store, timer, sleep
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"))
         self._held = HeldWeights()
         self._rotation = Rotation()
@@ -203,7 +209,7 @@ class WeightsFollower:
         replaces it. `after` is what was fetched before and never taken.
         """
         for attempt in range(FETCH_TRIES):
-            started = time.monotonic()
+            started = self._timer()
             try:
                 moved = self._held.move(self._store, announced.version, announced.manifest_hash)
             except (ObjectMissing, CorruptObject, OSError) as error:
@@ -213,9 +219,9 @@ class WeightsFollower:
                     announced = newest
                 elif attempt == FETCH_TRIES - 1:
                     raise
-                time.sleep(0.1 * 2**attempt)
+                self._sleep(0.1 * 2**attempt)
                 continue
-            self.fetch_s.add(time.monotonic() - started)
+            self.fetch_s.add(self._timer() - started)
             self.fetched_bytes += moved.fetched_bytes
             update = Update(
                 announced.version, self._held.tensors, moved.base, moved.patches, moved.whole
@@ -226,14 +232,14 @@ class WeightsFollower:
         raise ObjectMissing(f"version {announced.version} and those before it went while fetched")
 
     def _fetch_old(self, version: Version) -> None:
-        started = time.monotonic()
+        started = self._timer()
         try:
             moved = self._held.move(self._store, version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be had from history: %s", version, error)
             self.gone = version
             return
-        self.fetch_s.add(time.monotonic() - started)
+        self.fetch_s.add(self._timer() - started)
         self.fetched_bytes += moved.fetched_bytes
         announced = announcement(moved.manifest, moved.manifest.created_s)
         tensors = self._held.tensors
@@ -257,9 +263,14 @@ class WeightsFollower:
         self._verdict = Verdict(fetched, compared, seconds)
 
 
-def compared_whole(fetched: Fetched, read_back: ReadBack, started_s: float) -> Verdict:
+def compared_whole(
+    fetched: Fetched,
+    read_back: ReadBack,
+    started_s: float,
+    timer: Callable[[], float] = time.perf_counter,
+) -> Verdict:
     """All tensors of the first version, compared before anything is served; `EngineRefused` if one
-    is not what the engine was given.
+    is not what the engine was given. `started_s` is a moment of `timer`.
     """
     compared = read_back(fetched.update.tensors, fetched.update.tensors)
     if compared.differing:
@@ -267,4 +278,4 @@ def compared_whole(fetched: Fetched, read_back: ReadBack, started_s: float) -> V
             f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "
             f"{fetched.announced.version} as given ({len(compared.differing)} of {compared.count})"
         )
-    return Verdict(fetched, compared, time.perf_counter() - started_s)
+    return Verdict(fetched, compared, timer() - started_s)

@@ -48,6 +48,7 @@ class Rollout:
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
     """For lengths of time, as `clock` is for moments."""
+    sleep: Callable[[float], None] = time.sleep
     judged_s: float = 2.0
     """When it leaves, seconds for what is being judged."""
     keeping: Keeping | None = None
@@ -63,24 +64,33 @@ class Rollout:
         self.work = Work(self.engine, self.judging, self.voice, keep_version, self.clock)
 
     def run(self, stop: threading.Event) -> None:
-        """Generate until `stop`; then publish what is in progress as partials and say goodbye."""
-        while not stop.is_set():
-            self._take_orders()
-            self._take_weights()
-            self._start_waiting()
-            if self.keeping is not None:
-                self.keeping.look(self._has_drafted())
-            began = self.timer()
-            emissions = self._generate()
-            for emission in emissions:
-                self.work.grow(emission)
-            self.work.collect_judged()
-            self._publish()
-            if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
-                stop.wait(IDLE_S)
-        self._say_goodbye()
+        """Generate until `stop`; then publish what is in progress as partials and say goodbye.
+        One that fails sends no further heartbeat.
+        """
+        try:
+            while not stop.is_set():
+                self._turn(stop)
+            self._say_goodbye()
+        finally:
+            self.voice.close()
 
     # ---- phases --------------------------------------------------------------------------------
+
+    def _turn(self, stop: threading.Event) -> None:
+        self.voice.turned()
+        self._take_orders()
+        self._take_weights()
+        self._start_waiting()
+        if self.keeping is not None:
+            self.keeping.look(self._has_drafted())
+        began = self.timer()
+        emissions = self._generate()
+        for emission in emissions:
+            self.work.grow(emission)
+        self.work.collect_judged()
+        self._publish()
+        if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
+            stop.wait(IDLE_S)
 
     def _take_orders(self) -> None:
         """Drop what dispatch released, or give it up for another rollout; the rest waits in
@@ -122,9 +132,9 @@ class Rollout:
         before, version = self.engine.version, fetched.announced.version
         if version <= before and version != asked and not fetched.repairs:
             return
-        started = time.perf_counter()
+        started = self.timer()
         self.engine.update(fetched.update, mode)
-        self.follower.compare(fetched, self.engine.read_back, time.perf_counter() - started)
+        self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
         if version != before:
             self.drawn = 0 if version != asked else self._drawn_of(version)
         self._say(self.health())
@@ -201,18 +211,20 @@ class Rollout:
         self.work.give_up_all(self.orders.waiting)  # 1
         self.orders.waiting.clear()
         self.voice.farewell()
-        deadline = time.perf_counter() + self.judged_s
+        deadline = self.timer() + self.judged_s
         if len(self.judging):
             self._say("leaving")  # 2
-        while len(self.judging) and time.perf_counter() < deadline:
-            time.sleep(IDLE_S)
+        while len(self.judging) and self.timer() < deadline:
+            self.voice.turned()
+            self.sleep(IDLE_S)
             self.work.collect_judged()  # 3
             self.work.publish()
         self.work.forget_all()
+        self.voice.sender.flush()  # its completions lie before the status that ends it
         self._say("leaving")  # 4
         if self.keeping is not None:
             self.keeping.conclude(self.voice.drafts)
-        self.voice.sender.flush()
+        self.voice.conclude()
 
     # ---- what it is ----------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from streams.records import RelayStatus
 log = logging.getLogger(__name__)
 
 FORGIVE_S = 3.0
-OLD_S = 60.0  # a status that was old when it was first read says nothing about now
 MEMBERS_MAX = 10_000
 
 
@@ -28,37 +27,36 @@ class Directory:
         bus: Bus,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
+        self._bus = bus
         self.reader = TopicReader(bus, "status", from_begin(bus, "status"))
-        self._timeout_s, self._clock, self._wall = timeout_s, clock, wall
+        self._timeout_s, self._clock = timeout_s, clock
         self._lock = threading.Lock()
         self._members: dict[str, Member] = {}
         self._suspects: dict[int, float] = {}
-        self._is_fresh = False
         self._polled_s = float("-inf")
 
     def poll(self, every_s: float = 0.0) -> None:
-        """Read what came, unless that was done within `every_s`."""
+        """Read `status` to its present end, unless that was done within `every_s`. A relay that was
+        dead before the first call stays in the chain for the time-out, unless it is suspected.
+        """
         with self._lock:
             now = self._clock()
             if now - self._polled_s < every_s:
                 return
-            self._polled_s = now
-            received = self.reader.poll(0.0)
-            while received:
-                for one in received:
+            for batch in self.reader.batches_to(self._bus.end("status")):
+                for one in batch:
                     if isinstance(one.record, RelayStatus):
                         self._hear(one.record, now)
-                received = self.reader.poll(0.0) if not self._is_fresh else []
-            self._is_fresh = True
+            self._polled_s = now
 
     def members(self) -> list[Member]:
-        """The chain as it looks from here, head first."""
+        """The chain as it looks from here, head first. Silence is judged as of the last `poll`: a
+        process that stood still since then has not listened.
+        """
         with self._lock:
-            now = self._clock()
-            self._suspects = still_suspected(self._suspects, now, FORGIVE_S)
-            return chain(self._members.values(), now, self._timeout_s, self._suspects)
+            self._suspects = still_suspected(self._suspects, self._clock(), FORGIVE_S)
+            return chain(self._members.values(), self._polled_s, self._timeout_s, self._suspects)
 
     def upstream(self, term: int) -> Member | None:
         """Whom the relay of this term reads from."""
@@ -85,8 +83,6 @@ class Directory:
         known = self._members.get(status.relay)
         if known is not None and known.term > status.term:
             return
-        if not self._is_fresh and self._wall() - status.time_s > OLD_S:
-            now_s = float("-inf")
         if known is None and len(self._members) >= MEMBERS_MAX:
             oldest = min(self._members.values(), key=lambda member: member.heard_s)
             del self._members[oldest.name]

@@ -10,10 +10,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 from consumers.archive.service import Archive
 from consumers.dispatch.admit import Pace
@@ -41,7 +39,6 @@ from storage.objects import ObjectStore
 from storage.roles import next_term
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
-from streams.deadline import Deadline
 from streams.errors import Fenced, RollstreamError
 from streams.records import Sampling
 from streams.topics import catalogue
@@ -123,15 +120,6 @@ class SteppedRun:
         """Until the last step is trained and everything is archived; what a role fails with is
         raised.
         """
-        clock = SimpleNamespace(perf_counter=self.baton.clock, sleep=self.baton.wait)
-        deadline = partial(Deadline, clock=self.baton.clock)
-        with (  # what takes no clock: the same run must come of it however slow this machine is
-            patch("producers.rollout.worker.time", clock),
-            patch("streams.reader.Deadline", deadline),
-        ):
-            self._run()
-
-    def _run(self) -> None:
         for name in ROLES:
             self._start(name)
         while not self.complete:
@@ -271,8 +259,9 @@ class SteppedRun:
         settings = RolloutSettings(
             slots=4, context_max=64, status_s=0.3, partial_tokens=tokens, on_update=on_update
         )
-        term = next_term(store, "rollouts", name)
-        orders, follower = Orders(bus, name, term), AtOnceFollower(bus, store)
+        clock, pause = self.baton.clock, self.baton.wait
+        term = next_term(store, "rollouts", name, self.baton.random.uniform, pause)
+        orders, follower = Orders(bus, name, term), AtOnceFollower(bus, store, clock, pause)
         fetched = None
         while fetched is None and not stop.wait(0.05):
             follower.read()
@@ -280,14 +269,13 @@ class SteppedRun:
             fetched = follower.take()
         if fetched is None:
             return
-        clock = self.baton.clock
         version, slots = fetched.announced.version, settings.slots
         engine = FakeEngine(version, slots, clock, is_slow=is_slow)
         voice = Voice(bus, AtOnce(bus), name, term, settings, Pulse(settings.status_s), clock)
-        voice.applied(compared_whole(fetched, engine.read_back, 0.0))
+        voice.applied(compared_whole(fetched, engine.read_back, clock(), clock))
         rewards = FakeRewards()
         judging = Judging(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
-        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock, clock)  # type: ignore[arg-type]
+        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock, clock, pause)  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return

@@ -180,11 +180,16 @@ def test_it_is_time_every_few_seconds_and_when_a_version_is_out():
 
 def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
     state = tails()
+    left = state.left()
     state.apply_status(status("a", health="leaving"), now_s=3.0)
-    assert state.forget_rollouts(0.0, left_before_s=3.0) == []
-    assert "a" in state.rollouts
-    state.forget_rollouts(0.0, left_before_s=3.1)
+    assert state.forget_rollouts(0.0, left) == []
+    assert "a" in state.rollouts, "it was read in this round, what it published before perhaps not"
+    left = state.left()
+    state.apply_status(status("b", health="leaving"), now_s=3.1)
+    state.apply_status(status("b", term=2), now_s=3.2)
+    assert state.forget_rollouts(0.0, [*left, "b"]) == []
     assert "a" not in state.rollouts
+    assert "b" in state.rollouts, "it came back"
 
 
 def test_what_is_put_off_starts_again_on_the_newest_version():

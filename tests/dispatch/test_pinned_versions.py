@@ -13,10 +13,11 @@ from storage.versions.pointer import Pointer
 from storage.versions.retention import StoredVersion, plan_retention
 from streams.bus import Bus
 from streams.memory_bus import MemoryBus
-from streams.records import Address, RolloutStatus, Version
+from streams.records import Address, Position, RolloutStatus, Version
 from streams.topics import catalogue
 from streams.writer import publish
 from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
+from tests.streams.hand_clock import HandClock
 
 V3, V4, V5 = (Version(number, 1) for number in (3, 4, 5))
 LATER = OVERLAP_S + 1
@@ -38,10 +39,13 @@ def say(bus: Bus, one: RolloutStatus) -> None:
     publish(bus, "status", f"{one.rollout}/{one.term}", one)
 
 
-def keep(store: ObjectStore, state: DispatchState) -> None:
+def keep(store: ObjectStore, state: DispatchState, bus: Bus | None = None) -> None:
+    """With `bus` dispatch has read all partials there."""
+    ends = {} if bus is None else bus.end("partials")
+    partials = {partition: Position(end) for partition, end in ends.items()}
     keeper = Keeper(store, 1)
     keeper.take_over()
-    keeper.keep(kept_state(state, 1, {"partials": {}}))
+    keeper.keep(kept_state(state, 1, {"partials": partials}))
 
 
 def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:
@@ -54,29 +58,43 @@ def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:
 
 
 def test_what_a_rollout_of_the_last_minute_holds_stays_until_it_leaves(bus: Bus):
-    held = HeldVersions(bus)
-    say(bus, status("a", version=V3, time_s=0.0))
-    say(bus, status("b", version=V4, time_s=LIVE_S - 1))
+    clock = HandClock()
+    held = HeldVersions(bus, clock)
+    say(bus, status("a", version=V3))
+    assert held() == {V3}
+    clock.now_s += LIVE_S - 1
+    say(bus, status("b", version=V4))
     assert held() == {V3, V4}
-    say(bus, status("b", version=V5, time_s=LIVE_S + 1))
+    clock.now_s += 2
+    say(bus, status("b", version=V5))
     assert held() == {V5}
-    say(bus, status("b", version=V5, time_s=LIVE_S + 2, health="leaving"))
+    say(bus, status("b", version=V5, health="leaving"))
     assert held() == set()
+
+
+def test_a_clock_that_runs_ahead_unpins_nothing(bus: Bus, store: ObjectStore):
+    """No decision compares the clocks of two machines (invariant 11)."""
+    say(bus, status("a", version=V3, time_s=100.0))
+    say(bus, status("b", version=V4, time_s=100.0))
+    say(bus, status("ahead", version=V5, time_s=100.0 + 3600))
+    assert HeldVersions(bus, HandClock())() == {V3, V4, V5}
+    keep(store, state_with_group(status("ahead", version=V5, time_s=100.0 + 3600)))
+    assert PinnedVersions(bus, store, HandClock())() == {V3, V4, V5}
 
 
 def test_a_version_that_an_open_partial_names_stays_however_long_its_holder_is_dead(
     bus: Bus, store: ObjectStore
 ):
-    pinned = PinnedVersions(bus, store)
-    state = heard(bus, status("a", version=V3), status("b", version=V4))
+    clock = HandClock()
+    pinned = PinnedVersions(bus, store, clock)
+    state = heard(bus, status("a", version=V3), status("b", version=V5))
     state.apply_partial(partial("0.0", 1), Address(0, 7))
     keep(store, state)
-    say(bus, status("b", version=V5, time_s=10 * LIVE_S))
     assert pinned() == {V3, V5}
-    del state.rollouts["a"]
-    state.apply_status(status("b", version=V5, time_s=10 * LIVE_S), 1.0)
-    keep(store, state)
-    assert pinned() == {V3, V5}
+    for _ in range(2):
+        clock.now_s += 10 * LIVE_S
+        say(bus, status("b", version=V5))
+        assert pinned() == {V3, V5}
     state.apply_completion(0, "0.0")
     keep(store, state)
     assert pinned() == {V5}
@@ -86,21 +104,35 @@ def test_what_was_held_since_dispatch_kept_its_state_stays_while_dispatch_is_awa
     bus: Bus, store: ObjectStore
 ):
     """A partial of it may lie in the log, and nobody has folded it yet."""
-    pinned = PinnedVersions(bus, store)
-    state = heard(bus, status("a", version=V3, time_s=100.0))
-    keep(store, state)
+    clock = HandClock()
+    pinned = PinnedVersions(bus, store, clock)
+    state = heard(bus, status("a", version=V3))
+    keep(store, state, bus)
     assert pinned() == {V3}
-    say(bus, status("a", version=V4, time_s=100.0 + LATER))
+    say(bus, status("a", version=V4))
+    publish(bus, "partials", "0.0", partial("0.0", 1))
     assert pinned() == {V3, V4}
-    say(bus, status("a", version=V5, time_s=100.0 + 2 * LATER))
-    say(bus, status("b", version=V5, time_s=100.0 + 10 * LIVE_S))
-    assert pinned() == {V3, V4, V5}
-    newest = status("a", version=V5, time_s=100.0 + 3 * LATER)
-    say(bus, newest)
-    for one in (newest, status("b", version=V5, time_s=100.0 + 10 * LIVE_S)):
-        state.apply_status(one, 1.0)
-    keep(store, state)
+    say(bus, status("a", version=V5))
+    for _ in range(3):
+        clock.now_s += LATER
+        assert pinned() == {V3, V4, V5}
+    keep(store, state, bus)
     assert pinned() == {V5}, "dispatch has seen that no partial names the others"
+
+
+def test_a_partial_that_lands_after_the_status_of_the_next_version_is_waited_for(
+    bus: Bus, store: ObjectStore
+):
+    clock = HandClock()
+    pinned = PinnedVersions(bus, store, clock)
+    state = heard(bus, status("a", version=V3))
+    assert pinned() == {V3}
+    say(bus, status("a", version=V4))
+    keep(store, state, bus)
+    assert pinned() == {V3, V4}
+    publish(bus, "partials", "0.0", partial("0.0", 1))  # of V3: its sender was slow
+    clock.now_s += LATER
+    assert pinned() == {V3, V4}, "dispatch has kept nothing since"
 
 
 def test_where_the_bound_must_win_the_oldest_named_version_goes_first():

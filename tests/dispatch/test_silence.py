@@ -1,0 +1,100 @@
+"""Which rollouts dispatch takes to be dead: those that it could have heard and did not."""
+
+import pytest
+
+from consumers.dispatch.inbox import Inbox
+from consumers.dispatch.service import forget_silent
+from consumers.dispatch.state import DispatchState
+from streams.bus import Bus
+from streams.memory_bus import MemoryBus
+from streams.records import RolloutStatus
+from streams.topics import catalogue
+from streams.writer import publish_all
+from tests.dispatch.test_recovery import status
+from tests.streams.hand_clock import HandClock
+
+TIMEOUT_S = 10.0
+STUCK_S = 300.0
+
+
+class Judge:
+    """Dispatch's state, its readers and its clock, over a log in memory."""
+
+    def __init__(self) -> None:
+        self.clock = HandClock()
+        self.bus: Bus = MemoryBus(self.clock)
+        self.bus.create(catalogue(2))
+        self.state = DispatchState(stuck_timeout_s=STUCK_S)
+        self.inbox = Inbox(self.bus, self.state, self.clock, timeout_s=TIMEOUT_S)
+        own = {topic: {0: -1} for topic in ("admissions", "assignments")}
+        self.inbox.rebuild(own, {})
+
+    def say(self, *statuses: RolloutStatus) -> None:
+        publish_all(self.bus, "status", [(f"{one.rollout}/{one.term}", one) for one in statuses])
+
+    def look(self, after_s: float = 0.05) -> list[str]:
+        """One round of dispatch, so long after the one before: whom it forgets."""
+        self.clock.now_s += after_s
+        left = self.state.left()
+        self.inbox.read()
+        return forget_silent(self.state, self.inbox, TIMEOUT_S, left)
+
+    def look_for(self, seconds: float, *speaking: str) -> list[str]:
+        """Rounds of half a second, in each of which these rollouts are heard."""
+        gone: list[str] = []
+        for _ in range(round(2 * seconds)):
+            self.say(*map(status, speaking))
+            gone += self.look(0.5)
+        return gone
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+def test_after_a_stall_of_dispatch_no_living_rollout_is_silent(judge: Judge):
+    """One read returns 512 of a thousand statuses."""
+    names = [f"r{n}" for n in range(1000)]
+    judge.say(*map(status, names))
+    while judge.inbox.read()[0]:
+        pass
+    judge.say(*map(status, names))
+    assert judge.look(after_s=12.0) == []
+    assert judge.look() == judge.look() == []
+    assert len(judge.state.rollouts) == 1000
+
+
+def test_a_stall_of_everything_is_nobodys_silence(judge: Judge):
+    """A laptop that slept: the first that sends again says nothing about the others."""
+    judge.look_for(1, "a", "b")
+    judge.say(status("a"))
+    assert judge.look(after_s=3600.0) == []
+    assert judge.look_for(5, "a", "b") == []
+
+
+def test_while_nobody_is_heard_nobody_is_silent(judge: Judge):
+    """The broker was away; its clients come back one after the other."""
+    judge.look_for(1, "a", "b")
+    assert judge.look_for(60) == []
+    assert judge.look_for(4, "a") == judge.look_for(4, "b") == []
+
+
+def test_a_dead_rollout_is_found_within_the_timeout(judge: Judge):
+    judge.look_for(1, "a", "b")
+    assert judge.look_for(TIMEOUT_S - 1, "a") == []
+    assert judge.look_for(2, "a") == ["b"]
+
+
+def test_a_loop_that_is_busy_is_alive_and_one_that_is_stuck_is_not(judge: Judge):
+    judge.look_for(1, "a", "b")
+    judge.say(status("a", stalled_s=STUCK_S - 1))
+    assert judge.look() == []
+    judge.say(status("a", stalled_s=STUCK_S + 1))
+    assert judge.look() == ["a"]
+    judge.say(status("a", stalled_s=STUCK_S + 2))
+    assert judge.look() == []
+    assert "a" not in judge.state.rollouts, "it gets no orders while its loop stands"
+    judge.say(status("a"))
+    judge.look()
+    assert "a" in judge.state.rollouts

@@ -1,0 +1,133 @@
+"""The heartbeat of a rollout whose loop is busy, fails or leaves."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from following import Followed
+
+from producers.rollout.heartbeat import Heartbeat
+from producers.rollout.pulse import Repeats
+from streams.bus import Entry
+from streams.errors import BusError
+from streams.memory_bus import MemoryBus
+from streams.reader import TopicReader, from_begin
+from streams.records import RolloutStatus
+from streams.topics import catalogue
+from tests.dispatch.test_recovery import status
+
+ENOUGH_S = 30.0
+EVERY_S = 0.005
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    """Without compaction, so that all that was sent is there."""
+    bus = MemoryBus()
+    bus.create(catalogue(1))
+    bus._clean = lambda topic, partitions, now_s: None  # type: ignore[method-assign]
+    return bus
+
+
+def sent(bus) -> list[RolloutStatus]:
+    reader = TopicReader(bus, "status", from_begin(bus, "status"))
+    records = [one.record for one in reader.read_to(bus.end("status"))]
+    return [record for record in records if isinstance(record, RolloutStatus)]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + ENOUGH_S
+    while not reached():
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():
+    repeats = Repeats(every_s=0.5, turned_s=100.0)
+    assert repeats.wait_s(200.0) is None
+    for now_s in (100.0, 100.6, 101.2):
+        repeats.turned_s = now_s
+        repeats.sent(status("a", tokens_total=7), now_s)
+        assert repeats.wait_s(now_s) == 1.0
+    assert repeats.wait_s(102.2) == 0.0
+    record = repeats.repeat(102.2, time_s=5.0)
+    assert (record.time_s, record.tokens_total) == (5.0, 7)
+    assert record.stalled_s == pytest.approx(1.0)
+    assert repeats.wait_s(102.2) == 1.0
+    assert repeats.repeat(132.2, time_s=35.0).stalled_s == pytest.approx(31.0)
+
+
+def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
+    followed = Followed(tmp_path)
+    followed.publish()
+    engine, go = followed.engine(), threading.Event()
+    rollout = followed.rollout(engine)
+    rollout.voice.heartbeat = Heartbeat(followed.bus, EVERY_S)
+    update = engine.update
+
+    def slow(*given) -> None:
+        assert go.wait(ENOUGH_S)
+        update(*given)
+
+    engine.update = slow  # type: ignore[method-assign]
+    stop, newest = threading.Event(), followed.publish()
+    thread = threading.Thread(target=rollout.run, args=(stop,))
+    thread.start()
+    try:
+        wait_until(lambda: any(one.stalled_s > 10 * EVERY_S for one in sent(followed.bus)))
+        assert sent(followed.bus)[-1].version < newest
+        go.set()
+        wait_until(lambda: sent(followed.bus)[-1].version == newest)
+    finally:
+        go.set()
+        stop.set()
+        thread.join(ENOUGH_S)
+    last = sent(followed.bus)[-1]
+    assert (last.health, last.running, last.waiting) == ("leaving", 0, 0)
+    assert not rollout.voice.heartbeat._thread.is_alive(), "nothing follows the last status"
+    followed.close()
+
+
+def test_statuses_are_sent_in_order_and_nothing_follows_the_last(bus: MemoryBus):
+    heartbeat = Heartbeat(bus, EVERY_S)
+    for number in range(40):
+        heartbeat.turned()
+        heartbeat.send(status("a", tokens_total=number))
+    heartbeat.end()
+    found = sent(bus)
+    assert [one.tokens_total for one in found] == sorted(one.tokens_total for one in found)
+    assert (found[-1].tokens_total, found[-1].stalled_s) == (39, 0.0)
+    assert not heartbeat._thread.is_alive()
+
+
+def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
+    followed = Followed(tmp_path)
+    followed.publish()
+    rollout = followed.rollout(followed.engine())
+    rollout.voice.heartbeat = Heartbeat(followed.bus, EVERY_S)
+
+    def fails() -> list:
+        raise BusError("its log is away")
+
+    rollout.orders.read = fails  # type: ignore[method-assign]
+    with pytest.raises(BusError):
+        rollout.run(threading.Event())
+    rollout.voice.heartbeat._thread.join(ENOUGH_S)
+    assert not rollout.voice.heartbeat._thread.is_alive()
+    followed.close()
+
+
+def test_what_fails_beside_the_loop_ends_the_loop():
+    class Broken(MemoryBus):
+        def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+            raise BusError("no answer")
+
+    bus = Broken()
+    bus.create(catalogue(1))
+    heartbeat = Heartbeat(bus, EVERY_S)
+    heartbeat.send(status("a"))
+    heartbeat._thread.join(ENOUGH_S)
+    with pytest.raises(BusError):
+        heartbeat.send(status("a"))
