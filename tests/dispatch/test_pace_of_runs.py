@@ -57,7 +57,7 @@ def test_filtered_groups_are_refilled_and_no_step_is_short(
 
 def test_rollouts_go_on_with_what_they_have_while_dispatch_is_away(tmp_path: Path) -> None:
     """All that was ordered is finished without it, and the next dispatch goes on from there."""
-    dispatch = DispatchSettings(max_lag=2, heartbeat_timeout_s=1.0, queue_per_slot=2.0)
+    dispatch = DispatchSettings(max_lag=2, heartbeat_timeout_s=600.0, queue_per_slot=2.0)
     away = threading.Event()
     with tiny_run(tmp_path, dispatch=dispatch, tokens_max=40) as run:
         run.start_prompts(1)
@@ -89,7 +89,7 @@ def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(
     tmp_path: Path,
 ) -> None:
     """Without it the run would miss a group: only as many as it trains are admitted."""
-    dispatch = DispatchSettings(max_lag=8, heartbeat_timeout_s=60.0, group_deadline_s=5.0)
+    dispatch = DispatchSettings(max_lag=8, heartbeat_timeout_s=600.0)
     with tiny_run(tmp_path, dispatch=dispatch) as run:
         run.start_prompts(1)
         trainer = run.build_trainer(1)
@@ -98,6 +98,7 @@ def test_one_stuck_sample_holds_no_step_its_group_is_trained_with_its_survivors(
         ghost.start()
         wait_for(lambda: run.records("assignments", Assignment))
         run.start_rollout("rollout-0")
+        run.pass_deadlines(lambda groups: run.finished() == 4 * groups - 1)
         assert trainer.run(threading.Event())
         run.end()
         ghost.join(WAIT_S)

@@ -12,7 +12,6 @@ from test_resume import hashes, train_until, used
 from test_whole_run import assert_every_group_has_one_ending
 from tiny_run import TinyRun, tiny_run
 
-from consumers.settings import DispatchSettings
 from producers.rewards import RewardPool
 from producers.scoring.annotate import Writes
 from producers.scoring.service import Scorer
@@ -94,9 +93,9 @@ def test_a_trainer_killed_in_the_middle_repeats_its_steps_on_the_same_annotation
 
 def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, caplog) -> None:
     """Not a stall: every group ends at its deadline."""
-    dispatch = DispatchSettings(heartbeat_timeout_s=1.0, group_deadline_s=2.0)
-    with tiny_run(tmp_path, task=LATE, dispatch=dispatch, trainer={"steps": 1}) as run:
+    with tiny_run(tmp_path, task=LATE, trainer={"steps": 1}) as run:
         run.start_all()
+        run.pass_deadlines(lambda groups: run.finished() == 4 * groups)
         stop = threading.Event()
         thread = threading.Thread(target=lambda: run.train(1, stop), daemon=True)
         thread.start()
@@ -108,7 +107,7 @@ def test_a_run_without_a_scorer_closes_its_groups_and_says_why(tmp_path: Path, c
         finished = [one.detail for one in closed if "4 of 4 finished" in one.detail]
         assert finished
         assert all("0 of 4 lived: no annotation 'reward'" in detail for detail in finished)
-        assert "expired: deadline of 2 s passed" in caplog.text
+        assert "expired: deadline of 600 s passed" in caplog.text
         assert_every_group_has_one_ending(run)
 
 
@@ -116,10 +115,12 @@ def test_unscored_samples_are_left_out_at_the_deadline_and_the_group_goes_on(
     tmp_path: Path,
 ) -> None:
     """Two of four are never scored; the others are trained, and repeated to the same bits."""
-    dispatch = DispatchSettings(heartbeat_timeout_s=1.0, group_deadline_s=3.0)
-    with tiny_run(tmp_path, task=LATE, dispatch=dispatch, trainer={"steps": 2}) as run:
+    with tiny_run(tmp_path, task=LATE, trainer={"steps": 2}) as run:
         run.start_all()
         run._thread(lambda: score_some(run))
+        run.pass_deadlines(
+            lambda groups: run.finished() == 4 * groups and len(noted(run)) == 2 * groups
+        )
         assert run.train()
         done = run.records("ledger", StepDone)
         assert all(one.counts["unscored"] >= 2 for one in done)

@@ -41,7 +41,7 @@ from streams.bus import Bus
 from streams.connect import open_bus
 from streams.errors import Fenced
 from streams.reader import TopicReader, from_begin
-from streams.records import Record, Sampling
+from streams.records import Admitted, Record, Sampling, Trajectory
 from streams.topics import catalogue
 from tests.waiting import WAIT_S
 
@@ -79,6 +79,8 @@ class TinyRun:
     stop: threading.Event = field(default_factory=threading.Event)
     failures: list[BaseException] = field(default_factory=list)
     fenced: int = 0
+    passed_s: float = 0.0
+    """How far the trainer's clock is ahead of the machine's."""
 
     @property
     def keep_version(self) -> bool:
@@ -128,6 +130,7 @@ class TinyRun:
             Begin(model, model_files(model, None, model.dtype)),
             Provenance("tiny", term, self.configuration_hash, "revision", self.accept),
             MetricsFile(self.folder / "trainer.jsonl"),
+            lambda: time.monotonic() + self.passed_s,
         )
 
     def train(self, term: int = 1, stop: threading.Event | None = None) -> bool:
@@ -141,6 +144,22 @@ class TinyRun:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))
         found = [received.record for received in reader.read_to(self.bus.end(topic))]
         return [r for r in found if kind is None or isinstance(r, kind)]
+
+    def pass_deadlines(self, ready: Callable[[int], bool]) -> None:
+        """From now on the deadline of every group passes for the trainer whenever `ready` says so
+        of the number of groups admitted: no machine is too slow for what comes before.
+        """
+
+        def look() -> None:
+            while not self.stop.wait(0.05):
+                if (admitted := len(self.records("admissions", Admitted))) and ready(admitted):
+                    self.passed_s += self.dispatch.group_deadline_s
+
+        self._thread(look)
+
+    def finished(self) -> int:
+        """Trajectories with a completion."""
+        return len({record.trajectory for record in self.records("trajectories", Trajectory)})
 
     def end(self) -> None:
         self.stop.set()
