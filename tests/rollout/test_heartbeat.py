@@ -1,8 +1,7 @@
 """The heartbeat of a rollout whose loop is busy, fails or leaves."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from streams.reader import TopicReader, from_begin
 from streams.records import RolloutStatus
 from streams.topics import catalogue
 from tests.dispatch.test_recovery import status
+from tests.waiting import WAIT_S, wait_for
 
-ENOUGH_S = 30.0
 EVERY_S = 0.005
 
 
@@ -35,13 +34,6 @@ def sent(bus) -> list[RolloutStatus]:
     reader = TopicReader(bus, "status", from_begin(bus, "status"))
     records = [one.record for one in reader.read_to(bus.end("status"))]
     return [record for record in records if isinstance(record, RolloutStatus)]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + ENOUGH_S
-    while not reached():
-        assert time.monotonic() < give_up
-        time.sleep(0.002)
 
 
 def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():
@@ -68,7 +60,7 @@ def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
     update = engine.update
 
     def slow(*given) -> None:
-        assert go.wait(ENOUGH_S)
+        assert go.wait(WAIT_S)
         update(*given)
 
     engine.update = slow  # type: ignore[method-assign]
@@ -76,14 +68,14 @@ def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
     thread = threading.Thread(target=rollout.run, args=(stop,))
     thread.start()
     try:
-        wait_until(lambda: any(one.stalled_s > 10 * EVERY_S for one in sent(followed.bus)))
+        wait_for(lambda: any(one.stalled_s > 10 * EVERY_S for one in sent(followed.bus)))
         assert sent(followed.bus)[-1].version < newest
         go.set()
-        wait_until(lambda: sent(followed.bus)[-1].version == newest)
+        wait_for(lambda: sent(followed.bus)[-1].version == newest)
     finally:
         go.set()
         stop.set()
-        thread.join(ENOUGH_S)
+        thread.join(WAIT_S)
     last = sent(followed.bus)[-1]
     assert (last.health, last.running, last.waiting) == ("leaving", 0, 0)
     assert not rollout.voice.heartbeat._thread.is_alive(), "nothing follows the last status"
@@ -114,7 +106,7 @@ def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
     rollout.orders.read = fails  # type: ignore[method-assign]
     with pytest.raises(BusError):
         rollout.run(threading.Event())
-    rollout.voice.heartbeat._thread.join(ENOUGH_S)
+    rollout.voice.heartbeat._thread.join(WAIT_S)
     assert not rollout.voice.heartbeat._thread.is_alive()
     followed.close()
 
@@ -128,6 +120,6 @@ def test_what_fails_beside_the_loop_ends_the_loop():
     bus.create(catalogue(1))
     heartbeat = Heartbeat(bus, EVERY_S)
     heartbeat.send(status("a"))
-    heartbeat._thread.join(ENOUGH_S)
+    heartbeat._thread.join(WAIT_S)
     with pytest.raises(BusError):
         heartbeat.send(status("a"))
