@@ -21,6 +21,7 @@ from pathlib import Path
 from zlib import crc32
 
 from tests.servers import CACHE, installing, use
+from tests.waiting import WAIT_S
 
 VERSION = "4.3.0"
 EXISTING = "BUS_TEST_KAFKA"
@@ -28,7 +29,6 @@ HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
 JARS = CACHE / f"kafka-{VERSION}-{crc32(POM.read_bytes()):08x}"
 CLUSTER = "cm9sbHN0cmVhbS10ZXN0cw"  # any 16 bytes in base64
-READY_S = 90.0
 SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Of a JVM of a test: it ends before optimising would pay."""
 LOG4J = """
@@ -162,7 +162,7 @@ class KafkaBroker:
     def wait_ready(self) -> None:
         """Until the broker accepts connections; an error shows the end of its log."""
         assert self._process is not None
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + WAIT_S
         while time.monotonic() < end and self._process.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:

@@ -24,12 +24,12 @@ import boto3
 
 from storage.s3.place import parse_place
 from tests.servers import CACHE, installing, use
+from tests.waiting import WAIT_S
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 PROGRAM = CACHE / "bin" / f"versitygw-{VERSION}"
 BUCKET = "rollstream"
-READY_S = 30.0
 EXISTING = "STORE_TEST_S3"
 
 
@@ -91,7 +91,7 @@ class VersityGW:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + WAIT_S
         while not self._healthy():
             if time.monotonic() > end or self._process.poll() is not None:
                 text = (self._folder / "server.log").read_text(errors="replace")
