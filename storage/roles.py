@@ -87,3 +87,19 @@ def next_term(
             continue
         return term
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; are many processes named {name}?")
+
+
+def term_of(store: ObjectStore, role: str, name: str) -> int:
+    """The newest term that this name has taken; 0 before the first."""
+    key = f"roles/{role}/{name}.json"
+    try:
+        return decode(store.get(key), NameRecord, key).term
+    except ObjectMissing:
+        return 0
+
+
+def names_of(store: ObjectStore, role: str) -> list[str]:
+    """Names that have taken a term, ever."""
+    prefix, suffix = f"roles/{role}/", ".json"
+    keys = [entry.key for entry in store.list(prefix)]
+    return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]

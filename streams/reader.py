@@ -1,26 +1,25 @@
 """Reading records in order from explicit positions, the same way for every role.
 
-Bytes that are no record go to `<topic>.dead` before anything after them is returned; void records
-(`fence.py`) and tombstones are passed over. At a record of one role that only a newer release
-understands the reader stops (`NewerRelease`). A failing poll moves no position, so what it had read
-is read again.
+Bytes that are no record are counted; the one reader of the topic that keeps `dead_letters` appends
+them to `<topic>.dead` before anything after them is returned. Void records (`fence.py`) and
+tombstones are passed over. At a record of one role that only a newer release understands the reader
+stops (`NewerRelease`). A failing poll moves no position, so what it had read is read again.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
-import numpy as np
 
 from streams.bus import Bus, Message
 from streams.codec import Decoded, Envelope, content_hash, decode
+from streams.dead_letters import DeadLetters
 from streams.deadline import Deadline
 from streams.errors import BusError, DecodeError, NewerRelease, PositionLost
 from streams.judging import judge
-from streams.records import Address, Dead, Opened, Position, Record
+from streams.records import Address, Opened, Position, Record
 from streams.release import advice
 from streams.truncation import truncated_begin
-from streams.writer import publish
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +68,7 @@ def read_at(bus: Bus, topic: str, address: Address) -> Received:
 class TopicReader:
     """One reader of one topic; `positions` (with fences) are what to store to go on from here.
 
-    `dead` counts records sent to `<topic>.dead`, `void` those that the fence dropped, `lost` the
+    `dead` counts messages that are no record, `void` those that the fence dropped, `lost` the
     truncated positions that its owner read past. `Opened` is returned only `with_opened`. In a
     topic whose settings name a writer every record passes the fence.
     """
@@ -82,6 +81,7 @@ class TopicReader:
         *,
         with_opened: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         settings = bus.settings(topic)
         self.positions = dict(positions)
@@ -95,6 +95,7 @@ class TopicReader:
         self._with_opened = with_opened
         self._release = ""  # of the newest term read
         self._monotonic = monotonic
+        self._dead_letters = dead_letters
         self._first = 0  # rotates, so that no partition waits behind a full one
 
     def poll(
@@ -163,7 +164,8 @@ class TopicReader:
         """Judge messages in order; positions and counts move only when all of them were."""
         received: list[Received] = []
         fences = {partition: at.fence for partition, at in self.positions.items()}
-        dead = void = 0
+        unreadable: list[tuple[Message, str]] = []
+        void = 0
         for message in messages:
             value = message.value
             if value is None:
@@ -183,21 +185,17 @@ class TopicReader:
             if judged.void:
                 void += 1
             elif judged.reason or judged.decoded is None:
-                self._bury(message, value, judged.reason)
-                dead += 1
+                unreadable.append((message, judged.reason))
             elif self._with_opened or not isinstance(judged.decoded.record, Opened):
                 received.append(_received(message, judged.decoded, value))
-        self.dead += dead
+        if self._dead_letters is not None:
+            self._dead_letters.append(unreadable)
+        self.dead += len(unreadable)
         self.void += void
         for message in messages:
             position = Position(message.offset + 1, fences[message.partition])
             self.positions[message.partition] = position
         return received
-
-    def _bury(self, message: Message, value: bytes, reason: str) -> None:
-        original = np.frombuffer(value, np.uint8)
-        dead = Dead(message.topic, message.partition, message.offset, reason, original)
-        publish(self._bus, f"{self._topic}.dead", message.key.decode(errors="replace"), dead)
 
 
 def _received(message: Message, decoded: Decoded, value: bytes) -> Received:

@@ -211,7 +211,8 @@ class Assignment(_Record, tag="assignment/1"):
     `onward` of a release names the rollout that is to go on, so what was generated is kept as a
     last partial; empty: nobody waits for the trajectory any more. `predicted` counts generated
     tokens that are expected in all, 0 where nothing is known. `from_history` says that the rollout,
-    empty now, loads `version` from the store first: nobody holds it any more.
+    empty now, loads `version` from the store first: nobody holds it any more. `first` is the oldest
+    partial of the trajectory: the chain is read from there on, forward.
     """
 
     kind: Literal["start", "resume", "release"]
@@ -233,6 +234,7 @@ class Assignment(_Record, tag="assignment/1"):
     onward: str = ""
     predicted: int = 0
     from_history: bool = False
+    first: Address | None = None
 
 
 class Partial(_Record, tag="partial/1"):
@@ -481,13 +483,16 @@ class GroupClosed(_Record, tag="group_closed/1"):
 
 
 class Dead(_Record, tag="dead/1"):
-    """Bytes that a reader of `source` could not take for a record, where they lay, and why."""
+    """Bytes that are no record of `source`, where they lie, and why. `cut` is the length of the
+    whole original where `original` is only its begin, else 0.
+    """
 
     source: str
     partition: int
     offset: int
     reason: str
     original: Bytes = field(name="original:u1")
+    cut: int = 0
 
 
 class Claim(_Record, tag="claim/1"):

@@ -17,7 +17,7 @@ TRUNCATED = "truncated"
 """Consumer group that holds the positions below which a topic is forgotten."""
 REBUILDING, ARCHIVING = "dispatch", "archive"
 """Groups under which dispatch commits from where it can rebuild, and the archive what it has."""
-REBUILT = ("admissions", "trajectories", "ledger")
+REBUILT = ("admissions", "trajectories", "ledger", "applied")
 """Topics that dispatch rebuilds from and others need too."""
 
 

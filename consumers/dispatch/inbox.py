@@ -4,21 +4,32 @@
 met before the admission it belongs to; afterwards dispatch is the only one who admits.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.listening import Listening
+from consumers.dispatch.plausible import (
+    anyone,
+    refused_applied,
+    refused_partial,
+    refused_status,
+)
 from consumers.dispatch.state import DispatchState, Released
 from streams.bus import Bus
+from streams.dead_letters import DeadLetters
 from streams.reader import Received, TopicReader, from_begin
 from streams.records import (
     Address,
     Admitted,
+    Applied,
     Assignment,
     GroupClosed,
     Partial,
     Position,
     Prompt,
+    Record,
     RolloutStatus,
     Take,
     Trajectory,
@@ -26,8 +37,14 @@ from streams.records import (
 )
 from streams.truncation import before_oldest
 
-FOLDED = ("trajectories", "ledger", "partials")
-"""Topics of others that dispatch's state is a fold of; compacted ones are read from their begin."""
+log = logging.getLogger(__name__)
+
+FOLDED = ("trajectories", "ledger", "partials", "applied")
+"""Topics of others that dispatch folds from kept positions (of `applied` it keeps only what cannot
+be read); compacted ones are read from their begin.
+"""
+DEAD_LETTERED = ("prompts", "assignments", "partials", "status", "weights", "applied", "ledger")
+"""Topics whose unreadable bytes dispatch appends to `<topic>.dead` (`streams/dead_letters.py`)."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 
@@ -42,9 +59,13 @@ class Inbox:
         lengths: Lengths | None = None,
         groups_per_wave: int = 1,
         timeout_s: float = 10.0,
+        has_taken: Callable[[str, int], bool] = anyone,
     ) -> None:
         self._bus = bus
         self._state = state
+        self._has_taken = has_taken
+        self.refused: Counter[str] = Counter()
+        """Records of many writers that dispatch did not act on, by topic."""
         self._monotonic = monotonic
         self._listening = Listening(monotonic(), timeout_s / 4)
         self.lengths = lengths or Lengths()
@@ -138,12 +159,37 @@ class Inbox:
         return before_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
-        reader = TopicReader(self._bus, topic, kept.get(topic) or from_begin(self._bus, topic))
+        begin = from_begin(self._bus, topic)
+        positions = kept.get(topic) or begin
+        if (
+            topic == "applied"
+        ):  # nothing is folded of it: what an older trainer truncated is no loss
+            at = dict(positions)
+            positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
+        dead_letters = DeadLetters(self._bus, topic) if topic in DEAD_LETTERED else None
+        reader = TopicReader(self._bus, topic, positions, dead_letters=dead_letters)
         self._readers[topic] = reader
         return reader
 
+    def _refusal(self, record: Record) -> str:
+        """Why dispatch does not act on a record that anyone may append, or ""."""
+        match record:
+            case Partial():
+                return refused_partial(record, self._state.orders.get(record.trajectory))
+            case RolloutStatus():
+                name, term, reason = record.rollout, record.term, refused_status(record)
+            case Applied():
+                name, term, reason = record.rollout, record.rollout_term, refused_applied(record)
+            case _:
+                return ""
+        return reason or ("" if self._has_taken(name, term) else "nobody took this name and term")
+
     def _apply(self, received: Received, fresh: bool) -> None:
         state, record = self._state, received.record
+        if reason := self._refusal(record):
+            self.refused[received.topic] += 1
+            log.debug("%s %s: %s", received.topic, received.address, reason)
+            return
         match record:
             case Prompt():
                 self._prompt(record, received.address)

@@ -69,6 +69,7 @@ def assignment(
     assert group.prompt is not None, "an order is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
     needed = how.version or Version(version_needed(pace, wave), 0)
+    chain = state.chains.get(trajectory)
     return Assignment(
         kind=how.kind,
         trajectory=trajectory,
@@ -88,6 +89,7 @@ def assignment(
         wave=wave,
         predicted=predicted,
         from_history=how.version not in (None, state.rollouts[rollout].status.version),
+        first=None if chain is None or how.partial is None else chain.first,
     )
 
 

@@ -21,6 +21,7 @@ from consumers.dispatch.memory import Memory
 from consumers.dispatch.moves import Handed, Repacking
 from consumers.dispatch.ordering import Ordered, Ordering
 from consumers.dispatch.orders import admission, free_rooms, release
+from consumers.dispatch.plausible import Terms
 from consumers.dispatch.recover import orphans
 from consumers.dispatch.state import DispatchState, Order, Released
 from consumers.dispatch.stranded import History
@@ -89,7 +90,9 @@ class Dispatch:
         state = restored(kept)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
-        inbox = Inbox(self.bus, state, self.monotonic, memory.recall_lengths(), wave, timeout_s)
+        taken = Terms(self.store, self.monotonic).has_taken
+        lengths = memory.recall_lengths()
+        inbox = Inbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, taken)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
         inbox.rebuild(own, kept.where() if kept else {})
         self.state, self.inbox = state, inbox
@@ -226,6 +229,9 @@ class Dispatch:
             "dispatch_moves_total": self.counts["moved"],
             "dispatch_rollouts": len(state.rollouts),
             "dispatch_rollouts_lost_total": self.counts["lost"],
+            "dispatch_records_refused_total": {}
+            if self.inbox is None
+            else dict(self.inbox.refused),
             "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
             "dispatch_version_newest": state.version.number,
         }

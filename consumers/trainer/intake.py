@@ -18,6 +18,7 @@ import numpy as np
 
 from consumers.trainer.annotated import REWARD, is_noted
 from streams.bus import Bus
+from streams.dead_letters import DeadLetters
 from streams.reader import Received, TopicReader, read_at
 from streams.records import (
     Address,
@@ -93,7 +94,10 @@ class Intake:
     ) -> None:
         self._bus, self._monotonic, self._names = bus, monotonic, tuple(names)
         self._readers = {
-            t: TopicReader(bus, t, positions[t], monotonic=monotonic) for t in self.TOPICS
+            t: TopicReader(
+                bus, t, positions[t], monotonic=monotonic, dead_letters=DeadLetters(bus, t)
+            )
+            for t in self.TOPICS
         }
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, OpenGroup] = {}

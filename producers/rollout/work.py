@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from producers.engines.base import Emission, Engine
-from producers.rollout.chain import read_chain
+from producers.rollout.chain import Gained, Wanted, read_chains
 from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.rollout.voice import Voice
-from streams.errors import DecodeError, EngineRefused, PositionLost
+from streams.errors import DecodeError, EngineRefused
 from streams.records import Assignment, Trajectory
 
 log = logging.getLogger(__name__)
@@ -32,27 +32,68 @@ class Work:
     clock: Callable[[], float] = time.time
     growing: dict[str, Growing] = field(default_factory=dict[str, Growing])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
+    chains: dict[tuple[str, int], Gained | DecodeError] = field(
+        default_factory=dict[tuple[str, int], Gained | DecodeError]
+    )
+    """By trajectory and attempt, what was read for orders that are about to start."""
+    broken: int = 0
+    """Chains that could not be gone on from."""
+
+    def read_ahead(self, orders: Iterable[Assignment]) -> None:
+        """Read the chains of all these in one pass, for `start`; those read before are kept."""
+        due = [order for order in orders if order.partial is not None]
+        keys = {_key(order) for order in due}
+        self.chains = {key: found for key, found in self.chains.items() if key in keys}
+        missing = [order for order in due if _key(order) not in self.chains]
+        if missing:
+            found = read_chains(self.voice.bus, [_wanted(order) for order in missing])
+            self.chains |= {_key(order): found[order.trajectory] for order in missing}
 
     def start(self, order: Assignment) -> None:
-        """Begin it, or go on from its chain; what cannot be is said."""
+        """Begin it, or go on from its chain; from its prompt where the chain is broken, which costs
+        what was generated. A prompt that cannot be generated is a completion that says so.
+        """
         self.drop(order.trajectory)  # an earlier attempt that dispatch gave up on
+        growing = Growing.begin(order, self._gained(order), self.clock())
         exact = self.keep_version and order.kind == "resume"
-        growing = Growing.begin(order, None, self.clock())
-        try:
-            if order.partial is not None:
-                gained = read_chain(self.voice.bus, order.partial, order.trajectory)
-                growing = Growing.begin(order, gained, self.clock())
-            if exact and order.version != self.engine.version:
-                # It swapped since dispatch looked, or could not load it: never under another one.
-                log.info("%s goes back: %s is not here", order.trajectory, order.version)
-                self.voice.give_up([growing])
+        if exact and order.version != self.engine.version:
+            # It swapped since dispatch looked, or could not load it: never under another one.
+            log.info("%s goes back: %s is not here", order.trajectory, order.version)
+            self.voice.give_up([growing])
+            return
+        if growing.partial is not None and not self._is_taken(growing):
+            growing = Growing.begin(order, None, self.clock())
+        if growing.partial is None:
+            try:
+                self.engine.submit(growing.request(hold=self.judging.dialogue))
+            except EngineRefused as error:
+                log.warning("%s cannot be generated: %s", order.trajectory, error)
+                self.done.append(self.judging.died(growing, f"engine: {error}"))
                 return
+        self.growing[order.trajectory] = growing
+
+    def _gained(self, order: Assignment) -> Gained | None:
+        """What its chain holds; None for a start, and where the chain is broken."""
+        if order.partial is None:
+            return None
+        if _key(order) not in self.chains:
+            self.read_ahead([order])
+        found = self.chains.pop(_key(order))
+        if isinstance(found, DecodeError):
+            self.broken += 1
+            log.warning("%s starts again from its prompt: %s", order.trajectory, found)
+            return None
+        return found
+
+    def _is_taken(self, growing: Growing) -> bool:
+        """Whether the engine goes on from what the chain held."""
+        try:
             self.engine.submit(growing.request(hold=self.judging.dialogue))
-        except (EngineRefused, DecodeError, PositionLost) as error:
-            log.warning("%s cannot be generated: %s", order.trajectory, error)
-            self.done.append(self.judging.died(growing, f"engine: {error}"))
-        else:
-            self.growing[order.trajectory] = growing
+        except EngineRefused as error:
+            self.broken += 1
+            log.warning("%s starts again from its prompt: %s", growing.order.trajectory, error)
+            return False
+        return True
 
     def drop(self, trajectory: str) -> None:
         """Nobody waits for it, or for this attempt at it."""
@@ -143,3 +184,13 @@ class Work:
             growing = self.growing.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
             self.done.append(self.judging.died(growing, f"environment: {error}"))
+
+
+def _key(order: Assignment) -> tuple[str, int]:
+    return order.trajectory, order.attempt
+
+
+def _wanted(order: Assignment) -> Wanted:
+    assert order.partial is not None, "only a resume has a chain"
+    most = order.sampling.tokens_max
+    return Wanted(order.trajectory, order.partial, order.first, len(order.tokens), most)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from producers.engines.base import Emission, Engine, UpdateMode
 from producers.rollout.judging import Judging
@@ -172,6 +173,7 @@ class Rollout:
         room = self.settings.slots + few
         if waiting and self.engine.stats().waiting >= few:
             return
+        self.work.read_ahead(islice(waiting, max(0, room - len(self.work.growing))))
         while waiting and len(self.work.growing) < room:
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self.settings.on_update, self.load()):

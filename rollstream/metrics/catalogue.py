@@ -47,7 +47,7 @@ EVERY_ROLE = (
         "counter",
         [
             ("lease_renewals_total", "renewals", "of that lease"),
-            ("reader_dead_total", "records", "that this reader sent to `<topic>.dead`", "topic"),
+            ("reader_dead_total", "records", "unreadable ones that this reader met", "topic"),
             ("reader_void_total", "records", "that the fence dropped (invariant 7)", "topic"),
             (
                 "reader_lost_total",
@@ -103,6 +103,12 @@ DISPATCH = (
             ("dispatch_orders_total", "orders", "appended, by what they ask", "kind"),
             ("dispatch_moves_total", "trajectories", "asked back, to go on elsewhere (repack)"),
             ("dispatch_rollouts_lost_total", "rollouts", "that missed their heartbeats"),
+            (
+                "dispatch_records_refused_total",
+                "records",
+                "out of bounds, or not of a living attempt, name or term (invariant 12)",
+                "topic",
+            ),
         ],
     ),
     *_families(

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from consumers.dispatch.admit import Pace, admissible
 from consumers.dispatch.inbox import Inbox
 from consumers.dispatch.memory import Memory
-from consumers.dispatch.state import DispatchState
+from consumers.dispatch.state import DispatchState, Order
 from storage.memory_store import MemoryStore
 from streams.memory_bus import MemoryBus
-from streams.records import Address, Admitted
+from streams.records import Address, Admitted, Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import partial
@@ -62,6 +62,7 @@ def test_the_topic_is_truncated_up_to_the_oldest_partial_of_an_open_trajectory()
     inbox = Inbox(bus, state, lambda: now[0])
     inbox.rebuild(own, {})
     state.apply_admitted(Admitted(0, 0, ("0.0", "0.1", "0.2"), 60.0, Address(0, 0)))
+    state.orders = {f"0.{n}": Order(1, "a", 1, 0, Version(3, 1)) for n in range(3)}
     for name in ("0.0", "0.1", "0.0", "0.2"):
         publish(bus, "partials", name, partial(name, 1))
     for ended, begin in (((), 0), (("0.0",), 1), (("0.1",), 3), (("0.2",), 4)):

@@ -14,7 +14,6 @@ from streams.reader import TopicReader, from_begin, from_end, read_at
 from streams.records import (
     Address,
     Annotation,
-    Dead,
     Fence,
     GroupClosed,
     Opened,
@@ -181,36 +180,10 @@ def test_a_truncated_fenced_topic_can_be_read_from_its_begin(run: Bus) -> None:
     assert read_groups(run) == [2, 3, 4]
 
 
-def test_what_is_no_record_goes_to_dead_with_its_bytes_and_the_reason(run: Bus) -> None:
-    publish(run, "trajectories", "7", trajectory(4), 0)
-    run.append("trajectories", [Entry(b"7", b"no record", 0)])
-    publish(run, "trajectories", "7", trajectory(6), 0)
-    reader = TopicReader(run, "trajectories", from_begin(run, "trajectories"))
-    assert len(reader.poll()) == 2
-    assert reader.dead == 1
-    (buried,) = TopicReader(run, "trajectories.dead", {0: Position()}).poll()
-    assert isinstance(buried.record, Dead)
-    assert buried.record.original.tobytes() == b"no record"
-    assert (buried.record.partition, buried.record.offset) == (0, 1)
-    assert "too few for a record" in buried.record.reason
-
-
-def test_a_stray_record_without_envelope_is_buried(run: Bus) -> None:
+def test_a_stray_record_without_envelope_is_no_record(run: Bus) -> None:
     FencedWriter(run, "ledger", "trainer", 1).open()
     publish(run, "ledger", "run", closed(666))
     assert read_groups(run) == []
-    assert run.end("ledger.dead") == {0: 1}
-
-
-def test_a_failed_burial_moves_no_position(run: Bus) -> None:
-    faulty = LosesAcknowledgements(run, 1)
-    run.append("trajectories", [Entry(b"7", b"junk", 0)])
-    reader = TopicReader(faulty, "trajectories", from_begin(run, "trajectories"))  # type: ignore[arg-type]
-    with pytest.raises(BusTimeout):
-        reader.poll()
-    assert reader.positions == from_begin(run, "trajectories")
-    assert reader.poll() == []
-    assert reader.dead == 1
 
 
 def test_read_to_stops_at_the_ends_that_it_was_given(run: Bus) -> None:

@@ -1,0 +1,94 @@
+"""`<topic>.dead`: the bytes that are no record of a topic, each appended once, by one role.
+
+Every reader of a topic meets the same unreadable bytes. One of them, the role that acts on the
+topic, appends them (trainer: admissions, trajectories, annotations; dispatch: the others); the rest
+only count. A restarted owner reads part of the topic again. It appends in the order of each
+partition, so what it appended before is known from `<topic>.dead` itself: everything up to the
+highest offset there. What this stops: one record of 1 MiB that becomes a copy per reader and per
+restart.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streams.bus import Bus, Message
+from streams.codec import decode
+from streams.errors import BusError, DecodeError, PositionLost
+from streams.records import Dead
+from streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
+from streams.writer import Keyed, publish_all
+
+ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
+"""Of the original bytes; the rest is cut, so that no dead letter needs the object store."""
+KEY_CHARACTERS_MAX = 200
+
+
+class DeadLetters:
+    """The owner's side of one topic; not for several threads at once."""
+
+    def __init__(self, bus: Bus, topic: str) -> None:
+        self._bus, self._topic = bus, topic
+        self._upto: dict[int, int] | None = None  # by partition, the highest offset that is there
+
+    def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
+        """Messages with the reason of each, in the order of their partitions, those before included
+        that were appended by an earlier call or an earlier process.
+        """
+        if not unreadable:
+            return
+        if self._upto is None:
+            self._upto = self._present()
+        upto = dict(self._upto)
+        entries: list[Keyed] = []
+        for message, reason in unreadable:
+            if message.offset > upto.get(message.partition, -1):
+                entries.append(_letter(message, reason))
+                upto[message.partition] = message.offset
+        self._upto = None  # in doubt until the append is acknowledged
+        if entries:
+            publish_all(self._bus, self._name, entries)
+        self._upto = upto
+
+    @property
+    def _name(self) -> str:
+        return f"{self._topic}.dead"
+
+    def _present(self) -> dict[int, int]:
+        """The highest offset there by partition; one beyond the topic's end is a foreign record's,
+        which may not keep later ones out.
+        """
+        ends, upto = self._bus.end(self._topic), dict[int, int]()
+        positions, stop = self._bus.begin(self._name), self._bus.end(self._name)
+        while any(at < stop[p] for p, at in positions.items()):
+            try:
+                messages = self._bus.read(self._name, positions)
+            except PositionLost:  # they are kept by time
+                positions = self._bus.begin(self._name)
+                continue
+            if not messages:
+                raise BusError(f"{self._name}: it ends before {stop}, which was its end")
+            for message in messages:
+                positions[message.partition] = message.offset + 1
+                dead = _dead_in(message)
+                if dead is None or dead.source != self._topic:
+                    continue
+                if dead.offset < ends.get(dead.partition, 0):
+                    upto[dead.partition] = max(dead.offset, upto.get(dead.partition, -1))
+        return upto
+
+
+def _letter(message: Message, reason: str) -> Keyed:
+    value = message.value or b""
+    original = np.frombuffer(value[:ORIGINAL_BYTES_MAX], np.uint8)
+    cut = len(value) if len(value) > ORIGINAL_BYTES_MAX else 0
+    dead = Dead(message.topic, message.partition, message.offset, reason, original, cut)
+    return message.key.decode(errors="replace")[:KEY_CHARACTERS_MAX], dead
+
+
+def _dead_in(message: Message) -> Dead | None:
+    try:
+        record = None if message.value is None else decode(message.value).record
+    except DecodeError:
+        return None
+    return record if isinstance(record, Dead) else None
