@@ -1,0 +1,188 @@
+"""Nothing that anyone appends to a topic of many writers ends dispatch, or makes it order work from
+a rollout that does not exist (invariants 8 and 12).
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from consumers.dispatch.inbox import Inbox
+from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.memory import Memory
+from consumers.dispatch.moves import Repacking
+from consumers.dispatch.ordering import Ordering
+from consumers.dispatch.plausible import LOOK_S, Terms
+from consumers.dispatch.state import DispatchState
+from consumers.dispatch.waves import Waves
+from storage.memory_store import MemoryStore
+from storage.roles import next_term
+from streams.memory_bus import MemoryBus
+from streams.records import (
+    Address,
+    Admitted,
+    Applied,
+    Drafts,
+    Partial,
+    Prompt,
+    Record,
+    RelayStatus,
+    RolloutStatus,
+    Sampling,
+    Span,
+    Trajectory,
+    Version,
+)
+from streams.topics import catalogue
+from streams.writer import FencedWriter, publish
+from tests.dispatch.test_recovery import PACE, V3, partial, status
+
+NAMES = ("a", "b")
+GROUPS = 3
+TOPICS = {
+    Partial: "partials", RolloutStatus: "status", RelayStatus: "status",
+    Trajectory: "trajectories", Applied: "applied",
+}  # fmt: skip
+
+numbers = st.sampled_from(
+    [0, 1, 2, 8, -1, 1 << 31, 1 << 53, 1 << 63, 1 << 70, -(1 << 70), 10**400]
+) | st.integers(-3, 20)
+names = st.sampled_from([*NAMES, *NAMES, *NAMES, "", "x/y", "..", "a" * 2000, "nobody"])
+terms = st.sampled_from([1, 1, 1, 0, -1, 2, 1000, 1 << 70])
+texts = st.sampled_from(["a", "b", "0.0", "1.1", "", "x/y", "..", "\x00", "a" * 2000, "\U0001f4a5"])
+speeds = st.sampled_from([0.0, 1.0, -1.0, 5e-324, 1e300])
+versions = st.builds(Version, numbers, numbers)
+spans = st.lists(st.builds(Span, numbers, numbers, versions), max_size=3).map(tuple)
+partials = st.builds(
+    Partial, st.sampled_from(["0.0", "0.1", "1.0", "9.9", "x"]), numbers, terms, names, terms,
+    st.none() | st.builds(Address, numbers, numbers), numbers,
+    st.just(np.zeros(2, np.uint32)), st.just(np.ones(2, np.uint8)),
+    st.just(np.zeros(2, np.float32)), spans, last=st.booleans(),
+    drafts=st.none() | st.builds(Drafts, st.tuples(numbers), *[numbers] * 4, speeds),
+)  # fmt: skip
+statuses = st.builds(
+    RolloutStatus, names, terms, numbers, numbers, numbers, numbers, numbers, versions,
+    st.booleans(), st.sampled_from(["generating", "draining", "leaving", "pulling"]), numbers,
+    speeds, numbers, speeds, speeds, numbers, numbers, speeds, st.booleans(), numbers,
+)  # fmt: skip
+applied = st.builds(Applied, names, terms, versions, texts, texts, numbers, speeds, speeds)
+finished = st.builds(
+    Trajectory, st.sampled_from(["0.0", "9.9", "x"]), st.sampled_from([-1, 7, 1 << 70]), numbers,
+    numbers, texts, texts, numbers, st.just(np.zeros(2, np.uint32)), st.just(np.ones(2, np.uint8)),
+    st.just(np.zeros(2, np.float32)), spans, st.just("stop"), st.none(), versions, speeds, speeds,
+)  # fmt: skip
+
+
+@dataclass
+class Scene:
+    """Dispatch's intake and plans over memory; two rollouts live, each in its term 1."""
+
+    keep_version: bool = True
+    bus: MemoryBus = field(default_factory=MemoryBus)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    now_s: float = 100.0
+    appended: int = 0
+
+    def __post_init__(self) -> None:
+        self.bus.create(catalogue(2))
+        self.state, self.lengths = DispatchState(version=Version(4, 1)), Lengths()
+        self.admissions = FencedWriter(self.bus, "admissions", "dispatch", 1)
+        self.assignments = FencedWriter(self.bus, "assignments", "dispatch", 1)
+        own = {"admissions": self.admissions.open(), "assignments": self.assignments.open()}
+        self.memory = Memory(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
+        self.memory.recall()
+        taken = Terms(self.store, lambda: self.now_s).has_taken
+        self.inbox = Inbox(self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken)
+        self.inbox.rebuild(own, {})
+        self.ordering = Ordering(PACE, self.keep_version, 1.0, Waves(self.keep_version, 2))
+        self.repacking = Repacking(0.0, 2, 2)
+        for name in NAMES:
+            next_term(self.store, "rollouts", name)
+            self.append(status(name, slots=4, running=1, kv_used=5, kv_previous=50))
+        for group in range(GROUPS):
+            names = (f"{group}.0", f"{group}.1")
+            self.state.apply_admitted(Admitted(group, 0, names, 60.0, Address(0, 0)))
+            prompt = Prompt(group, "t", np.ones(2, np.uint32), 2, Sampling(tokens_max=9), seed=0)
+            self.state.groups[group].prompt = prompt
+
+    def append(self, record: Record) -> None:
+        """Under a key of its own: compaction of `status` removes none before it was read."""
+        self.appended += 1
+        publish(self.bus, TOPICS[type(record)], f"k{self.appended}", record)
+
+    def round(self) -> None:
+        """As the service's loop: read, plan, order, repack, keep."""
+        self.now_s += LOOK_S
+        self.inbox.read()
+        orders = [o.record for o in self.ordering.plan(self.state, self.lengths, [], self.now_s)]
+        plan = self.repacking.plan(self.state, self.lengths, self.now_s)
+        records = [*orders, *(() if plan is None else plan.releases)]
+        written = [(record.trajectory, record, 0) for record in records]
+        for record, at in zip(records, self.assignments.append(written), strict=True):
+            self.state.apply_assignment(record, at)
+        self.memory.keep(self.state, self.inbox, self.admissions, self.assignments)
+
+
+@settings(max_examples=60, deadline=None)
+@given(records=st.lists(partials | statuses | applied | finished, max_size=8), keep=st.booleans())
+def test_dispatch_survives_whatever_decodes(records: list[Record], keep: bool):
+    scene = Scene(keep)
+    scene.round()
+    for record in records:
+        scene.append(record)
+    scene.round()
+    scene.append(partial("0.0", 1))
+    scene.round()
+    assert set(scene.state.rollouts) <= set(NAMES)
+    assert {o.rollout for o in scene.state.orders.values()} <= set(NAMES)
+    assert all(o.rollout_term == 1 for o in scene.state.orders.values())
+    assert set(scene.state.chains) <= {"0.0"}
+
+
+def test_a_status_in_a_term_that_was_never_taken_makes_no_zombie_of_the_living():
+    """Else the next order names that term, and the living process exits as replaced."""
+    scene = Scene()
+    scene.append(status("a", term=1000))
+    scene.append(status("nobody", slots=1000))
+    scene.round()
+    assert {n: seen.status.term for n, seen in scene.state.rollouts.items()} == {"a": 1, "b": 1}
+    assert scene.inbox.refused["status"] == 2
+
+
+def test_a_restarted_rollout_is_known_at_once():
+    scene = Scene()
+    scene.round()
+    next_term(scene.store, "rollouts", "a")
+    scene.append(status("a", term=2))
+    scene.round()
+    assert scene.state.rollouts["a"].status.term == 2
+
+
+def test_a_flood_of_names_costs_one_listing():
+    scene = Scene()
+    scene.round()
+    looks: list[str] = []
+    listed = scene.store.list
+    scene.store.list = lambda prefix="": looks.append(prefix) or listed(prefix)  # type: ignore
+    for number in range(300):
+        scene.append(status(f"hostile-{number}"))
+    scene.round()
+    assert looks == ["roles/rollouts/"]
+    assert scene.inbox.refused["status"] == 300
+
+
+def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
+    scene = Scene()
+    scene.round()
+    holder = scene.state.orders["0.0"].rollout
+    mine = replace(partial("0.0", 1), rollout=holder)
+    scene.append(mine)
+    for lie in (replace(mine, attempt=2), replace(mine, rollout="x"), replace(mine, attempt=0)):
+        scene.append(replace(lie, last=True))
+    scene.round()
+    assert scene.state.chains["0.0"].attempt == 1
+    assert not scene.state.orders["0.0"].given_up
+    assert scene.inbox.refused["partials"] == 3
+    assert scene.state.chains["0.0"].version == V3
