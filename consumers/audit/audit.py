@@ -1,4 +1,5 @@
-"""One pass over each topic of a run, then the store: what a run did, held to invariants 1 to 7.
+"""One pass over each topic of a run, then the store: what a run did, held to invariants 1 to 7, and
+11 of its checkpoints.
 
 It only reads: nothing is buried, nothing committed. Ends are fixed before the first record is read,
 those of the ledger first, so that of a living run everything that the ledger names lies before
@@ -8,6 +9,9 @@ the ends of the topics that it names.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from consumers.audit.checkpoints import Checkpoints
+from consumers.audit.damage import Damage
+from consumers.audit.decisions import Decisions
 from consumers.audit.fences import Fences
 from consumers.audit.groups import Groups
 from consumers.audit.lag import Lag, Policy
@@ -15,6 +19,8 @@ from consumers.audit.messages import Hole, Source
 from consumers.audit.noted import Noted
 from consumers.audit.objects import Objects
 from consumers.audit.once import Once
+from consumers.audit.origins import Origins
+from consumers.audit.reads import Reads
 from consumers.audit.rows import RowChecker, Rows
 from consumers.audit.seen import Checker, Kept
 from consumers.audit.spans import OneVersion, Spans
@@ -27,14 +33,26 @@ from streams.topics import catalogue
 
 ENDS = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
-    "prompts",
+    "partials", "prompts",
 )  # fmt: skip
 READ = (
-    "admissions", "ledger", "trajectories", "annotations", "weights", "applied", "assignments",
-    "prompts",
+    "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
+    "trajectories", "weights",
 )  # fmt: skip
 ARCHIVED = ("admissions", "ledger", "trajectories", "annotations")
 """Topics whose checks want every record from the first on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """What sees every record: `taken` and `reads` before the others, `rows` archived rows too."""
+
+    taken: Taken
+    reads: Reads
+    versions: Versions
+    fences: Fences
+    rows: Sequence[RowChecker]
+    all: Sequence[Checker]
 
 
 @dataclass(slots=True)
@@ -51,59 +69,67 @@ class Audit:
 
     def check(self) -> list[Tally]:
         """One line for what was read, then one per invariant in their order."""
-        topics = {topic.name: topic for topic in catalogue()}
         source = Source(self.bus, self.store, self.run, self.reading)
         for topic in ENDS:
             source.fix_end(topic)
-        fences, taken = Fences(topics, self.reading), Taken()
-        once, versions = Once(taken), Versions(taken)
-        keep_version = self.policy.keep_version if self.policy.known else None
-        of_rows = (once, Spans(), OneVersion(keep_version), Lag(taken, self.policy))
-        folds: list[Checker] = [
-            Groups(taken), *of_rows, Noted(taken, once.tally), versions, fences
-        ]  # fmt: skip
+        folds = self._folds()
         for topic in READ:
             self.tell(topic)
-            self._coverage[topic] = self._read(source, topic, fences, taken, folds, of_rows)
-        for fold in folds:
+            self._coverage[topic] = self._read(source, topic, folds)
+        for fold in folds.all:
             fold.finish(self._coverage)
         if self.store is None:
-            versions.tally.cannot("there is no store")
+            folds.versions.tally.cannot("there is no store")
         else:
-            Objects(self.store, versions, self.tell).check()
-        return [self.reading, *_lines(folds)]
+            Objects(self.store, folds.versions, self.tell).check()
+            checkpoints = Checkpoints(self.store, folds.versions, self.policy, self.tell)
+            checkpoints.check()
+            return [self.reading, *_lines(folds.all, folds.fences.unknown), checkpoints.tally]
+        return [self.reading, *_lines(folds.all, folds.fences.unknown)]
+
+    def _folds(self) -> Folds:
+        topics = {topic.name: topic for topic in catalogue()}
+        taken, spans = Taken(), Spans()
+        groups, once, versions = Groups(taken), Once(taken), Versions(taken)
+        reads = Reads(groups.admitted)
+        damage = Damage(self.bus, self.reading, reads.was_read)
+        fences = Fences(topics, self.reading, damage)
+        keep_version = self.policy.keep_version if self.policy.known else None
+        rows = (
+            once,
+            spans,
+            OneVersion(keep_version),
+            Lag(taken, self.policy),
+            Origins(taken, groups.admitted, spans.tally, self._coverage),
+            Decisions(groups, taken, reads, self.policy, once.tally),
+        )
+        every = (groups, *rows, Noted(taken, once.tally), versions, fences)
+        return Folds(taken, reads, versions, fences, rows, every)
 
     @property
     def coverage(self) -> Mapping[str, Kept]:
         """How much of each topic was there."""
         return self._coverage
 
-    def _read(
-        self,
-        source: Source,
-        topic: str,
-        fences: Fences,
-        taken: Taken,
-        folds: Sequence[Checker],
-        row_folds: Sequence[RowChecker],
-    ) -> Kept:
+    def _read(self, source: Source, topic: str, folds: Folds) -> Kept:
         count = gone = 0
         for one in source.messages(topic):
             if isinstance(one, Hole):
-                fences.passed_over(topic, one)
+                folds.fences.passed_over(topic, one)
                 gone += one.end - one.start
                 continue
             if isinstance(one, Rows):
                 count += len(one)
-                for fold in row_folds:
+                for fold in folds.rows:
                     fold.apply_rows(one)
                 continue
             count += 1
-            seen = fences.judged(one)
+            seen = folds.fences.judged(one, source.is_archived)
             if seen is None:
                 continue
-            taken.apply(seen)
-            for fold in folds:
+            folds.taken.apply(seen)
+            folds.reads.apply(seen)
+            for fold in folds.all:
                 fold.apply(seen)
         if count:
             self.reading.counts[topic] = count
@@ -122,7 +148,11 @@ class Audit:
             self.reading.notes.append(f"{text} (forgotten, as nothing needs them)")
 
 
-def _lines(folds: list[Checker]) -> list[Tally]:
-    """One tally per invariant: two folds may share one."""
+def _lines(folds: Sequence[Checker], unknown: str) -> list[Tally]:
+    """One tally per invariant: two folds may share one. A record of a single-holder role that is
+    not known here may change what all others mean: the log is not judged then.
+    """
     tallies = {fold.tally.number: fold.tally for fold in folds}
+    for tally in tallies.values() if unknown else ():
+        tally.withhold(unknown)
     return [tallies[number] for number in sorted(tallies)]

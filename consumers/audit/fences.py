@@ -8,11 +8,13 @@ the other checks see it marked as such.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from consumers.audit.damage import Damage
 from consumers.audit.messages import Hole
 from consumers.audit.seen import Coverage, Seen
 from consumers.audit.tally import Tally
 from streams.bus import Message
-from streams.errors import SequenceGap
+from streams.codec import decode
+from streams.errors import DecodeError, SequenceGap, UnknownSchema
 from streams.fence import advance
 from streams.judging import Judgement, judge
 from streams.records import Address, Fence, Opened
@@ -28,6 +30,9 @@ class Fences:
     topics: Mapping[str, Topic]
     reading: Tally
     """The line about what was read: bytes that are no record are counted there."""
+    damage: Damage
+    unknown: str = ""
+    """The first record of a single-holder role that this program does not know."""
     tally: Tally = field(
         default_factory=lambda: Tally(7, "one holder writes: terms grow, no number is missing")
     )
@@ -37,23 +42,20 @@ class Fences:
         """Records are gone; what comes next is judged by the fence behind them."""
         self._fences[topic, hole.partition] = hole.fence
 
-    def judged(self, message: Message) -> Seen | None:
+    def judged(self, message: Message, archived: bool) -> Seen | None:
         """The message and what it is; None for a tombstone."""
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
         topic, at = message.topic, Address(message.partition, message.offset)
         found = self._judge(topic, at, message.value)
-        if found.record is None:
-            self.reading.counts["no records"] += 1
-            note = f"no record lies at {topic} {at.partition}:{at.offset}: {found.reason}"
-            if len(self.reading.notes) < 10:
-                self.reading.notes.append(note)
         seen = Seen(
             topic, at, found.record, found.envelope, found.reason, found.void, message.value
         )
         if self.topics[topic].writer:
             self._count(seen)
+        elif found.record is None:
+            self.damage.judge(seen, archived)
         return seen
 
     def apply(self, seen: Seen) -> None:
@@ -88,8 +90,12 @@ class Fences:
             counts["void"] += 1
         envelope = seen.envelope
         if envelope is None:
-            self.tally.offend(f"no {writer} signed this record", seen.topic, seen.address)
+            what = f"no {writer} signed this record"
+            what = f"{what}: {seen.reason}" if seen.reason else what
+            self.tally.offend(what, seen.topic, seen.address)
             return
+        if seen.record is None:
+            self._unreadable(seen)
         if envelope.role != writer:
             what = f"{envelope.role} wrote here, {writer} alone may"
             self.tally.offend(what, seen.topic, seen.address)
@@ -99,3 +105,17 @@ class Fences:
             if (seen.record.term, 0) != (envelope.term, envelope.sequence):
                 what = f"opens term {seen.record.term} as #{envelope.sequence} of {envelope.term}"
                 self.tally.offend(what, seen.topic, seen.address)
+
+    def _unreadable(self, seen: Seen) -> None:
+        """Bytes that a role signed: of a newer release, or damaged behind their envelope."""
+        try:
+            decode(seen.data)
+        except UnknownSchema:
+            at = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
+            self.unknown = self.unknown or (
+                f"the log: {at} has a {seen.reason}; audit it with the release that wrote it"
+            )
+            return
+        except DecodeError:
+            pass
+        self.tally.offend(f"it cannot be read: {seen.reason}", seen.topic, seen.address)

@@ -7,6 +7,8 @@ Grows with the run: the names of a group's trajectories, and how it ended.
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from consumers.audit.seen import Coverage, Kept, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
@@ -15,16 +17,32 @@ from streams.records import Address, Admitted, GroupClosed, StepDone, Take
 ENDINGS = ("trained", "filtered", "expired", "dead")
 
 
+class Admission(msgspec.Struct, frozen=True, gc=False):
+    """What a group was admitted with; `offset` is that of its record."""
+
+    names: tuple[str, ...]
+    wave: int
+    deadline_s: float
+    prompt: Address
+    offset: int
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """How the ledger ends a group, in which step, and the record that says so."""
+
+    ending: str
+    step: int
+    at: Address
+
+
 @dataclass(slots=True)
 class Groups:
     """`admissions` comes before the ledger."""
 
     taken: Taken
     tally: Tally = field(default_factory=lambda: Tally(1, "every admitted group ends once"))
-    _admitted: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    _ended: dict[int, tuple[str, int, Address]] = field(
-        default_factory=dict[int, tuple[str, int, Address]]
-    )
+    admitted: dict[int, Admission] = field(default_factory=dict[int, Admission])
+    ended: dict[int, Ended] = field(default_factory=dict[int, Ended])
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
@@ -66,9 +84,12 @@ class Groups:
                 self._check_counts(done, at)
 
     def _admit(self, record: Admitted, at: Address) -> None:
-        if record.group in self._admitted:
+        if record.group in self.admitted:
             self.tally.offend(f"group {record.group} is admitted a second time", "admissions", at)
-        self._admitted.setdefault(record.group, record.trajectories)
+        self.admitted.setdefault(
+            record.group,
+            Admission(record.trajectories, record.wave, record.deadline_s, record.prompt, at.offset),
+        )
 
     def _take(self, take: Take, at: Address) -> None:
         self._by_step[take.step, "takes"] += 1
@@ -76,37 +97,39 @@ class Groups:
         for begun in take.groups:
             self._by_step[take.step, "groups"] += 1
             self._end(begun.group, "trained", take.step, at)
-            named = self._admitted.get(begun.group)
+            named = self.admitted.get(begun.group)
             for member in begun.members:
-                if named is not None and member.trajectory not in named:
+                if named is not None and member.trajectory not in named.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
                     self.tally.offend(what, "ledger", at)
 
     def _end(self, group: int, ending: str, step: int, at: Address) -> None:
-        before = self._ended.get(group)
+        before = self.ended.get(group)
         if before is not None:
-            what = f"group {group}: {ending} in step {step}, but {before[0]} in step {before[1]}"
+            what = f"group {group}: {ending} in step {step}"
+            what = f"{what}, but {before.ending} in step {before.step}"
             self.tally.offend(f"{what} already", "ledger", at)
             return
-        self._ended[group] = (ending, step, at)
-        if group not in self._admitted:
+        self.ended[group] = Ended(ending, step, at)
+        if group not in self.admitted:
             self._unknown.append((group, ending, at))
 
     def _count(self) -> None:
-        endings = Counter(ending for ending, _, _ in self._ended.values())
-        self.tally.counts["admitted"] = len(self._admitted)
+        endings = Counter(end.ending for end in self.ended.values())
+        self.tally.counts["admitted"] = len(self.admitted)
         for ending in ENDINGS:
             self.tally.counts[ending] = endings[ending]
-        self.tally.counts["open"] = len(self._admitted.keys() - self._ended.keys())
+        self.tally.counts["open"] = len(self.admitted.keys() - self.ended.keys())
         self.tally.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
         """A group that was begun has something trained, once its step is done."""
         finished = {done.step for done, _ in self._done}
-        for group, (ending, step, at) in self._ended.items():
-            if ending == "trained" and step in finished and not self.taken.trained_of[group]:
-                what = f"group {group} was begun in step {step}, and nothing of it was trained"
-                self.tally.offend(what, "ledger", at)
+        for group, end in self.ended.items():
+            is_done = end.ending == "trained" and end.step in finished
+            if is_done and not self.taken.trained_of[group]:
+                what = f"group {group} was begun in step {end.step}, and nothing of it was trained"
+                self.tally.offend(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
         said = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}

@@ -17,6 +17,7 @@ from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
+from consumers.trainer.prepare import Rule
 from streams.records import Address, StepDone, Trajectory
 
 
@@ -27,6 +28,11 @@ class Policy:
     max_lag: int | None = None
     keep_version: bool = False
     known: bool = True
+    rule: Rule | None = None
+    """By which the trainer closes groups; None where its settings are not left."""
+    choose: str = "oldest"
+    checkpoint_every: int = 0
+    """Steps between checkpoints, 0 where that is not known."""
 
 
 @dataclass(slots=True)

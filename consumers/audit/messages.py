@@ -45,6 +45,8 @@ class Source:
     tally: Tally
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _at: dict[int, int] = field(default_factory=dict[int, int])
+    is_archived: bool = False
+    """Whether the message given last is an archived row."""
 
     def fix_end(self, topic: str) -> None:
         """What is appended to this topic from now on is not looked at; nothing for one that the log
@@ -109,6 +111,7 @@ class Source:
                     )
                     self._at[partition] = message.offset + 1
                     self.tally.counts["from the log"] += 1
+                    self.is_archived = False
                     yield message
 
     def _missing(
@@ -160,6 +163,7 @@ class Source:
             for batch in batches_of(self.store, file):
                 for piece in pieces(batch, originals, partition, self._at[partition], high):
                     self._reach(topic, partition, piece)
+                    self.is_archived = True
                     yield piece
         except CorruptObject as error:
             self.tally.offend(str(error), key=file.key)

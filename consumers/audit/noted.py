@@ -30,7 +30,7 @@ class Noted:
             return
         key = (record.trajectory, record.name)
         used = self.taken.notes.get(key)
-        if used is None or key in self._firsts or not _counts(record):
+        if used is None or key in self._firsts or not counts(record):
             return
         self._firsts.add(key)
         if (used.at, used.hash) != (seen.address, seen.hash):
@@ -49,7 +49,8 @@ class Noted:
             self.tally.cannot(f"{len(missing)} annotations that takes name are not there")
 
 
-def _counts(record: Annotation) -> bool:
+def counts(record: Annotation) -> bool:
+    """Whether it counts at the trainer's intake: a number, or a reason why there is none."""
     if record.reason:
         return True
     return len(record.values) > 0 and bool(np.isfinite(record.values).all())

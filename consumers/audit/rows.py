@@ -64,6 +64,11 @@ class Rows:
         return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
 
     @cached_property
+    def rewards(self) -> NDArray[np.float64]:
+        """NaN where a row has none."""
+        return self._batch.column("reward").to_numpy(zero_copy_only=False)
+
+    @cached_property
     def generated(self) -> Numbers:
         """Tokens of each row whose source says that they were generated."""
         column = self._batch.column("sources")

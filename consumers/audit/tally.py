@@ -44,12 +44,15 @@ class Tally:
     unchecked: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     """Worth knowing, and no violation."""
+    stored: int = 0
+    """Violations of objects of the store."""
 
     def offend(
         self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
     ) -> None:
         """One violation more."""
         self.violations += 1
+        self.stored += bool(key)
         if len(self.offenders) < OFFENDERS_MAX:
             self.offenders.append(Offender(what, topic, at, key))
 
@@ -57,6 +60,13 @@ class Tally:
         """Something that could not be checked; said once."""
         if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
             self.unchecked.append(what)
+
+    def withhold(self, why: str) -> None:
+        """What the log seems to violate is not judged; objects of the store are as they are."""
+        self.cannot(why)
+        self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
+        self.offenders = [offender for offender in self.offenders if offender.key]
+        self.violations = self.stored
 
     @property
     def state(self) -> State:

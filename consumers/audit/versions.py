@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
-from streams.records import Applied, Opened, StepDone, Version, WeightsAnnounced
+from streams.records import (
+    Applied,
+    Configured,
+    Opened,
+    StepDone,
+    Version,
+    WeightsAnnounced,
+)
 
 
 @dataclass(slots=True)
@@ -31,6 +38,8 @@ class Versions:
     """The newest step that was new when its record was written."""
     term: int = 0
     """The highest of the trainer that opened the ledger."""
+    configurations: set[str] = field(default_factory=set[str])
+    """Hashes of what its terms were configured with."""
     _is_first: bool = False  # of its term, the next new step
 
     def apply(self, seen: Seen) -> None:
@@ -39,6 +48,8 @@ class Versions:
         match seen.record:
             case Opened() as opened if seen.topic == "ledger":
                 self.term, self._is_first = opened.term, True
+            case Configured() as configured:
+                self.configurations.add(configured.configuration_hash)
             case StepDone() as done if seen.topic == "ledger":
                 self._done(done, seen)
             case WeightsAnnounced() as announced:

@@ -10,9 +10,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
+from consumers.settings import TrainerSettings
+from consumers.trainer.prepare import rule_of
 from rollstream.analysis.live import open_log
 from rollstream.analysis.place import REPLAYED, Place, asked_place
 from rollstream.audited import in_json, in_words
@@ -68,11 +73,32 @@ def _opened(place: Place, told: Callable[[str], None], opened: ExitStack) -> Aud
 
 
 def policy_of(place: Place) -> Policy:
-    """What the run's `config.json` says of lag and versions."""
-    on_update = place.configuration.get("rollouts", {}).get("on_update")
-    if on_update is None or "max_lag" not in place.configuration.get("dispatch", {}):
+    """What the run's `config.json` says of lag, versions, closings and checkpoints."""
+    configuration = place.configuration
+    on_update = configuration.get("rollouts", {}).get("on_update")
+    if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
         return Policy(known=False)
-    return Policy(place.max_lag, on_update == "keep_version")
+    keep_version = on_update == "keep_version"
+    trainer = _trainer_settings(configuration.get("trainer"))
+    return Policy(
+        place.max_lag,
+        keep_version,
+        rule=None if trainer is None else rule_of(trainer, place.max_lag, keep_version),
+        choose="" if trainer is None else trainer.choose,
+        checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
+    )
+
+
+def _trainer_settings(values: object) -> TrainerSettings | None:
+    """As the run has them; keys of other releases are passed over."""
+    if not isinstance(values, dict):
+        return None
+    named = cast("dict[str, Any]", values)
+    known = {key: value for key, value in named.items() if key in TrainerSettings.model_fields}
+    try:
+        return TrainerSettings.model_validate(known)
+    except ValidationError:
+        return None
 
 
 def _run_of(store: ObjectStore | None, name: str) -> str:

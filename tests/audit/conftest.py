@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from audited_run import make_run
+from tests.audit.audited_run import make_run
 
 
 @pytest.fixture(scope="session")

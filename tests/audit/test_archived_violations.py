@@ -8,12 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from audited_run import RUN, audited, completion, open_run
-from plants import PLANTED, Plant
+from tests.audit.audited_run import KEEP, POLICY, RUN, audited, completion, open_run
+from tests.audit.plants import PLANTED, Plant
 
 from consumers.archive.service import Archive
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
 from consumers.audit.tally import Tally
 from consumers.settings import ArchiveSettings
 from storage.connect import open_store
@@ -22,7 +21,7 @@ from streams.connect import open_bus
 TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}
 """The archive stops at a gap and says so."""
-POLICIES = (Policy(1, keep_version=False), Policy(1, keep_version=True))
+POLICIES = (POLICY, KEEP)
 
 
 def archive(folder: Path) -> None:

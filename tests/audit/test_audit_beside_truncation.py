@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from audited_run import RUN, open_run
+from tests.audit.audited_run import RUN, open_run
 
 from consumers.archive.topic import TopicArchive
 from consumers.audit import messages

@@ -5,15 +5,14 @@ the place.
 from pathlib import Path
 
 import pytest
-from audited_run import audited, completion, open_run
-from plants import PLANTED, Plant, append_raw
+from tests.audit.audited_run import KEEP, audited, completion, open_run
+from tests.audit.plants import PLANTED, Plant, append_raw
 
-from consumers.audit.lag import Policy
 from streams.bus import Entry
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, GroupClosed, Opened, StepDone, Version
 
-KEEP = Policy(1, keep_version=True)
+CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each
 
 
@@ -75,13 +74,13 @@ def test_a_zombie_and_a_repeat_are_void_and_no_violation(folder: Path) -> None:
 
 def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -> None:
     run = open_run(folder, 2)
-    counts = {"trained": 4, "groups": 2, "filtered": 1, "masked_tokens": 0}
+    counts = {"trained": 4, "groups": 2, "masked_tokens": 0} | CLOSED
     metrics = {"tokens_trained": 24.0}
     run.say(StepDone(2, Version(2, 1), "f" * 32, 1, metrics, counts, 1.0))
     run.bus.close()
     found = audited(folder)
     assert all(tally.state == "kept" for tally in found.values())
-    assert found[6].notes == ["ledger 0:7: step 2 was done again with other bits"]
+    assert found[6].notes == ["ledger 0:10: step 2 was done again with other bits"]
 
 
 def test_audit_writes_nothing(folder: Path) -> None:
@@ -99,8 +98,8 @@ def test_audit_writes_nothing(folder: Path) -> None:
 
 def test_the_healthy_run_is_healthy(folder: Path) -> None:
     found = audited(folder)
-    assert [tally.state for tally in found.values()] == ["kept"] * 8
-    assert found[1].counts["admitted"] == len({record.group for record in admissions(folder)}) == 7
+    assert [tally.state for tally in found.values()] == ["kept"] * 9
+    assert found[1].counts["admitted"] == len({record.group for record in admissions(folder)}) == 9
 
 
 def admissions(folder: Path) -> list[Admitted]:

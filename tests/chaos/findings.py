@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
+from consumers.trainer.prepare import rule_of
 from storage.archive.whole import whole_topic
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import GroupClosed, Prompt, Record, StepDone, Take
-from tests.chaos.stepped_run import MAX_LAG, RUN, Shape
+from tests.chaos.stepped_run import MAX_LAG, RUN, Shape, trainer_settings
 
 
 @dataclass
@@ -21,10 +22,20 @@ class Findings:
     closed: Counter[str] = field(default_factory=Counter[str])
 
 
+def policy_of(shape: Shape) -> Policy:
+    """What audit knows of the run's settings."""
+    return Policy(
+        MAX_LAG,
+        shape.keep_version,
+        rule=rule_of(trainer_settings(shape), MAX_LAG, shape.keep_version),
+        checkpoint_every=shape.checkpoint_every,
+    )
+
+
 def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     """Invariants 1 to 7, and that this run trained as much as any other of its shape."""
     found = Findings()
-    for tally in Audit(bus, store, RUN, Policy(MAX_LAG, shape.keep_version)).check():
+    for tally in Audit(bus, store, RUN, policy_of(shape)).check():
         found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]
         found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
 

@@ -220,10 +220,7 @@ class SteppedRun:
 
     def _trainer(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         term, shape = self._term(process, store), self.shape
-        settings = TrainerSettings(
-            steps=shape.steps, groups_per_step=shape.groups, samples_per_group=shape.samples,
-            micro_batch_tokens=64, workers=1,
-        )  # fmt: skip
+        settings = trainer_settings(shape)
         begin = _begin()
         trainer = build_trainer(
             bus,
@@ -283,6 +280,13 @@ class SteppedRun:
         with remembering(self.folder, bus, whole, self.asked, clock) as keeping:
             rollout.keeping = keeping
             rollout.run(stop)  # type: ignore[arg-type]
+
+
+def trainer_settings(shape: Shape) -> TrainerSettings:
+    return TrainerSettings(
+        steps=shape.steps, groups_per_step=shape.groups, samples_per_group=shape.samples,
+        micro_batch_tokens=64, workers=1,
+    )  # fmt: skip
 
 
 @cache

@@ -1,0 +1,125 @@
+"""What a trained completion was resumed from: the chain of partials that its order names.
+
+Each link is compared with the part of the completion that it stands for: tokens, sources,
+log-probabilities and versions. A chain of which a link is gone, or that does not fit itself, was
+not followed (`producers/rollout/chain.py`) and proves nothing. Grows with the partials that are
+kept of resumed trajectories: a few numbers for each.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from consumers.audit.tally import Tally
+from streams.records import GENERATED, Address, Assignment, Partial, Trajectory, Version
+
+
+class Link(msgspec.Struct, frozen=True, gc=False):
+    """One partial; `hash` is of its tokens, sources and log-probabilities."""
+
+    previous: Address | None
+    start: int
+    count: int
+    generated: int
+    hash: int
+    versions: tuple[tuple[int, Version], ...]
+    """Of its generated tokens: how many, in order, under which version."""
+    rollout: str
+    attempt: int
+
+
+@dataclass(slots=True)
+class Chains:
+    """Orders come before `partials`, and those before `trajectories`."""
+
+    tally: Tally
+    _resumed: dict[tuple[str, int], Address] = field(
+        default_factory=dict[tuple[str, int], Address]
+    )
+    """(trajectory, attempt) → the partial that its order names."""
+    _names: set[str] = field(default_factory=set[str])
+    _links: dict[tuple[str, Address], Link] = field(default_factory=dict[tuple[str, Address], Link])
+
+    def want(self, order: Assignment) -> None:
+        if order.kind == "resume" and order.partial is not None:
+            self._resumed[order.trajectory, order.attempt] = order.partial
+            self._names.add(order.trajectory)
+
+    def keep(self, partial: Partial, at: Address) -> None:
+        """Of trajectories that are resumed at some time."""
+        if partial.trajectory not in self._names:
+            return
+        self.tally.counts["partials"] += 1
+        count, sources = len(partial.tokens), partial.sources
+        if not len(sources):
+            sources = np.full(count, GENERATED, np.uint8)
+        self._links[partial.trajectory, at] = Link(
+            partial.previous,
+            partial.start,
+            count,
+            len(partial.logprobs),
+            _hash(partial.tokens, sources, partial.logprobs),
+            tuple((span.end - span.start, span.version) for span in partial.spans),
+            partial.rollout,
+            partial.attempt,
+        )
+
+    def wrong(self, record: Trajectory) -> str:
+        """Where a completion differs from the chain that it was resumed from; "" where it does not,
+        or nothing is kept.
+        """
+        newest = self._resumed.get((record.trajectory, record.attempt))
+        links = [] if newest is None else self._chain(record.trajectory, newest)
+        if not links:
+            return ""
+        self.tally.counts["chains"] += 1
+        prompt = links[0].start
+        done = int(np.count_nonzero(record.sources[:prompt] == GENERATED))
+        for link in links:
+            end, upto = link.start + link.count, done + link.generated
+            tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
+            found = _hash(tokens, sources, record.logprobs[done:upto])
+            if found != link.hash or _versions(record, done, upto) != _merged(link.versions):
+                what = f"was resumed from attempt {link.attempt} by {link.rollout}, and is another"
+                return f"{what} one from token {link.start} on"
+            done = upto
+        return ""
+
+    def _chain(self, trajectory: str, newest: Address) -> list[Link]:
+        """From its first link on; [] where it is not whole."""
+        links: list[Link] = []
+        at: Address | None = newest
+        while at is not None:
+            link = self._links.get((trajectory, at))
+            previous = None if link is None else link.previous
+            if link is None or (links and link.start + link.count != links[-1].start):
+                return []
+            if previous is not None and previous.offset >= at.offset:
+                return []
+            links.append(link)
+            at = previous
+        return links[::-1]
+
+
+def _versions(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
+    """How many generated tokens of `[start, end)`, in order, under which version."""
+    found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
+    return tuple((count, version) for count, version in found if count > 0)
+
+
+def _merged(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
+    """Neighbours of one version together."""
+    merged: list[tuple[int, Version]] = []
+    for count, version in versions:
+        if merged and merged[-1][1] == version:
+            merged[-1] = (merged[-1][0] + count, version)
+        elif count:
+            merged.append((count, version))
+    return tuple(merged)
+
+
+def _hash(*arrays: np.ndarray) -> int:
+    parts = (np.ascontiguousarray(array).tobytes() for array in arrays)
+    return xxh3_64_intdigest(b"".join(parts))

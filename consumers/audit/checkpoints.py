@@ -1,0 +1,85 @@
+"""Invariant 11, of checkpoints: every one that has its manifest is whole, its step is in the ledger,
+and the newest is not older than the run's settings say.
+
+One file is in memory at a time. A checkpoint that retention removes meanwhile is none. Whether its
+tensors are those whose hash the ledger has only a restart says, which repeats the steps after it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from consumers.audit.lag import Policy
+from consumers.audit.tally import Tally
+from consumers.audit.versions import Versions
+from consumers.trainer.checkpoint import TrainerState
+from storage.checkpoints import (
+    CheckpointId,
+    checkpoint_manifest,
+    checkpoint_state,
+    stored_checkpoints,
+)
+from storage.hashing import content_hash
+from storage.objects import ObjectStore
+from streams.errors import CorruptObject, ObjectMissing
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """`check` comes after the log."""
+
+    store: ObjectStore
+    versions: Versions
+    policy: Policy
+    tell: Callable[[str], None]
+    tally: Tally = field(default_factory=lambda: Tally(11, "checkpoints are whole"))
+
+    def check(self) -> None:
+        """Everything under `checkpoints/`."""
+        whole: list[int] = []
+        for stored in stored_checkpoints(self.store):
+            if not stored.whole:
+                self.tally.counts["begun"] += 1
+                continue
+            self.tell(f"checkpoint {stored.id}")
+            wrong = self._wrong(stored.id)
+            if wrong and self._is_kept(stored.id):
+                self.tally.offend(wrong, key=f"{stored.id.folder}/")
+            elif not wrong:
+                whole.append(stored.id.step)
+                self.tally.counts["whole"] += 1
+        self._check_newest(max(whole, default=0))
+
+    def _wrong(self, one: CheckpointId) -> str:
+        try:
+            manifest = checkpoint_manifest(self.store, one)
+            state = TrainerState.decode(checkpoint_state(self.store, one))
+            for file in manifest.tensors.files:
+                data = self.store.get(f"{one.folder}/{file.name}")
+                self.tally.counts["bytes"] += len(data)
+                if (len(data), content_hash(data)) != (file.bytes, file.hash):
+                    return f"{file.name} differs from its manifest's hash"
+        except (ObjectMissing, CorruptObject, msgspec.ValidationError) as error:
+            return str(error)
+        if {manifest.step, state.step, one.step} != {one.step} or manifest.term != one.term:
+            return f"it holds step {state.step}, its manifest step {manifest.step}"
+        last = self.versions.last
+        made = self.versions.states
+        if last is not None and made and min(made) <= one.step <= last.step:
+            return "" if one.step in made else f"the ledger has no step {one.step}"
+        return ""
+
+    def _is_kept(self, one: CheckpointId) -> bool:
+        """False where retention removed it meanwhile."""
+        return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
+
+    def _check_newest(self, newest: int) -> None:
+        """A step's checkpoint is written before the next `StepDone`."""
+        last, every = self.versions.last, self.policy.checkpoint_every
+        if last is None or not every or len(self.versions.configurations) > 1:
+            return
+        due = (last.step - 1) // every * every
+        if newest < due:
+            what = f"the ledger is at step {last.step}, and no checkpoint is whole after {newest}"
+            self.tally.offend(f"{what}; every {every} steps there is one", key="checkpoints/")

@@ -1,0 +1,335 @@
+"""Invariants 1 and 2: what the trainer decided of each group, decided again by its own rule.
+
+`prepare` (consumers/trainer) is called with the completions and annotations that lie in the log:
+1. a closed group: its reason is the one that the rule gives;
+2. a trained group with members that were not trained: they are those that the rule leaves out;
+3. a trained group: all its needed annotations are known, no completion that had been read is left
+   out of it, and, with `filter_equal_rewards`, its rewards differ;
+4. an open group whose completions had all been read, or whose deadline had passed, when later takes
+   were written: the rule would have ended it, or taken it before those (`waiting.py`).
+
+Of archived rows only those that need it become records. Holds the completions of groups that are
+open, closed or trained in part, each until its group is decided.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from msgspec.structs import replace
+
+from consumers.audit.groups import Groups
+from consumers.audit.lag import Policy
+from consumers.audit.noted import counts
+from consumers.audit.reads import Reads, within
+from consumers.audit.rows import Rows
+from consumers.audit.seen import Coverage, Seen, begins_whole
+from consumers.audit.taken import Taken
+from consumers.audit.tally import Tally
+from consumers.audit.waiting import Held, Waiting, recent
+from consumers.trainer.annotated import REWARD, is_noted
+from consumers.trainer.prepare import Prepared, Rule, prepare
+from streams.records import (
+    Address,
+    Annotation,
+    Configured,
+    GroupClosed,
+    Trajectory,
+)
+
+_OVERDUE = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
+"""How the detail of a closing begins whose group was not complete."""
+SPREAD_MIN = 2  # rewards of fewer members are always equal, and a group of one is trained as it is
+
+
+@dataclass(slots=True)
+class Closing:
+    """A `GroupClosed` that is not decided again yet; `configured` is the configuration's hash."""
+
+    record: GroupClosed
+    at: Address
+    configured: str
+    takes: int
+    """How many takes the ledger held before it."""
+    term: int
+
+
+@dataclass(slots=True)
+class Decisions:
+    """The ledger comes before `annotations`, and those before `trajectories`."""
+
+    groups: Groups
+    taken: Taken
+    reads: Reads
+    policy: Policy
+    once: Tally
+    """The line of invariant 2; `tally` is that of invariant 1."""
+    _configured: str = ""
+    _closings: dict[int, Closing] = field(default_factory=dict[int, Closing])
+    _held: dict[int, Held] = field(default_factory=dict[int, Held])
+    _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
+    _oldest: dict[int, int] = field(default_factory=dict[int, int])
+    """The smallest version of each group that one of the last takes began."""
+    _is_begun: bool = False
+    _other: int = 0
+    """Closings under an earlier configuration that the present one would not give."""
+
+    @property
+    def tally(self) -> Tally:
+        return self.groups.tally
+
+    @property
+    def rule(self) -> Rule | None:
+        return self.policy.rule
+
+    def apply(self, seen: Seen) -> None:
+        if seen.void:
+            return
+        if seen.topic in ("annotations", "trajectories") and not self._is_begun:
+            self._begin()
+        match seen.record:
+            case Configured() as configured if seen.topic == "ledger":
+                self._configured = configured.configuration_hash
+            case GroupClosed() as closed if seen.topic == "ledger":
+                self._close(closed, seen.address)
+            case Annotation() as note if seen.topic == "annotations":
+                self._note(note, seen)
+            case Trajectory() as record if seen.topic == "trajectories":
+                self._arrive(record, seen)
+            case _:
+                pass
+
+    def _begin(self) -> None:
+        """Behind the ledger: which groups' completions are wanted."""
+        self._is_begun = True
+        if self.rule is None:
+            return
+        for group, admission in self.groups.admitted.items():
+            if group not in self.groups.ended or group in self._closings:
+                self._held[group] = Held(admission.names)
+        odd: dict[int, list[str]] = {u.group: [] for u in self.taken.uses.values() if not u.step}
+        for name, use in self.taken.uses.items() if odd else ():
+            if use.group in odd:
+                odd[use.group].append(name)
+        for group, names in odd.items():
+            self._held[group] = Held(tuple(names))
+        late = {id(take) for take in recent(self.reads.last_term())}
+        takes = self.reads.takes
+        self._oldest = {g: 1 << 62 for g, i in self.reads.begun.items() if id(takes[i]) in late}
+
+    def apply_rows(self, rows: Rows) -> None:
+        rule = self.rule
+        if rule is None:
+            return
+        if not self._is_begun:
+            self._begin()
+        for row in self._wanted_rows(rows, rule):
+            self.apply(rows.seen(row))
+
+    def finish(self, coverage: Coverage) -> None:
+        if self.rule is None:
+            if self.groups.ended:
+                self.tally.cannot("why groups were closed, without the trainer's settings")
+            return
+        if not self._is_begun:
+            self._begin()
+        for group in [g for g in self._held if g in self._closings]:
+            self._incomplete(group, self._closings[group], self._held[group], coverage)
+        if self._other:
+            what = f"{self._other} closings under an earlier configuration, which is not kept"
+            self.tally.cannot(what)
+        if begins_whole(coverage["trajectories"]):
+            held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
+            Waiting(self.groups, self.reads, self.policy, self._oldest).check(held)
+
+    # ---- the ledger ------------------------------------------------------------------------------
+
+    def _close(self, closed: GroupClosed, at: Address) -> None:
+        if closed.group not in self._closings:
+            takes = len(self.reads.takes)
+            term = self.reads.term
+            self._closings[closed.group] = Closing(closed, at, self._configured, takes, term)
+
+    # ---- annotations -----------------------------------------------------------------------------
+
+    def _note(self, note: Annotation, seen: Seen) -> None:
+        if self.rule is None or note.name not in self.rule.names or not counts(note):
+            return
+        key = (note.trajectory, note.name)
+        held = self._held.get(note.group)
+        if held is not None and note.trajectory in held.names and key not in held.noted:
+            held.noted[key] = (note, seen.address)
+        begun = self.reads.of_group(note.group)
+        if begun is None or key in self.taken.notes:
+            return
+        use = self.taken.uses.get(note.trajectory)
+        at = seen.address
+        if use is not None and within(begun.annotations, at.partition, at.offset):
+            what = f"step {begun.step} trained {note.trajectory} without its {note.name}, read then"
+            self.once.offend(what, seen.topic, at)
+
+    # ---- trajectories ----------------------------------------------------------------------------
+
+    def _wanted_rows(self, rows: Rows, rule: Rule) -> list[int]:
+        uses, held, begun = self.taken.uses, self._held, self.reads.begun
+        oldest = self._oldest
+        found = {row for row, g in enumerate(rows.groups) if g in held or g in oldest}
+        unscored = np.isnan(rows.rewards)
+        if rule.names != (REWARD,) or rule.filter_equal_rewards:
+            unscored[:] = True
+        found.update(np.flatnonzero(unscored).tolist())
+        for row, (name, group) in enumerate(zip(rows.names, rows.groups, strict=True)):
+            if group in begun and name not in uses:
+                found.add(row)
+        return sorted(found)
+
+    def _arrive(self, record: Trajectory, seen: Seen) -> None:
+        group, name, at = record.group, record.trajectory, seen.address
+        if self.rule is None:
+            return
+        held = self._held.get(group)
+        if held is not None and name in held.names and name not in held.arrived:
+            held.arrived[name] = (_light(record) if self._is_overdue(group) else record, at)
+            if len(held.arrived) == len(held.names):
+                self._decide(group, held)
+        use = self.taken.uses.get(name)
+        if use is not None:
+            if use.at == at and use.step:
+                self._check_trained(record, seen, self.rule)
+                if group in self._oldest:
+                    numbers = (span.version.number for span in record.spans)
+                    self._oldest[group] = min(self._oldest[group], *numbers)
+            return
+        begun = self.reads.of_group(group)
+        admission = self.groups.admitted.get(group)
+        if begun is None or admission is None or name not in admission.names:
+            return
+        if within(begun.trajectories, at.partition, at.offset):
+            what = f"step {begun.step} began group {group} without {name}, which it had read"
+            self.once.offend(what, seen.topic, at)
+
+    def _check_trained(self, record: Trajectory, seen: Seen, rule: Rule) -> None:
+        """It has what the rule asks for, and a group whose rewards are all equal was filtered."""
+        group = record.group
+        if not is_noted(record, rule.names, self.taken.notes):
+            what = f"{record.trajectory} was trained, and not all of {', '.join(rule.names)} is known"
+            self.tally.offend(what, seen.topic, seen.address)
+        is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
+        if not rule.filter_equal_rewards or group in self._held or not is_plain:
+            return
+        count, before = self._equal.get(group, (0, record.reward))
+        if record.reward is None or record.reward != before:
+            self._equal[group] = (-1 << 40, float("nan"))
+            return
+        self._equal[group] = (count + 1, record.reward)
+        if count + 1 == self.taken.trained_of[group] >= SPREAD_MIN:
+            what = f"group {group} was trained, and all its rewards are {record.reward:g}"
+            self.tally.offend(what, seen.topic, seen.address)
+
+    # ---- what the rule says ----------------------------------------------------------------------
+
+    def _decide(self, group: int, held: Held) -> None:
+        """All completions are here: a closed or trained group is judged, and let go."""
+        closing, end = self._closings.get(group), self.groups.ended.get(group)
+        if closing is not None and self._is_overdue(group):
+            return
+        if closing is not None:
+            self._check_closing(group, closing, held)
+        elif end is not None and end.step in self.taken.versions:
+            self._check_members(group, end.step, held)
+        else:
+            return
+        del self._held[group]
+
+    def _check_closing(self, group: int, closing: Closing, held: Held) -> None:
+        said, version = closing.record.reason, closing.record.step - 1
+        found = [self._prepared(group, held, notes, version) for notes in variants(held)]
+        if any(prepared.ending == said for prepared in found):
+            return
+        if closing.configured != self._configured:
+            self._other += 1
+            return
+        by_rule = found[0].ending or "trained"
+        detail = f" ({found[0].detail})" if found[0].detail else ""
+        what = f"group {group} is closed as {said}, by the rule it is {by_rule}{detail}"
+        self.tally.offend(what, "ledger", closing.at)
+
+    def _check_members(self, group: int, step: int, held: Held) -> None:
+        notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
+        prepared = self._prepared(group, held, notes, step - 1)
+        wanted = {sample.trajectory for sample in prepared.samples}
+        trained = {name for name in held.names if self.taken.uses[name].step}
+        take = self.groups.ended[group].at
+        if not trained:  # said by `Groups`
+            return
+        for name in sorted(wanted - trained):
+            what = f"group {group} was trained without {name}, which the rule trains"
+            self.once.offend(what, "ledger", take)
+        if trained - wanted:
+            few = ", ".join(sorted(trained - wanted)[:4])
+            what = f"group {group} was trained with {few}, by the rule left out"
+            self.tally.offend(f"{what}: {prepared.detail or prepared.ending}", "ledger", take)
+
+    def _is_overdue(self, group: int) -> bool:
+        closing = self._closings.get(group)
+        return closing is not None and bool(_OVERDUE.match(closing.record.detail))
+
+    def _incomplete(self, group: int, closing: Closing, held: Held, coverage: Coverage) -> None:
+        """A closed group of which not all completions are there, or were not when it was closed."""
+        if not begins_whole(coverage["trajectories"]):
+            self.tally.cannot("why groups were closed whose completions are gone")
+            return
+        wrong = self._wrong_overdue(group, closing, held)
+        if not wrong:
+            return
+        if coverage["trajectories"] == "archived":  # which may end before the ledger does
+            self.tally.cannot("why groups were closed whose completions are not archived")
+            return
+        what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
+        self.tally.offend(what, "ledger", closing.at)
+
+    def _wrong_overdue(self, group: int, closing: Closing, held: Held) -> str:
+        """Why a group cannot have been closed for its deadline; "" where it can."""
+        found = _OVERDUE.match(closing.record.detail)
+        if found is None:
+            return f"{len(held.arrived)} of its {len(held.names)} completions are there"
+        deadline, finished, of = found.groups()
+        admission = self.groups.admitted[group]
+        if closing.record.reason != "expired" or deadline != f"{admission.deadline_s:g}":
+            return f"its deadline is {admission.deadline_s:g} s, which makes it expired"
+        if int(of) != len(held.names) or int(finished) > len(held.arrived):
+            few = f"{len(held.arrived)} of its {len(held.names)} completions are there"
+            return f"{few}, not {finished} of {of}"
+        last = self.reads.takes[closing.takes - 1] if closing.takes else None
+        if last is None or last.term != closing.term or self.rule is None:
+            return ""
+        had = held.before(last.trajectories, last.annotations)
+        return "all of it had been read by then" if had.is_complete(self.rule.names) else ""
+
+    def _prepared(
+        self, group: int, held: Held, notes: Mapping[tuple[str, str], Annotation], version: int
+    ) -> Prepared:
+        assert self.rule is not None
+        return prepare(group, held.records(), notes, self.rule, version)
+
+
+def variants(held: Held) -> Iterator[dict[tuple[str, str], Annotation]]:
+    """The annotations that the trainer may have known: all, or without rewards that came as well as
+    the rollout's own; nobody can say when those were read.
+    """
+    every = {key: note for key, (note, _) in held.noted.items()}
+    yield every
+    own = {name for name, (record, _) in held.arrived.items() if record.reward is not None}
+    needed = {key: n for key, n in every.items() if key[1] != REWARD or key[0] not in own}
+    if len(needed) < len(every):
+        yield needed
+
+
+def _light(record: Trajectory) -> Trajectory:
+    """Without its tokens: only what a deadline asks of it."""
+    none = record.tokens[:0]
+    return replace(
+        record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()
+    )
+

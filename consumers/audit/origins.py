@@ -1,0 +1,244 @@
+"""Invariant 3, of trained completions: where their tokens came from, as far as the log keeps it.
+
+1. a version that tokens are stamped with was applied by the rollout and term that the completion
+   names; where the trajectory was moved, by some rollout;
+2. the prompt, task, temperature and index are those of `prompts` and `admissions`;
+3. dispatch ordered that attempt of it from that rollout and term;
+4. what it was resumed from is the chain of partials that its order names (`chains.py`).
+
+`applied`, `prompts`, `assignments` and `partials` are forgotten once nothing needs them: what is
+gone is no violation. Grows with the run: a tuple per version and rollout, and per prompt and order
+that is kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from consumers.audit.chains import Chains
+from consumers.audit.groups import Admission
+from consumers.audit.rows import Rows
+from consumers.audit.seen import Coverage, Seen
+from consumers.audit.taken import Taken
+from consumers.audit.tally import Tally
+from streams.records import (
+    PROMPT,
+    Address,
+    Applied,
+    Assignment,
+    Partial,
+    Prompt,
+    Tokens,
+    Trajectory,
+    Version,
+)
+
+
+Who = tuple[str, int]
+"""A rollout and its term."""
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What a prompt asks for; `hash` is of its `count` tokens."""
+
+    count: int
+    hash: int
+    task: str
+    temperature: float
+    at: Address
+
+
+@dataclass(slots=True)
+class Origins:
+    """Ledger, `applied`, `prompts`, `assignments` and `partials` come before `trajectories`; shares
+    the tally of `Spans`.
+    """
+
+    taken: Taken
+    admitted: Mapping[int, Admission]
+    tally: Tally
+    coverage: Coverage
+    """Of the topics that were read so far."""
+    chains: Chains = field(init=False)
+    _applied: set[tuple[str, int, int, int]] = field(
+        default_factory=set[tuple[str, int, int, int]]
+    )
+    _served: set[Version] = field(default_factory=set[Version])
+    _asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
+    _ordered: set[int] = field(default_factory=set[int])
+    """Hashes of (trajectory, attempt, rollout, term)."""
+    _newest: dict[Who, Version] = field(default_factory=dict[Who, Version])
+    """The newest version that each applied."""
+    _unsaid: dict[tuple[Who, Version], tuple[str, Address]] = field(
+        default_factory=dict[tuple[Who, Version], tuple[str, Address]]
+    )
+    """Versions newer than those, with the first completion that names one."""
+    _unkept: int = 0
+
+    def __post_init__(self) -> None:
+        self.chains = Chains(self.tally)
+
+    def apply(self, seen: Seen) -> None:
+        if seen.void:
+            return
+        match seen.record:
+            case Applied() as applied if seen.topic == "applied":
+                version = applied.version
+                served = (applied.rollout, applied.rollout_term, version.number, version.term)
+                self._applied.add(served)
+                who = (applied.rollout, applied.rollout_term)
+                self._newest[who] = max(self._newest.get(who, version), version)
+                self._served.add(version)
+            case Prompt() as prompt if seen.topic == "prompts":
+                self._ask(prompt, seen.address)
+            case Assignment() as order if seen.topic == "assignments":
+                self._order(order, seen)
+            case Partial() as partial if seen.topic == "partials":
+                self.chains.keep(partial, seen.address)
+            case Trajectory() as record if seen.topic == "trajectories":
+                use = self.taken.uses.get(record.trajectory)
+                if use is not None and use.step and use.at == seen.address:
+                    self._check(record, seen)
+            case _:
+                pass
+
+    def apply_rows(self, rows: Rows) -> None:
+        """A row whose single span was applied by its rollout, and of which no prompt, order or
+        chain is kept, is right.
+        """
+        uses, applied, spans = self.taken.uses, self._applied, rows.spans
+        firsts = np.searchsorted(spans.row, np.arange(len(rows))).tolist()
+        single, are_ordered = (spans.count == 1).tolist(), bool(self._ordered)
+        who = zip(rows.plain("rollout"), rows.plain("rollout_term"), strict=True)
+        places = zip(rows.plain("index"), rows.plain("wave"), strict=True)
+        numbers, terms = spans.number.tolist(), spans.term.tolist()
+        columns = zip(rows.names, rows.groups, who, places, firsts, strict=True)
+        for row, (name, group, by, place, at) in enumerate(columns):
+            use = uses.get(name)
+            if use is None or not use.step:
+                continue
+            is_plain = (
+                single[row]
+                and (*by, numbers[at], terms[at]) in applied
+                and self._is_in_place(name, group, place)
+                and not are_ordered
+                and group not in self._asked
+            )
+            if not is_plain:
+                self.apply(rows.seen(row))
+
+    def finish(self, coverage: Coverage) -> None:
+        """A rollout takes a version only once it has compared the one before, so of those that it
+        never applied only the last can be one that it died with.
+        """
+        if self._unkept:
+            few = f"{self._unkept} completions name versions whose `applied` is not kept"
+            self.tally.notes.append(few)
+        last: dict[Who, Version] = {}
+        for who, version in self._unsaid:
+            last[who] = max(last.get(who, version), version)
+        for (who, version), (trajectory, at) in self._unsaid.items():
+            what = f"{trajectory} has tokens of {version}, which {_named(who)} never applied"
+            if version < last[who]:
+                self.tally.offend(what, "trajectories", at)
+            else:
+                self.tally.counts["versions taken and not compared"] += 1
+
+    def _ask(self, prompt: Prompt, at: Address) -> None:
+        admission = self.admitted.get(prompt.group)
+        if admission is not None and (admission.prompt, len(admission.names)) != (
+            at,
+            prompt.samples,
+        ):
+            what = f"group {prompt.group} was admitted with {len(admission.names)} samples of "
+            what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
+            self.tally.offend(f"{what}; here are {prompt.samples}", "prompts", at)
+        count, found = len(prompt.tokens), _hash(prompt.tokens)
+        asked = Asked(count, found, prompt.task, prompt.sampling.temperature, at)
+        self._asked.setdefault(prompt.group, asked)
+
+    def _order(self, order: Assignment, seen: Seen) -> None:
+        if order.kind == "release":
+            return
+        key = (order.trajectory, order.attempt, order.rollout, order.rollout_term)
+        self._ordered.add(hash(key))
+        self.chains.want(order)
+        asked = self._asked.get(order.group)
+        if asked is not None and _hash(order.tokens) != asked.hash:
+            what = f"{order.trajectory} was ordered with other tokens than its prompt has"
+            self.tally.offend(what, seen.topic, seen.address)
+
+    def _check(self, record: Trajectory, seen: Seen) -> None:
+        wrong = (
+            self._wrong_version(record, seen.address),
+            self._wrong_prompt(record),
+            self._wrong_place(record),
+            self._wrong_order(record),
+            self.chains.wrong(record),
+        )
+        for what in filter(None, wrong):
+            self.tally.offend(f"{record.trajectory} {what}", seen.topic, seen.address)
+
+    def _wrong_version(self, record: Trajectory, at: Address) -> str:
+        who = (record.rollout, record.rollout_term)
+        for span in record.spans:
+            version = span.version
+            if (*who, version.number, version.term) in self._applied:
+                continue
+            if record.attempt > 1 and version in self._served:
+                continue  # its first tokens are another rollout's
+            if self.coverage.get("applied") != "whole":
+                self._unkept += 1
+                return ""
+            if who not in self._newest or version < self._newest[who]:
+                return f"has tokens of {version}, which {_named(who)} never applied"
+            self._unsaid.setdefault((who, version), (record.trajectory, at))
+        return ""
+
+    def _wrong_prompt(self, record: Trajectory) -> str:
+        asked = self._asked.get(record.group)
+        if asked is None:
+            return ""
+        sources, count = record.sources, asked.count
+        is_prompt = not sources[:count].any() and not (sources[count:] == PROMPT).any()
+        if not is_prompt or _hash(record.tokens[:count]) != asked.hash:
+            return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
+        if (record.task, record.temperature) != (asked.task, asked.temperature):
+            said = f"{record.task!r} at temperature {record.temperature:g}"
+            return f"is of {said}, asked was {asked.task!r} at {asked.temperature:g}"
+        return ""
+
+    def _wrong_place(self, record: Trajectory) -> str:
+        place = (record.index, record.wave)
+        if self._is_in_place(record.trajectory, record.group, place):
+            return ""
+        return f"is number {record.index} of wave {record.wave}, which it was not admitted as"
+
+    def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
+        """Whether index and wave are those of its admission, if that is kept and has the name."""
+        admission = self.admitted.get(group)
+        if admission is None or name not in admission.names:
+            return True
+        index, wave = place
+        return wave == admission.wave and admission.names.index(name) == index
+
+    def _wrong_order(self, record: Trajectory) -> str:
+        """Orders are truncated partition by partition, so only all of them tell."""
+        key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
+        if not self._ordered or self.coverage.get("assignments") != "whole":
+            return ""
+        if hash(key) in self._ordered:
+            return ""
+        who = _named((record.rollout, record.rollout_term))
+        return f"is attempt {record.attempt} by {who}, which nobody ordered"
+
+
+def _named(who: Who) -> str:
+    return f"{who[0]} of term {who[1]}"
+
+
+def _hash(tokens: Tokens) -> int:
+    return xxh3_64_intdigest(np.ascontiguousarray(tokens))

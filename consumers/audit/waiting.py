@@ -1,0 +1,138 @@
+"""Invariant 1, of open groups: none is passed over in silence.
+
+At a take the trainer has looked at every group of which all completions and annotations were read,
+or whose deadline has passed. By its rule it closes such a group before the take, or it may train
+it, and then `oldest` takes it before groups of newer versions. A group is overdue at the last take
+when the steps of that term, from after one that began a group admitted later to before the last,
+took longer than its deadline: their own seconds count, no clock is compared.
+
+Rules of choice other than `oldest` may let a group wait; what is above `max_lag` is closed in any
+case.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from consumers.audit.groups import Admission, Groups
+from consumers.audit.lag import Policy
+from consumers.audit.reads import Bounds, Reads, TakeRead, within
+from consumers.trainer.annotated import is_noted
+from consumers.trainer.prepare import Prepared, prepare
+from streams.records import Address, Annotation, Trajectory
+
+RECENT_STEPS = 3  # a group that is passed over for ever is so in the last steps too
+
+
+@dataclass(slots=True)
+class Held:
+    """A group's first completions and annotations, as far as they were read by the audit."""
+
+    names: tuple[str, ...]
+    arrived: dict[str, tuple[Trajectory, Address]] = field(
+        default_factory=dict[str, tuple[Trajectory, Address]]
+    )
+    noted: dict[tuple[str, str], tuple[Annotation, Address]] = field(
+        default_factory=dict[tuple[str, str], tuple[Annotation, Address]]
+    )
+
+    def before(self, trajectories: Bounds, annotations: Bounds) -> "Held":
+        """What of it lies in what a trainer had read."""
+        arrived = {n: one for n, one in self.arrived.items() if _lies(trajectories, one[1])}
+        noted = {k: one for k, one in self.noted.items() if _lies(annotations, one[1])}
+        return Held(self.names, arrived, noted)
+
+    def records(self) -> list[Trajectory]:
+        return [record for record, _ in self.arrived.values()]
+
+    def notes(self) -> dict[tuple[str, str], Annotation]:
+        """By (trajectory, name), of the completions that are here."""
+        return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
+
+    def is_complete(self, names: tuple[str, ...]) -> bool:
+        """All completions are here, and of each living one the annotations that are needed."""
+        return len(self.arrived) == len(self.names) and all(
+            is_noted(record, names, self.noted) for record in self.records()
+        )
+
+
+@dataclass(slots=True)
+class Waiting:
+    """`oldest` has the smallest version of each group that a recent take began."""
+
+    groups: Groups
+    reads: Reads
+    policy: Policy
+    oldest: Mapping[int, int]
+
+    def check(self, held: Mapping[int, Held]) -> None:
+        """Held groups are those that the ledger does not end."""
+        takes = self.reads.last_term()
+        if not takes or self.policy.rule is None:
+            return
+        for group, one in held.items():
+            admission = self.groups.admitted.get(group)
+            wrong = "" if admission is None else self._wrong(group, admission, one, takes)
+            if wrong and admission is not None:
+                at = Address(0, admission.offset)
+                self.groups.tally.offend(f"group {group} is open: {wrong}", "admissions", at)
+
+    def _wrong(
+        self, group: int, admission: Admission, held: Held, takes: list[TakeRead]
+    ) -> str:
+        last = takes[-1]
+        looked = self._looked_at(admission, held, takes, last)
+        if looked is None:
+            return ""
+        if looked.ending:
+            return f"step {last.step} trained on, and by the rule it was {looked.ending}"
+        if self.policy.choose != "oldest":
+            return ""
+        key = _key(group, looked)
+        for taken in recent(takes):
+            for later in (g for g, i in self.reads.begun.items() if self.reads.takes[i] is taken):
+                version = self.oldest.get(later)
+                if version is None or (version, later) <= key:
+                    continue
+                if self._looked_at(admission, held, takes, taken) is not None:
+                    return f"step {taken.step} took group {later} of version {version} before it"
+        return ""
+
+    def _looked_at(
+        self, admission: Admission, held: Held, takes: list[TakeRead], take: TakeRead
+    ) -> Prepared | None:
+        """What the rule makes of it at this take; None where it waited, or may have."""
+        rule = self.policy.rule
+        assert rule is not None
+        had = held.before(take.trajectories, take.annotations)
+        if not had.is_complete(rule.names):
+            is_known = take.exact or not held.arrived
+            if not is_known or not self._is_overdue(admission, takes, take):
+                return None
+        group = admission.prompt.offset  # any number: only the verdict counts
+        return prepare(group, had.records(), had.notes(), rule, take.step - 1)
+
+    def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
+        since = next((one for one in takes if one.admission >= admission.offset), None)
+        if since is None:
+            return False
+        steps = range(since.step + 1, take.step)
+        passed_s = sum(self.reads.seconds.get((take.term, step), 0.0) for step in steps)
+        return passed_s >= admission.deadline_s
+
+
+def recent(takes: list[TakeRead]) -> Iterator[TakeRead]:
+    """The takes of the last steps, the newest first."""
+    for take in reversed(takes):
+        if take.step <= takes[-1].step - RECENT_STEPS:
+            return
+        yield take
+
+
+def _lies(bounds: Bounds, at: Address) -> bool:
+    return within(bounds, at.partition, at.offset)
+
+
+def _key(group: int, prepared: Prepared) -> tuple[int, int]:
+    """By which `oldest` orders it."""
+    versions = [span.version.number for one in prepared.samples for span in one.spans]
+    return min(versions), group
