@@ -5,22 +5,25 @@ reason, for the one before. One of a newer release is refused (`NewerRelease`), 
 Only a trainer that starts lists them.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from storage.documents import FORMAT, create_same, seal, unseal
 from storage.hashing import content_hash
 from storage.manifest import FileEntry, TensorFiles
 from storage.objects import ObjectStore
-from storage.shards import read_shards, write_shards
-from storage.spread import Tensors
 from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
+
+if TYPE_CHECKING:  # torch comes with the tensors: an audit reads manifests and states without it
+    import torch
+
+    from storage.spread import Tensors
 
 SHARD_BYTES = 1 << 30
 STATE = "state.json"
@@ -92,6 +95,8 @@ def write_checkpoint(
     (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. `Fenced` if a
     trainer of a higher term has taken the weights' pointer by then.
     """
+    from storage.shards import write_shards
+
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     files = write_shards(store, wanted.folder, "state", tensors, shard_bytes)  # 1
@@ -110,6 +115,8 @@ def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
     `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged, `NewerRelease`
     if this release does not read it.
     """
+    from storage.shards import read_shards
+
     manifest = checkpoint_manifest(store, wanted)
     state = _read_state(store, wanted, manifest)
     tensors = read_shards(store, wanted.folder, manifest.tensors, manifest.tensors.names)

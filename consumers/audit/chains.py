@@ -13,7 +13,17 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from consumers.audit.tally import Tally
-from streams.records import GENERATED, Address, Assignment, Partial, Trajectory, Version
+from streams.records import (
+    GENERATED,
+    Address,
+    Assignment,
+    Floats,
+    Partial,
+    Sources,
+    Tokens,
+    Trajectory,
+    Version,
+)
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
@@ -35,9 +45,7 @@ class Chains:
     """Orders come before `partials`, and those before `trajectories`."""
 
     tally: Tally
-    _resumed: dict[tuple[str, int], Address] = field(
-        default_factory=dict[tuple[str, int], Address]
-    )
+    _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
     """(trajectory, attempt) → the partial that its order names."""
     _names: set[str] = field(default_factory=set[str])
     _links: dict[tuple[str, Address], Link] = field(default_factory=dict[tuple[str, Address], Link])
@@ -120,6 +128,5 @@ def _merged(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Versi
     return tuple(merged)
 
 
-def _hash(*arrays: np.ndarray) -> int:
-    parts = (np.ascontiguousarray(array).tobytes() for array in arrays)
-    return xxh3_64_intdigest(b"".join(parts))
+def _hash(tokens: Tokens, sources: Sources, logprobs: Floats) -> int:
+    return xxh3_64_intdigest(tokens.tobytes() + sources.tobytes() + logprobs.tobytes())

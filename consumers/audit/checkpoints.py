@@ -1,5 +1,5 @@
-"""Invariant 11, of checkpoints: every one that has its manifest is whole, its step is in the ledger,
-and the newest is not older than the run's settings say.
+"""Invariant 11, of checkpoints: every one that has its manifest is whole, its step is in the
+ledger, and the newest is not older than the run's settings say.
 
 One file is in memory at a time. A checkpoint that retention removes meanwhile is none. Whether its
 tensors are those whose hash the ledger has only a restart says, which repeats the steps after it.
@@ -22,6 +22,7 @@ from storage.checkpoints import (
 )
 from storage.hashing import content_hash
 from storage.objects import ObjectStore
+from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, ObjectMissing
 
 
@@ -38,6 +39,9 @@ class Checkpoints:
     def check(self) -> None:
         """Everything under `checkpoints/`."""
         whole: list[int] = []
+        if read_pointer(self.store) is None and not stored_checkpoints(self.store):
+            self.tally.cannot("the store holds no checkpoints/")
+            return
         for stored in stored_checkpoints(self.store):
             if not stored.whole:
                 self.tally.counts["begun"] += 1

@@ -65,6 +65,7 @@ class Decisions:
     policy: Policy
     once: Tally
     """The line of invariant 2; `tally` is that of invariant 1."""
+    tally: Tally = field(init=False)
     _configured: str = ""
     _closings: dict[int, Closing] = field(default_factory=dict[int, Closing])
     _held: dict[int, Held] = field(default_factory=dict[int, Held])
@@ -75,9 +76,8 @@ class Decisions:
     _other: int = 0
     """Closings under an earlier configuration that the present one would not give."""
 
-    @property
-    def tally(self) -> Tally:
-        return self.groups.tally
+    def __post_init__(self) -> None:
+        self.tally = self.groups.tally
 
     @property
     def rule(self) -> Rule | None:
@@ -146,7 +146,8 @@ class Decisions:
     # ---- the ledger ------------------------------------------------------------------------------
 
     def _close(self, closed: GroupClosed, at: Address) -> None:
-        if closed.group not in self._closings:
+        end = self.groups.ended.get(closed.group)
+        if end is not None and end.at == at:  # else `Groups` has said what is wrong
             takes = len(self.reads.takes)
             term = self.reads.term
             self._closings[closed.group] = Closing(closed, at, self._configured, takes, term)
@@ -213,7 +214,9 @@ class Decisions:
         """It has what the rule asks for, and a group whose rewards are all equal was filtered."""
         group = record.group
         if not is_noted(record, rule.names, self.taken.notes):
-            what = f"{record.trajectory} was trained, and not all of {', '.join(rule.names)} is known"
+            what = (
+                f"{record.trajectory} was trained, and not all of {', '.join(rule.names)} is known"
+            )
             self.tally.offend(what, seen.topic, seen.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
         if not rule.filter_equal_rewards or group in self._held or not is_plain:
@@ -332,4 +335,3 @@ def _light(record: Trajectory) -> Trajectory:
     return replace(
         record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()
     )
-

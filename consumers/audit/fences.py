@@ -13,11 +13,11 @@ from consumers.audit.messages import Hole
 from consumers.audit.seen import Coverage, Seen
 from consumers.audit.tally import Tally
 from streams.bus import Message
-from streams.codec import decode
-from streams.errors import DecodeError, SequenceGap, UnknownSchema
+from streams.errors import SequenceGap
 from streams.fence import advance
 from streams.judging import Judgement, judge
 from streams.records import Address, Fence, Opened
+from streams.release import advice
 from streams.topics import Topic
 
 Places = dict[tuple[str, int], Fence]
@@ -32,7 +32,8 @@ class Fences:
     """The line about what was read: bytes that are no record are counted there."""
     damage: Damage
     unknown: str = ""
-    """The first record of a single-holder role that this program does not know."""
+    """The first record of a single-holder role that only a newer release understands."""
+    _release: str = ""
     tally: Tally = field(
         default_factory=lambda: Tally(7, "one holder writes: terms grow, no number is missing")
     )
@@ -53,7 +54,7 @@ class Fences:
             topic, at, found.record, found.envelope, found.reason, found.void, message.value
         )
         if self.topics[topic].writer:
-            self._count(seen)
+            self._count(seen, found.newer)
         elif found.record is None:
             self.damage.judge(seen, archived)
         return seen
@@ -83,7 +84,7 @@ class Fences:
             self.tally.offend("the first record is no `Opened`", topic, at)
         return found
 
-    def _count(self, seen: Seen) -> None:
+    def _count(self, seen: Seen, newer: str) -> None:
         counts, writer = self.tally.counts, self.topics[seen.topic].writer
         counts["records"] += 1
         if seen.void:
@@ -94,28 +95,22 @@ class Fences:
             what = f"{what}: {seen.reason}" if seen.reason else what
             self.tally.offend(what, seen.topic, seen.address)
             return
-        if seen.record is None:
-            self._unreadable(seen)
+        if newer:
+            self._keep_unknown(seen, newer)
+        elif seen.record is None:
+            self.tally.offend(f"no record: {seen.reason}", seen.topic, seen.address)
         if envelope.role != writer:
             what = f"{envelope.role} wrote here, {writer} alone may"
             self.tally.offend(what, seen.topic, seen.address)
         counts["is the highest term"] = max(counts["is the highest term"], envelope.term)
         if isinstance(seen.record, Opened):
+            self._release = seen.record.release or self._release
             counts["openings"] += 1
             if (seen.record.term, 0) != (envelope.term, envelope.sequence):
                 what = f"opens term {seen.record.term} as #{envelope.sequence} of {envelope.term}"
                 self.tally.offend(what, seen.topic, seen.address)
 
-    def _unreadable(self, seen: Seen) -> None:
-        """Bytes that a role signed: of a newer release, or damaged behind their envelope."""
-        try:
-            decode(seen.data)
-        except UnknownSchema:
-            at = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
-            self.unknown = self.unknown or (
-                f"the log: {at} has a {seen.reason}; audit it with the release that wrote it"
-            )
-            return
-        except DecodeError:
-            pass
-        self.tally.offend(f"it cannot be read: {seen.reason}", seen.topic, seen.address)
+    def _keep_unknown(self, seen: Seen, newer: str) -> None:
+        """What only a newer release understands; the newest `Opened` names it."""
+        where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
+        self.unknown = self.unknown or f"{where}: {newer}; {advice(self._release)}"

@@ -88,7 +88,9 @@ class Groups:
             self.tally.offend(f"group {record.group} is admitted a second time", "admissions", at)
         self.admitted.setdefault(
             record.group,
-            Admission(record.trajectories, record.wave, record.deadline_s, record.prompt, at.offset),
+            Admission(
+                record.trajectories, record.wave, record.deadline_s, record.prompt, at.offset
+            ),
         )
 
     def _take(self, take: Take, at: Address) -> None:

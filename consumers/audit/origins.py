@@ -36,7 +36,6 @@ from streams.records import (
     Version,
 )
 
-
 Who = tuple[str, int]
 """A rollout and its term."""
 
@@ -63,9 +62,7 @@ class Origins:
     coverage: Coverage
     """Of the topics that were read so far."""
     chains: Chains = field(init=False)
-    _applied: set[tuple[str, int, int, int]] = field(
-        default_factory=set[tuple[str, int, int, int]]
-    )
+    _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     _served: set[Version] = field(default_factory=set[Version])
     _asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
     _ordered: set[int] = field(default_factory=set[int])
@@ -241,4 +238,4 @@ def _named(who: Who) -> str:
 
 
 def _hash(tokens: Tokens) -> int:
-    return xxh3_64_intdigest(np.ascontiguousarray(tokens))
+    return xxh3_64_intdigest(tokens.tobytes())

@@ -14,7 +14,7 @@ import msgspec
 
 from consumers.audit.groups import Admission
 from consumers.audit.seen import Seen
-from streams.records import Address, Opened, StepDone, Take
+from streams.records import Address, Opened, StepDone, Take, Version
 
 Bounds = tuple[int, ...]
 """By partition: everything below this offset was read."""
@@ -22,13 +22,15 @@ Bounds = tuple[int, ...]
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
     """One take of the ledger: `trajectories` and `annotations` were read up to there, to the record
-    where `exact`; `admission` is the highest offset in `admissions` of a group begun so far.
+    where `exact`, and `believed` was the highest version; `admission` is the highest offset in
+    `admissions` of a group begun so far.
     """
 
     step: int
     at: Address
     term: int
     exact: bool
+    believed: Version | None
     trajectories: Bounds
     annotations: Bounds
     admission: int
@@ -83,48 +85,43 @@ class Reads:
         return at.offset < self.furthest.get(topic, {}).get(at.partition, 0)
 
     def _take(self, take: Take, at: Address) -> None:
+        """Only a take that begins groups says something new."""
+        if not take.groups:
+            return
         before = self._last
         named = [member.at for group in take.groups for member in group.members]
         used = [note.at for note in take.annotations]
-        read = positions_of(take)
+        admissions = [a.offset for g in take.groups if (a := self.admitted.get(g.group))]
         self._last = TakeRead(
             step=take.step,
             at=at,
             term=self.term,
-            exact=read is not None,
-            trajectories=self._bounds("trajectories", before and before.trajectories, named, read),
-            annotations=self._bounds("annotations", before and before.annotations, used, read),
-            admission=max(
-                (a.offset for g in take.groups if (a := self.admitted.get(g.group)) is not None),
-                default=-1,
-            ),
+            exact=bool(take.read),
+            believed=take.believed,
+            trajectories=self._bounds("trajectories", before and before.trajectories, named, take),
+            annotations=self._bounds("annotations", before and before.annotations, used, take),
+            admission=max([*admissions, -1 if before is None else before.admission]),
         )
-        if before is not None and before.admission > self._last.admission:
-            self._last = msgspec.structs.replace(self._last, admission=before.admission)
         for group in take.groups:
             self.begun.setdefault(group.group, len(self.takes))
         self.takes.append(self._last)
 
     def _bounds(
-        self,
-        topic: str,
-        before: Bounds | None,
-        named: list[Address],
-        read: Mapping[str, Mapping[int, int]] | None,
+        self, topic: str, before: Bounds | None, named: list[Address], take: Take
     ) -> Bounds:
-        found = {at.partition: 0 for at in named}
+        """The term's bounds so far, moved to what this take states, or names."""
+        found = {
+            p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
+        }
         for at in named:
-            found[at.partition] = max(found[at.partition], at.offset + 1)
-        if read is not None:
-            found = {**found, **read.get(topic, {})}
+            found[at.partition] = max(found.get(at.partition, 0), at.offset + 1)
         known = self.furthest.setdefault(topic, {})
         for partition, offset in found.items():
             known[partition] = max(known.get(partition, 0), offset)
         before = before or ()
         if all(within(before, partition, offset - 1) for partition, offset in found.items()):
             return before
-        length = max(len(before), max(found) + 1)
-        bounds = [*before, *[0] * (length - len(before))]
+        bounds = [*before, *[0] * (max(found) + 1 - len(before))]
         for partition, offset in found.items():
             bounds[partition] = max(bounds[partition], offset)
         return tuple(bounds)
@@ -133,11 +130,3 @@ class Reads:
 def within(bounds: Bounds, partition: int, offset: int) -> bool:
     """Whether the record at this offset lies in what was read."""
     return partition < len(bounds) and offset < bounds[partition]
-
-
-def positions_of(take: Take) -> Mapping[str, Mapping[int, int]] | None:
-    """The positions that a take carries, by topic and partition; None in takes of older releases,
-    which carry none.
-    """
-    del take
-    return None

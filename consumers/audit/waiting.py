@@ -76,9 +76,7 @@ class Waiting:
                 at = Address(0, admission.offset)
                 self.groups.tally.offend(f"group {group} is open: {wrong}", "admissions", at)
 
-    def _wrong(
-        self, group: int, admission: Admission, held: Held, takes: list[TakeRead]
-    ) -> str:
+    def _wrong(self, group: int, admission: Admission, held: Held, takes: list[TakeRead]) -> str:
         last = takes[-1]
         looked = self._looked_at(admission, held, takes, last)
         if looked is None:

@@ -5,9 +5,12 @@ Pure: live training and replay call the same function, so equal annotations give
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from consumers.settings import TrainerSettings
 from streams.records import Annotation, Trajectory
+
+if TYPE_CHECKING:
+    from consumers.settings import TrainerSettings
 
 REWARD = "reward"
 """The annotation that stands for a record's own reward where its rollout gave none."""
@@ -24,7 +27,7 @@ class Scored:
     lacking: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def names_needed(settings: TrainerSettings) -> tuple[str, ...]:
+def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
     """What a sample must have before it is trained."""
     return tuple(sorted({*settings.annotations, *settings.reward_terms}))
 

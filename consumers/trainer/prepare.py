@@ -9,17 +9,19 @@ under `keep_version` (invariant 5); both are counted.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from consumers.settings import TrainerSettings
 from consumers.trainer.advantages import advantages
 from consumers.trainer.annotated import Notes, Scored, names_needed, scored
 from consumers.trainer.lag import is_dropped, mask_by_lag
 from consumers.trainer.sample import Sample, sample_of
 from streams.errors import DecodeError
 from streams.records import Trajectory
+
+if TYPE_CHECKING:  # pydantic is not there where only the rule is asked for (audit)
+    from consumers.settings import TrainerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Prepared:
     counts: Mapping[str, int]
 
 
-def rule_of(settings: TrainerSettings, max_lag: int | None, keep_version: bool) -> Rule:
+def rule_of(settings: "TrainerSettings", max_lag: int | None, keep_version: bool) -> Rule:
     return Rule(
         settings.advantage,
         settings.survivors_min,

@@ -8,16 +8,14 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, cast
-
-from pydantic import ValidationError
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
-from consumers.settings import TrainerSettings
-from consumers.trainer.prepare import rule_of
+from consumers.trainer.prepare import Rule, rule_of
 from rollstream.analysis.live import open_log
 from rollstream.analysis.place import REPLAYED, Place, asked_place
 from rollstream.audited import in_json, in_words
@@ -26,6 +24,9 @@ from storage.archive.names import PREFIX, parsed
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, RollstreamError
+
+if TYPE_CHECKING:  # pydantic takes longer to import than a small run to audit
+    from consumers.settings import TrainerSettings
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 
@@ -79,25 +80,22 @@ def policy_of(place: Place) -> Policy:
     if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
         return Policy(known=False)
     keep_version = on_update == "keep_version"
-    trainer = _trainer_settings(configuration.get("trainer"))
+    trainer = configuration.get("trainer", {})
     return Policy(
         place.max_lag,
         keep_version,
-        rule=None if trainer is None else rule_of(trainer, place.max_lag, keep_version),
-        choose="" if trainer is None else trainer.choose,
+        rule=_rule(trainer, place.max_lag, keep_version),
+        choose=trainer.get("choose", ""),
         checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
     )
 
 
-def _trainer_settings(values: object) -> TrainerSettings | None:
-    """As the run has them; keys of other releases are passed over."""
-    if not isinstance(values, dict):
-        return None
-    named = cast("dict[str, Any]", values)
-    known = {key: value for key, value in named.items() if key in TrainerSettings.model_fields}
+def _rule(trainer: Mapping[str, Any], max_lag: int | None, keep_version: bool) -> Rule | None:
+    """The trainer's, by its resolved settings; None where one of them is not there."""
+    settings = SimpleNamespace(**trainer)
     try:
-        return TrainerSettings.model_validate(known)
-    except ValidationError:
+        return rule_of(cast("TrainerSettings", settings), max_lag, keep_version)
+    except AttributeError:
         return None
 
 

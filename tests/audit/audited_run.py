@@ -44,6 +44,7 @@ from streams.records import (
     Partial,
     Position,
     Prompt,
+    ReadTo,
     Sampling,
     Span,
     StepDone,
@@ -148,7 +149,15 @@ class AuditedRun:
         begun = tuple(GroupMembers(group, tuple(named)) for group, named in groups.items())
         said["counts"] = {"groups": len(groups)} | said.get("counts", {})
         self.say(
-            Take(step, 0, 0, members, begun, notes), done(step, self.term, len(members), **said)
+            Take(step, 0, 0, members, begun, notes, self.read(), Version(step - 1, 1)),
+            done(step, self.term, len(members), **said),
+        )
+
+    def read(self) -> tuple[ReadTo, ...]:
+        """A trainer that has read all there is."""
+        return tuple(
+            ReadTo(topic, tuple(at for _, at in sorted(self.bus.end(topic).items())))
+            for topic in ("trajectories", "annotations")
         )
 
     def keep(self, step: int) -> None:
@@ -213,12 +222,12 @@ def completion(group: int, index: int, *versions: int, **changed) -> Trajectory:
         "group": group, "index": index, "task": "t", "rollout": "rollout-0", "rollout_term": 1,
         "wave": group // 2,
     } | changed  # fmt: skip
-    base = dict(
-        tokens=np.arange(3 + TOKENS, dtype=np.uint32),
-        sources=np.array([0] * 3 + [1] * TOKENS, np.uint8),
-        logprobs=np.full(TOKENS, -0.5, np.float32), trainer_version=Version(0, 1),
-        started_s=1.0, finished_s=2.0,
-    )  # fmt: skip
+    base = {
+        "tokens": np.arange(PROMPT + TOKENS, dtype=np.uint32),
+        "sources": np.array([0] * PROMPT + [1] * TOKENS, np.uint8),
+        "logprobs": np.full(TOKENS, -0.5, np.float32), "trainer_version": Version(0, 1),
+        "started_s": 1.0, "finished_s": 2.0,
+    }  # fmt: skip
     return Trajectory(**(base | values))
 
 

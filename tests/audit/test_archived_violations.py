@@ -8,8 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.audit.audited_run import KEEP, POLICY, RUN, audited, completion, open_run
-from tests.audit.plants import PLANTED, Plant
 
 from consumers.archive.service import Archive
 from consumers.audit.audit import Audit
@@ -17,6 +15,8 @@ from consumers.audit.tally import Tally
 from consumers.settings import ArchiveSettings
 from storage.connect import open_store
 from streams.connect import open_bus
+from tests.audit.audited_run import KEEP, POLICY, RUN, audited, completion, open_run
+from tests.audit.plants import PLANTED, Plant
 
 TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}

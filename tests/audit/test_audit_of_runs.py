@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from consumers.archive.service import Archive
-from consumers.settings import ArchiveSettings
+from consumers.settings import ArchiveSettings, TrainerSettings
 from producers.settings import RolloutSettings
 from rollstream.main import main
 from streams.bus import Entry
@@ -33,6 +33,7 @@ def configure(folder: Path, on_update: str = "in_flight", bus: str = "sqlite:bus
     settings = {
         "run": "tiny", "bus": bus, "store": "file:store",
         "dispatch": {"max_lag": DISPATCH.max_lag}, "rollouts": {"on_update": on_update},
+        "trainer": TrainerSettings().model_dump(mode="json"),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(settings))
 
@@ -206,5 +207,5 @@ def test_the_recount_runs_as_a_program(folder: Path) -> None:
     line = [sys.executable, "-m", "tests.recount", str(folder)]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout)
-    assert counted["groups"]["admitted"] == 7
+    assert counted["groups"]["admitted"] == 9
     assert counted["trajectories"]["duplicates"] == 1
