@@ -45,7 +45,7 @@ def test_a_violation_is_a_cross_its_place_and_exit_code_1(folder: Path, capsys) 
     code, text = said(capsys, folder, "--json")
     (line,) = [one for one in json.loads(text)["invariants"] if one["state"] == "violated"]
     (offender,) = line["offenders"]
-    assert (offender["topic"], offender["partition"], offender["offset"]) == ("ledger", 0, 7)
+    assert (offender["topic"], offender["partition"], offender["offset"]) == ("ledger", 0, 10)
 
 
 def test_what_was_not_checked_is_said_and_exit_code_2(capsys) -> None:
