@@ -20,7 +20,7 @@ from streams.errors import ConfigurationError
 
 PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
-RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT"})
+RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
 """Variables with this prefix that are no settings: words to one process, not to the run."""
 
 

@@ -9,10 +9,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.own_files import ForeignFile, open_own
 from storage.relay.names import URL_FILE, version_of
 from storage.relay.wire import CONNECT_S, Refused, RelayLost, Wire, length
 
@@ -23,6 +23,7 @@ STUCK_S = 15.0  # while nothing at all comes to the relay
 SILENCE_S = 3.0
 AGAIN_S = 5.0  # until a relay that was lost is asked again
 WIRES_MAX = 4
+URL_BYTES_MAX = 4096
 
 
 class RelayStore:
@@ -81,10 +82,10 @@ class RelayStore:
 
     def _mapped(self, key: str, start: int, end: int | None) -> bytes | None:
         """Out of the shared memory; the contract wants bytes, so this is the one copy. An object
-        that is evicted meanwhile is read to its end.
+        that is evicted meanwhile is read to its end; one of another user is not read.
         """
         try:
-            with (self._folder / key).open("rb", buffering=0) as file:
+            with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(start)
                 wanted = max(0, min(size, size if end is None else end) - start)
@@ -92,8 +93,11 @@ class RelayStore:
                 while len(data) < wanted:  # one read returns 2 GiB at most
                     data += file.read(wanted - len(data))
                 return data
-        except OSError:
-            return None
+        except ForeignFile as error:
+            self._lose(error)
+        except OSError:  # not there, or not yet
+            pass
+        return None
 
     def _asked(self, key: str, start: int, end: int | None) -> bytes | None:
         """From the relay, waiting while the object is coming and anything at all comes to it."""
@@ -140,9 +144,7 @@ class RelayStore:
 
     def _take_wire(self) -> Wire | None:
         """A connection; None while there is no relay on this node."""
-        url = self._url
-        with suppress(OSError):
-            url = url or (self._folder / URL_FILE).read_text()
+        url = self._url or self._told_url()
         with self._lock:
             while self._wires:
                 wire = self._wires.pop()
@@ -150,6 +152,17 @@ class RelayStore:
                     return wire
                 wire.close()
         return Wire(url) if url else None
+
+    def _told_url(self) -> str:
+        """Where the relay of this node says that it listens; "" while there is none."""
+        try:
+            with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
+                return file.read(URL_BYTES_MAX).decode("ascii")
+        except ForeignFile as error:
+            self._lose(error)
+        except (OSError, UnicodeDecodeError):
+            pass
+        return ""
 
     def _keep_wire(self, wire: Wire) -> None:
         with self._lock:

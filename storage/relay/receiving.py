@@ -24,7 +24,7 @@ def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) 
     offer = Offer(key, size, headers.get("X-Content-Hash", ""))
     if not offer.is_sound:
         raise ValueError("a push needs X-Content-Hash, 32 hex digits")
-    held = shelf.accept(offer)
+    held = shelf.accept(offer) if shelf.wants_push(offer) else None
     if held is None:
         return sender.close(409)
     try:

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from storage.relay.pace import Pace
 from storage.relay.serve import RelayServer
 from storage.relay.settings import RelaySettings
 from storage.relay.shelf import Shelf
+from storage.relay.wire import TOKEN, shared_token
 from storage.roles import next_term
 from streams.bus import Bus
 from streams.errors import BusError, ConfigurationError, Fenced
 from streams.figures import Figures
 from streams.reader import TopicReader, from_begin
-from streams.records import RelayStatus, Version, WeightsAnnounced
+from streams.records import Opened, RelayStatus, Version, WeightsAnnounced
 from streams.writer import publish
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Relay:
         self.shelf = Shelf(folder, settings.versions, settings.bytes_max)
         self.url = ""
         self.term = next_term(store, "relays", RELAY_TERMS)
-        self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"))
+        self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self.directory = Directory(bus, settings.timeout_s)
         bucket = Bucket(self.shelf, store)
         self.intake = Intake(
@@ -149,13 +151,16 @@ class Relay:
 
     def _follow(self) -> None:
         for received in self._weights.poll(0.0):
-            if isinstance(received.record, WeightsAnnounced):
+            if isinstance(received.record, Opened):
+                self.shelf.opened(received.record.term)
+            elif isinstance(received.record, WeightsAnnounced):
                 envelope = received.envelope
                 term = envelope.term if envelope else received.record.version.term
                 self.shelf.announce(received.record, term)
         self.directory.poll()
         self._check_term()
         now = time.monotonic()
+        self.shelf.drop_silent(now)
         saying = (tuple(self.shelf.versions()), self.intake.upstream)
         if saying != self._said or now - self._said_s >= self._settings.status_s:
             self._said, self._said_s = saying, now
@@ -213,13 +218,26 @@ def _serving(
     settings: RelaySettings, shelf: Shelf, status: Callable[[], dict[str, Any]]
 ) -> RelayServer:
     address, pace = (settings.host, settings.port), Pace(settings.send_bytes_per_s)
+    token = shared_token()
     try:
-        return RelayServer(address, shelf, pace, settings.connections_max, status)
+        if not token and not _is_loopback(settings.host):
+            raise ConfigurationError(
+                f"relay.host {settings.host}: other machines reach this address, so relays, "
+                f"rollouts and the trainer need a shared secret: set {TOKEN} to the same value in "
+                'the environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
+            )
+        return RelayServer(address, shelf, pace, settings.connections_max, status, token)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise ConfigurationError(
             f"relay.host, relay.port: cannot listen on {where}: {error}"
         ) from None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach all that `host` stands for."""
+    found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
 
 
 def _url(host: str, port: int) -> str:

@@ -5,6 +5,7 @@ name. A range that is not there yet is sent as it arrives (`sending.py`). At mos
 requests are answered at once, others are refused with 503.
 """
 
+import hmac
 import logging
 import socket
 import threading
@@ -45,9 +46,12 @@ class RelayServer(ThreadingHTTPServer):
         pace: Pace,
         connections_max: int,
         status: Callable[[], dict[str, Any]],
+        token: str = "",
     ) -> None:
+        """With a `token`, requests without it are answered 401."""
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self.shelf, self.pace, self.status = shelf, pace, status
+        self._expected = f"Bearer {token}".encode() if token else b""
         self.pushed_s = float("-inf")
         """When the last byte of a push came (monotonic)."""
         self._free = threading.BoundedSemaphore(connections_max)
@@ -69,6 +73,11 @@ class RelayServer(ThreadingHTTPServer):
     def heard(self) -> None:
         """Bytes of a push came."""
         self.pushed_s = time.monotonic()
+
+    def is_allowed(self, authorization: str) -> bool:
+        """Whether a request with this header is answered; takes as long whatever it says."""
+        given = authorization.encode("latin-1", "replace")
+        return not self._expected or hmac.compare_digest(given, self._expected)
 
     def end(self) -> None:
         self.shutdown()
@@ -95,6 +104,16 @@ class RelayServer(ThreadingHTTPServer):
 
 class _Handler(Answers):
     server: RelayServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def parse_request(self) -> bool:
+        """Every method passes here, with its headers read."""
+        if not super().parse_request():
+            return False
+        if self.server.is_allowed(self.headers.get("Authorization", "")):
+            return True
+        with self.told():
+            self.close(401)
+        return False
 
     def do_GET(self) -> None:
         with self.told():

@@ -21,7 +21,9 @@ class RelaySettings(Settings):
     folder>`.
     """
     host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` where neighbours are other machines."""
+    """Address to listen on; `0.0.0.0` where neighbours are other machines, with a shared secret in
+    ROLLSTREAM_RELAY_TOKEN (docs/relay.md).
+    """
     port: int = Field(default=0, ge=0, le=65535)
     """0: a free one."""
     url: str = ""

@@ -4,6 +4,10 @@ An object is *offered* to the rollouts of the node when its bytes match its hash
 its version names that hash; only then does it get the name under which they open it. Neighbours get
 bytes earlier, as they come, and verify them again. A manifest that is not the announced one, and
 versions of a trainer that was replaced before they were believed, are dropped.
+
+Anybody may say that he pushes a version. So once one is announced, only versions near it are taken,
+under a term that has opened; until they are announced they get what room is free and evict nothing;
+and what comes to a halt is dropped. A false push costs a relay free room for a while.
 """
 
 import logging
@@ -24,6 +28,10 @@ log = logging.getLogger(__name__)
 
 ANNOUNCED_MAX = 256
 INCOMING = ("relay_received_bytes_total", "relay_pushed_bytes_total", "relay_bucket_bytes_total")
+AHEAD_MAX = 4
+"""Numbers that a push may be ahead of the newest announced version: one is trained, one waits to be
+published and one is uploaded."""
+SILENT_S = 30.0  # the next head of a broken chain goes on with what is here long before
 OBJECTS_MAX = 4096  # of a version: a file of 1 MiB each would be 4 GiB
 
 
@@ -38,6 +46,8 @@ class Shelf:
         self._offered: set[str] = set()
         self._manifests: dict[Version, Manifest] = {}
         self._announced: dict[Version, str] = {}
+        self._moved: dict[str, tuple[int, float]] = {}
+        self._opened = 0
         self._serial = 0
         self.fence = 0
         """Highest term of a trainer that announced something."""
@@ -122,13 +132,20 @@ class Shelf:
         with self._changed:
             if version is None or not offer.is_sound or offer.bytes > self._bytes_max:
                 return False
-            if version not in self._announced and version.term < self.fence:
+            if not self._is_plausible(version):
                 return False
             if name_of(offer.key) == MANIFEST:
                 return self._announced.get(version, offer.hash) == offer.hash
             entry = self._entry(version, name_of(offer.key))
             known = version in self._manifests
             return not known or (entry is not None and _offer(version, entry).is_same(offer))
+
+    def wants_push(self, offer: Offer) -> bool:
+        """Whether it may be pushed: not if it is of an older version that is not announced."""
+        version = version_of(offer.key)
+        with self._changed:
+            is_new = not self._announced or version in self._announced or self._is_ahead(version)
+            return is_new and self.wants(offer)
 
     def accept(self, offer: Offer) -> HeldObject | None:
         """The object to write this content to, new or begun before; older versions make room. None
@@ -169,6 +186,7 @@ class Shelf:
         with self._changed:
             self._announced[version] = record.manifest_hash
             self.fence = max(self.fence, term)
+            self._opened = max(self._opened, term)
             for old in sorted(self._announced)[:-ANNOUNCED_MAX]:
                 del self._announced[old]
             held = self._objects.get(manifest_key(version))
@@ -176,8 +194,32 @@ class Shelf:
                 log.error("version %s is not the announced one: dropped", version)
                 self.tally["relay_wrong_total"] += 1
                 self.drop_version(version)
-            self._drop_fenced()
+            self._drop_implausible()
+            self._evict(self._kept(Counter()))
             self._note()
+
+    def opened(self, term: int) -> None:
+        """A trainer begins this term: no version has a higher one."""
+        with self._changed:
+            self._opened = max(self._opened, term)
+
+    def drop_silent(self, now_s: float) -> None:
+        """Forget objects of versions that are not announced to which nothing came for `SILENT_S`
+        since an earlier call.
+        """
+        with self._changed:
+            coming = {k: held.at for k, held in self._objects.items() if not held.verified}
+            self._moved = {
+                key: moved if moved is not None and moved[0] == at else (at, now_s)
+                for key, at in coming.items()
+                for moved in (self._moved.get(key),)
+            }
+            for key, (_, since_s) in self._moved.items():
+                is_unproved = not self._announced or self._is_ahead(version_of(key))
+                if now_s - since_s > SILENT_S and is_unproved:
+                    log.warning("object %s: nothing came for %g s; dropped", key, SILENT_S)
+                    self._drop(key)
+                    self._note()
 
     def add(self, figure: str, count: int) -> None:
         """Count something that happened."""
@@ -254,32 +296,75 @@ class Shelf:
                 held.publish(self.folder / key)
                 self._offered.add(key)
 
-    def _drop_fenced(self) -> None:
+    def _is_ahead(self, version: Version | None) -> bool:
+        """Whether it is newer than all that is announced; False before anything is."""
+        newest = max(self._announced, default=None)
+        return version is not None and newest is not None and version > newest
+
+    def _is_plausible(self, version: Version) -> bool:
+        """Whether the present trainer, or before it one that announced it, can have made it."""
+        if version in self._announced:
+            return True
+        if version.term < self.fence or (self._opened and version.term > self._opened):
+            return False
+        newest = max(self._announced, default=None)
+        return newest is None or version.number <= newest.number + AHEAD_MAX
+
+    def _drop_implausible(self) -> None:
         versions = {version_of(key) for key in self._objects}
         for version in sorted(v for v in versions if v is not None):
-            if version.term < self.fence and version not in self._announced:
+            if not self._is_plausible(version):
                 log.warning("version %s was never believed: dropped", version)
                 self.drop_version(version)
 
     def _make_room(self, version: Version, offer: Offer) -> bool:
-        """Evict what the bounds no longer allow with this object; False if that is its version."""
-        sizes: Counter[Version] = Counter({version: offer.bytes})
-        objects: Counter[Version] = Counter({version: 1})
+        """Evict what the bounds no longer allow with this object; False if that is its version, or
+        if it is not announced and would need more than what is free.
+        """
+        if sum(version_of(key) == version for key in self._objects) >= OBJECTS_MAX:
+            return False
+        if self._announced and not self._is_believed(version, offer):
+            held = (one.offer.bytes for key, one in self._objects.items() if key != offer.key)
+            return sum(held) + offer.bytes <= self._bytes_max
+        kept = self._kept(Counter({version: offer.bytes}), offer.key)
+        if version not in kept:
+            return False
+        self._evict(kept)
+        return True
+
+    def _is_believed(self, version: Version, offer: Offer) -> bool:
+        """Whether this object may evict others: its manifest is here and names it, or is it."""
+        known = version in self._manifests or name_of(offer.key) == MANIFEST
+        return known and not self._is_ahead(version)
+
+    def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
+        """What stays beside `sizes`, the object `but` left out: room for one more version like the
+        newest stays free where it can, for the next push; versions ahead stay as far as they fit.
+        """
+        ahead: Counter[Version] = Counter()
         for key, held in self._objects.items():
             of = version_of(key)
-            if of is not None and key != offer.key:
-                sizes[of] += held.offer.bytes
-                objects[of] += 1
+            if of is not None and key != but:
+                (ahead if self._is_ahead(of) else sizes)[of] += held.offer.bytes
         for of, manifest in self._manifests.items():
-            sizes[of] = max(sizes[of], manifest.bytes)
+            if not self._is_ahead(of):
+                sizes[of] = max(sizes[of], manifest.bytes)
+        newest = sizes[max(self._announced)] if self._announced else 0
+        free = max(0, min(newest, self._bytes_max - newest))
         holdings = [Holding(of, size, self._base(of)) for of, size in sizes.items()]
-        kept = plan_keep(holdings, self._versions_max, self._bytes_max)
-        if version not in kept or objects[version] > OBJECTS_MAX:
-            return False
-        for of in sorted(set(sizes) - kept):
+        kept = set(plan_keep(holdings, self._versions_max, self._bytes_max - free))
+        room = self._bytes_max - sum(sizes[of] for of in kept)
+        for of in sorted(ahead):
+            if ahead[of] <= room:
+                kept.add(of)
+                room -= ahead[of]
+        return frozenset(kept)
+
+    def _evict(self, kept: frozenset[Version]) -> None:
+        """Forget versions that are not `kept`."""
+        for of in sorted({v for k in self._objects if (v := version_of(k))} - kept):
             self.tally["relay_evicted_total"] += 1
             self.drop_version(of)
-        return True
 
     def _base(self, version: Version) -> Version | None:
         manifest = self._manifests.get(version)

@@ -3,6 +3,8 @@ from the socket into shared memory and a silence must not break the connection (
 library's client can do neither).
 """
 
+import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ import msgspec
 from storage.objects import Data
 from storage.relay.names import Offer
 from storage.relay.pace import PIECE_BYTES, Pace
-from streams.errors import StoreError
+from streams.errors import ConfigurationError, StoreError
 
 HEAD_BYTES_MAX = 16 << 10
 ANSWER_BYTES_MAX = 8 << 20  # of a listing
@@ -23,6 +25,25 @@ CONNECT_S = 1.0
 SEND_S = 3.0  # for the other side to take a piece
 SILENCE_S = 1.0
 """Without a byte for so long, one asks whether the other side lives."""
+
+
+TOKEN = "ROLLSTREAM_RELAY_TOKEN"
+"""The variable with the secret that relays and those who ask them share."""
+_TOKEN = re.compile(r"[\x21-\x7e]{8,512}")
+
+
+def shared_token() -> str:
+    """From the environment, "" without one; never part of an error or a log."""
+    token = os.environ.get(TOKEN, "")
+    if token and _TOKEN.fullmatch(token) is None:
+        raise ConfigurationError(f"{TOKEN} must have 8 to 512 characters of ASCII, without spaces")
+    return token
+
+
+def token_header() -> dict[str, str]:
+    """What a request carries."""
+    token = shared_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class RelayLost(StoreError):
@@ -101,7 +122,7 @@ class Wire:
 
     def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines += [f"{name}: {value}" for name, value in {**token_header(), **headers}.items()]
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
 
     def send_body(self, data: Data, pace: Pace) -> int:

@@ -13,12 +13,19 @@ from relay_net import manifest_of
 
 from storage.documents import encode
 from storage.hashing import content_hash
+from storage.memory_store import MemoryStore
 from storage.relay.held import CHUNK_BYTES
 from storage.relay.names import Offer
 from storage.relay.pace import Pace
+from storage.relay.relay import Relay
 from storage.relay.serve import RelayServer
-from storage.relay.shelf import Shelf
+from storage.relay.settings import RelaySettings
+from storage.relay.shelf import SILENT_S, Shelf
+from storage.relay.wire import TOKEN, Refused, Wire
+from streams.errors import ConfigurationError
+from streams.memory_bus import MemoryBus
 from streams.records import Version, WeightsAnnounced
+from streams.topics import catalogue
 
 V1, V2 = Version(1, 1), Version(2, 1)
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
@@ -214,6 +221,131 @@ def test_a_version_that_was_never_believed_goes_when_a_higher_term_announces(
     assert server.shelf.versions() == [Version(4, 1)]
     assert put(server, f"weights/{Version(6, 1)}/a", b"zombie") == 409
     assert put(server, f"weights/{Version(5, 2)}/a", b"new") == 201
+
+
+def believe(server: RelayServer, number: int, data: bytes) -> None:
+    """A whole version of the trainer's term 1, pushed and announced."""
+    version = Version(number, 1)
+    assert put(server, f"weights/{version}/a", data) == 201
+    assert put_manifest(server, version, {"a": data}) == 201
+    server.shelf.announce(announced(version, manifest_of(version, {"a": data}).hash), term=1)
+
+
+def begin_push(server: RelayServer, version: Version, size: int) -> bytes:
+    """The answer to the head of a push of which nothing follows."""
+    head = f"PUT /weights/{version}/x HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+    head += f"X-Content-Hash: {'0' * 32}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(head.encode())
+        return client.recv(1 << 16).split(b" ")[1]
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        Version(99_999_999, 999_999_999),
+        Version(99_999_999, 1),
+        Version(3, 999_999_999),
+        Version(7, 1),
+        Version(1, 2),
+    ],
+)
+def test_a_push_far_from_what_is_announced_is_refused_and_evicts_nothing(
+    server: RelayServer, version: Version
+) -> None:
+    """One head without a body once emptied a relay and kept it empty."""
+    believe(server, 1, b"one")
+    believe(server, 2, b"two")
+    assert begin_push(server, version, 16 << 20) == b"409"
+    assert server.shelf.versions() == [V1, V2]
+    believe(server, 3, b"three")
+    assert server.shelf.versions() == [V2, Version(3, 1)]
+
+
+def test_a_push_that_is_not_announced_gets_what_is_free_and_evicts_nothing(
+    server: RelayServer,
+) -> None:
+    believe(server, 1, bytes(4 << 20))
+    believe(server, 2, bytes(4 << 20))
+    assert begin_push(server, Version(3, 1), 16 << 20) == b"409"
+    assert begin_push(server, Version(4, 1), 7 << 20) == b"100"  # it holds what was free …
+    assert server.shelf.versions() == [V1, V2]
+    assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 409
+    third = manifest_of(Version(3, 1), {"a": bytes(4 << 20)})
+    server.shelf.announce(announced(Version(3, 1), third.hash), term=1)
+    put_manifest(server, Version(3, 1), {"a": bytes(4 << 20)})
+    assert put(server, f"weights/{Version(3, 1)}/a", bytes(4 << 20)) == 201
+    assert server.shelf.versions() == [V2, Version(3, 1)]  # … and gives way to what is believed
+
+
+def test_a_trainer_that_opens_a_term_may_push_under_it(server: RelayServer) -> None:
+    believe(server, 1, b"one")
+    assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 409
+    server.shelf.opened(2)
+    assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 201
+
+
+def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
+    believe(server, 1, b"one")
+    assert begin_push(server, V2, 1 << 20) == b"100"
+    server.shelf.drop_silent(100.0)
+    server.shelf.drop_silent(100.0 + SILENT_S)
+    assert server.shelf.find(f"weights/{V2}/x") is not None
+    server.shelf.drop_silent(101.0 + SILENT_S)
+    assert server.shelf.find(f"weights/{V2}/x") is None
+    assert server.shelf.versions() == [V1]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("", 401), ("Bearer ", 401), ("Bearer another-word", 401), ("Bearer \xff", 401)],
+)
+def test_with_a_token_nobody_is_answered_without_it(
+    tmp_path: Path, method: str, given: str, status: int
+) -> None:
+    shelf = Shelf(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), shelf, Pace(), 8, dict, "the-shared-word")
+    try:
+        body = b"1234" if method == "PUT" else b""
+        hashed = {"X_Content_Hash": content_hash(b"1234")}
+        assert ask(server, method, f"/{KEY}", body, Authorization=given, **hashed)[0] == status
+        assert shelf.objects() == []
+        known = {"Authorization": "Bearer the-shared-word", **hashed}
+        assert ask(server, "PUT", f"/{KEY}", b"1234", **known)[0] == 201
+    finally:
+        server.end()
+        shelf.close()
+
+
+def test_relays_find_the_token_in_the_environment_and_clients_send_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(TOKEN, "the-shared-word")
+    bus, store = MemoryBus(), MemoryStore()
+    bus.create(catalogue())
+    relay = Relay(bus, store, RelaySettings(host="0.0.0.0"), "a", tmp_path / "relay")
+    try:
+        url = (tmp_path / "relay" / "url").read_text()
+        with Wire(url) as wire:
+            assert wire.listing().objects == ()
+        monkeypatch.delenv(TOKEN)
+        with Wire(url) as wire, pytest.raises(Refused):
+            wire.listing()
+    finally:
+        relay.close()
+    assert "the-shared-word" not in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_relay_listens_beyond_its_machine_only_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    bus = MemoryBus()
+    bus.create(catalogue())
+    with pytest.raises(ConfigurationError, match=f"set {TOKEN} to the same value"):
+        Relay(bus, MemoryStore(), RelaySettings(host=host), "a", tmp_path / "relay")
 
 
 def test_a_manifest_that_is_not_the_announced_one_is_dropped(server: RelayServer) -> None:

@@ -222,3 +222,23 @@ def test_a_slow_store_does_not_hold_up_what_relays_get(net: RelayNet) -> None:
     late.go.set()
     writer.join()
     assert {entry.key for entry in late.list()} == {BIG, manifest_key(V1)}
+
+
+def test_another_users_shared_memory_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever makes the folder first could feed weights: xxh3 stops accidents, not intent."""
+    key = f"weights/{Version(1, 1)}/model.safetensors"
+    folder, bucket = tmp_path / "relay", MemoryStore()
+    bucket.put(key, b"the trainer's")
+    (folder / key).parent.mkdir(parents=True)
+    (folder / key).write_bytes(b"another's")
+    (folder / "url").write_text("http://127.0.0.1:1")
+    store = RelayStore(bucket, folder)
+    assert store.get(key) == b"another's"
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    assert [store.get(key) for _ in range(3)] == [b"the trainer's"] * 3
+    assert [r.message for r in caplog.records] == [
+        f"versions are read from the bucket: {(folder / key).parent} belongs to another user"
+    ]

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import stat
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import xxhash
 
 from producers.engines.drafts.memory import HEADER_BYTES, WRITER, Layout, Memory, layout_of
+from storage.own_files import is_own_file
 from streams.errors import StoreError
 
 MEMORY = Path("/dev/shm")
@@ -159,8 +159,7 @@ def _mapped(descriptor: int, writes: bool, holds: bool) -> Segment | None:
     there = os.fstat(descriptor)
     header = array("q", os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"))
     layout = layout_of(header.tolist())
-    is_ours = stat.S_ISREG(there.st_mode) and there.st_uid == os.getuid()
-    if layout is None or not is_ours or there.st_size != layout.bytes:
+    if layout is None or not is_own_file(there) or there.st_size != layout.bytes:
         return None
     if not (writes or _lives(header[WRITER])):
         return None

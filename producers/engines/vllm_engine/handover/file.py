@@ -7,10 +7,8 @@ Little-endian. A reader believes nothing that it has not checked: sizes, both ha
 file that is torn, short, foreign or nonsense is no file (None), never an error.
 """
 
-import io
 import json
 import os
-import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from storage.objects import Data
+from storage.own_files import open_own
 from streams.records import Tokens, Version
 
 MAGIC = b"RSKV0001"
@@ -68,7 +67,7 @@ def encode_front(front: Front) -> bytes:
 def read_front(path: Path) -> Front | None:
     """Of a file whose size is what its front says."""
     try:
-        with _opened(path) as file:
+        with os.fdopen(open_own(path), "rb") as file:
             return _front(file.fileno())
     except OSError:
         return None
@@ -79,7 +78,7 @@ def read_body(path: Path, identity: str) -> tuple[Front, NDArray[np.uint8]] | No
     from here on changes nothing.
     """
     try:
-        with _opened(path) as file:
+        with os.fdopen(open_own(path), "rb") as file:
             front = _front(file.fileno())
             if front is None or front.identity != identity:
                 return None
@@ -99,16 +98,6 @@ def hash_of(parts: Sequence[Data]) -> str:
     for part in parts:
         hasher.update(part)
     return hasher.hexdigest()
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    """Never waits: what is no ordinary file of ours is an error (`OSError`)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    there = os.fstat(descriptor)
-    if not stat.S_ISREG(there.st_mode) or there.st_uid != os.getuid():
-        os.close(descriptor)
-        raise OSError(f"{path} is no file of ours")
-    return os.fdopen(descriptor, "rb")
 
 
 def _front(descriptor: int) -> Front | None:
