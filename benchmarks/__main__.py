@@ -22,6 +22,7 @@ MODULES = (
     "cloud",
     "delta",
     "engine",
+    "false_deaths",
     "histospec",
     "kafka",
     "pipeline",

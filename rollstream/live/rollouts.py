@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rollstream.live.state import RunState
 from streams.records import Applied, RolloutStatus, Version
 
-SILENT_S = 5.0  # ten heartbeats
+SILENT_S = 5.0  # ten heartbeats; as long a loop has stood still that is `stalled`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,15 @@ def _line(
         tokens_per_s=tokens / seconds if len(beats) > 1 else status.tokens_per_s,
         idle_share=min(1.0, (status.idle_s - first.idle_s) / seconds),
         silent_s=silent_s,
-        state="silent" if is_silent else status.health,
+        state=_state(status, is_silent),
         queued=status.queued,
     )
+
+
+def _state(status: RolloutStatus, is_silent: bool) -> str:
+    if is_silent:
+        return "silent"
+    return "stalled" if status.stalled_s > SILENT_S else status.health
 
 
 def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> bool:

@@ -32,6 +32,7 @@ STATES = {
     "pulling": "cyan",
     "starting": "cyan",
     "leaving": "dim",
+    "stalled": "yellow",
     "silent": "bold red",
 }
 NOTES_MAX = 4

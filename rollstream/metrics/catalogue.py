@@ -102,7 +102,11 @@ DISPATCH = (
             ),
             ("dispatch_orders_total", "orders", "appended, by what they ask", "kind"),
             ("dispatch_moves_total", "trajectories", "asked back, to go on elsewhere (repack)"),
-            ("dispatch_rollouts_lost_total", "rollouts", "that missed their heartbeats"),
+            (
+                "dispatch_rollouts_lost_total",
+                "rollouts",
+                "without a heartbeat for its time-out, or stuck",
+            ),
             (
                 "dispatch_records_refused_total",
                 "records",
@@ -118,7 +122,11 @@ DISPATCH = (
             ("dispatch_groups_admissible", "groups", "that the pace allows now (invariant 5)"),
             ("dispatch_trajectories_open", "trajectories", "of open groups, not finished"),
             ("dispatch_orders_in_force", "orders", "newest order of each open trajectory"),
-            ("dispatch_rollouts", "rollouts", "heard within the heartbeat's time-out"),
+            (
+                "dispatch_rollouts",
+                "rollouts",
+                "with a heartbeat within its time-out, while any is heard",
+            ),
             ("dispatch_prompts_waiting", "prompts", "read and not admitted"),
             ("dispatch_version_newest", "version", "newest announced version"),
         ],

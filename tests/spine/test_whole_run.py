@@ -1,15 +1,19 @@
 """The whole dataflow in one process: what the log says afterwards (invariants 1, 2, 3, 5)."""
 
+import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_run import TinyRun, tiny_run
 
 from consumers.settings import DispatchSettings
+from producers.engines.torch_engine import TorchEngine
 from producers.settings import RolloutSettings, TaskSettings
-from streams.records import Admitted, Applied, GroupClosed, StepDone, Take, Trajectory
+from streams.records import Admitted, Applied, Assignment, GroupClosed, StepDone, Take, Trajectory
 
+DISPATCH_S = 1.0
 POLICIES = ("in_flight", "in_flight_recompute", "keep_version")
 
 
@@ -79,6 +83,32 @@ def test_max_lag_zero_trains_nothing_stale(tmp_path: Path) -> None:
         lags = [d.metrics["lag_consumed_max"] for d in run.records("ledger", StepDone)]
         assert lags == [0, 0, 0, 0]
         assert sum(d.counts["masked_tokens"] for d in run.records("ledger", StepDone)) == 0
+
+
+@pytest.mark.slow
+def test_an_update_slower_than_the_heartbeat_timeout_generates_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before heartbeats had a thread: a rollout was declared dead at each version."""
+    update, engines, slowed = TorchEngine.update, list[TorchEngine](), list[int]()
+
+    def slow(engine: TorchEngine, *given: Any) -> None:
+        if engine.running():
+            engines.append(engine)
+        if engine in engines[:1]:  # while the other rollout is heard
+            time.sleep(3 * DISPATCH_S)
+            slowed.append(1)
+        update(engine, *given)
+
+    monkeypatch.setattr(TorchEngine, "update", slow)
+    dispatch = DispatchSettings(max_lag=8, heartbeat_timeout_s=DISPATCH_S)
+    with tiny_run(tmp_path, dispatch=dispatch, tokens_max=48, trainer={"steps": 5}) as run:
+        run.start_all()
+        assert run.train()
+        run.end()
+        orders = run.records("assignments", Assignment)
+        assert slowed
+        assert {order.attempt for order in orders} == {1}
 
 
 def test_several_updates_per_step_make_one_version(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from consumers.trainer.service import Trainer
 from producers.engines.connect import open_engine
 from producers.prompt_source import PromptOrder, PromptSource
 from producers.rewards import RewardPool
+from producers.rollout.heartbeat import Heartbeat
 from producers.rollout.judging import Judging
 from producers.rollout.orders import Orders
 from producers.rollout.outbox import AtOnce
@@ -203,9 +204,11 @@ class TinyRun:
         )
         task = load_task(self.task)
         rewards = RewardPool(self.task)
+        status_s = self.rollout.status_s
         voice = Voice(
-            self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(self.rollout.status_s)
-        )
+            self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(status_s),
+            heartbeat=Heartbeat(self.bus, status_s),
+        )  # fmt: skip
         voice.applied(compared_whole(fetched, engine.read_back, time.perf_counter()))
         judging = Judging(
             rewards,
