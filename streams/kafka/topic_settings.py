@@ -108,7 +108,11 @@ def single_copies(found: Mapping[str, Described], brokers: int) -> str:
         "replication factor": [name for name, one in found.items() if one.copies == 1],
         "min.insync.replicas": [name for name, one in found.items() if one.min_isr == 1],
     }
-    lacking = [f"{what} is 1 for {', '.join(names)}" for what, names in single.items() if names]
+    lacking = [
+        f"{what} is 1 for {len(names)} of {len(found)} topics ({names[0]}, …)"
+        for what, names in single.items()
+        if names
+    ]
     if not lacking or brokers < 2:
         return ""
     return (

@@ -167,8 +167,13 @@ def test_fewer_partitions_are_refused(bus: Bus, url: str) -> None:
     [
         (1, 1, 1, ""),
         (3, 2, 3, ""),
-        (3, 1, 3, "min.insync.replicas is 1 for ledger, on 3 brokers"),
-        (1, 1, 2, "replication factor is 1 for ledger; min.insync.replicas is 1 for ledger"),
+        (3, 1, 3, "min.insync.replicas is 1 for 1 of 1 topics (ledger, …), on 3 brokers"),
+        (
+            1,
+            1,
+            2,
+            "replication factor is 1 for 1 of 1 topics (ledger, …); min.insync.replicas is 1",
+        ),
     ],
 )
 def test_one_copy_on_several_brokers_is_a_warning(
