@@ -164,6 +164,9 @@ class _Redeeming:
     def commit(self) -> None:
         self._inner.commit()
 
+    def pass_lost(self) -> dict[int, int]:
+        return self._inner.pass_lost()
+
     def close(self) -> None:
         self._inner.close()
 

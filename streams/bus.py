@@ -64,6 +64,12 @@ class GroupReader(Protocol):
         """
         ...
 
+    def pass_lost(self) -> dict[int, int]:
+        """After `PositionLost`: go on at the begin of what is kept. Returns by partition how many
+        offsets are passed over; the next `commit` stores it, as a member's.
+        """
+        ...
+
     def close(self) -> None:
         """Leave the group; partitions are free at once."""
         ...

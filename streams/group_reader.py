@@ -69,6 +69,12 @@ class LeasedGroupReader:
         positions = {partition: Position(at) for partition, at in self._positions.items()}
         self._coordinator.commit_held(*self._names, positions)
 
+    def pass_lost(self) -> dict[int, int]:
+        begin = self._bus.begin(self._names[1])
+        lost = {p: begin[p] - at for p, at in self._positions.items() if at < begin[p]}
+        self._positions |= {p: begin[p] for p in lost}
+        return lost
+
     def close(self) -> None:
         self._coordinator.leave(*self._names)
         self._positions = {}

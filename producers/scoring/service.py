@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from producers.rewards import Outcome, RewardPool, Verdict
 from producers.scoring.annotate import Writes, annotations, facts_of, first_completions
 from producers.tasks.base import turns_of
-from streams.bus import Bus, GroupReader
+from streams.bus import Bus, GroupReader, Message
 from streams.errors import PositionLost
 from streams.figures import Figures
-from streams.records import Position, Trajectory
+from streams.records import Trajectory
 from streams.writer import Keyed, publish_all
 
 log = logging.getLogger(__name__)
@@ -48,11 +48,7 @@ class Scorer:
     def run(self, stop: threading.Event) -> None:
         """Score until `stop`; a batch that was begun then is left to the successor."""
         try:
-            while not stop.is_set():
-                try:
-                    self._follow(stop)
-                except PositionLost as error:
-                    self._pass_over(error)
+            self._follow(stop)
         finally:
             self.pool.close()
 
@@ -60,11 +56,23 @@ class Scorer:
         reader = self.bus.join(GROUP, TOPIC, self.writes.scorer)
         try:
             while not stop.is_set():
-                messages = reader.poll(WAIT_S, self.batch)
+                messages = self._polled(reader)
                 if messages and self._score(first_completions(messages), reader, stop):
                     reader.commit()
         finally:
             reader.close()
+
+    def _polled(self, reader: GroupReader) -> list[Message]:
+        """What was truncated belongs to groups that ended: nothing waits for its annotations. It is
+        passed over as a member of the group: while another scorer lives, Kafka refuses commits from
+        outside, and a scorer that ended for that would end the run.
+        """
+        try:
+            return reader.poll(WAIT_S, self.batch)
+        except PositionLost as lost:
+            log.warning("%s; passed over by partition: %s", lost, reader.pass_lost())
+            reader.commit()
+            return []
 
     def _score(
         self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
@@ -114,15 +122,3 @@ class Scorer:
             "score_annotations_total": self.counts["annotations"],
             "score_behind_records": sum(max(0, end - at[p]) for p, end in ends.items()),
         }
-
-    def _pass_over(self, lost: PositionLost) -> None:
-        """What was truncated belongs to groups that ended: nobody waits for its annotations."""
-        log.warning("%s; the scorer goes on with what is kept", lost)
-        committed = self.bus.committed(GROUP, TOPIC)
-        begin = self.bus.begin(TOPIC)
-        behind = {
-            p: Position(at)
-            for p, at in begin.items()
-            if p in committed and committed[p].offset < at
-        }
-        self.bus.commit(GROUP, TOPIC, behind)

@@ -72,6 +72,30 @@ class KafkaGroupReader:
                 with self._lock:
                     self._stored |= due
 
+    def pass_lost(self) -> dict[int, int]:
+        return self._insist(self._pass_lost)
+
+    def _pass_lost(self) -> dict[int, int]:
+        """A commit from outside of the group is refused while it has members: so the member itself
+        reads on from the begin, and commits that.
+        """
+        consumer, begins = self._joined(), self._bus.begin(self._topic)
+        at = self._places()
+        lost = {
+            p: begins[p] - at[p] for p in consumer.assignment() if p in at and at[p] < begins[p]
+        }
+        for partition in lost:
+            consumer.seek((self._topic, partition), begins[partition])
+        with self._lock:
+            self._read |= {partition: begins[partition] for partition in lost}
+        return lost
+
+    def _places(self) -> dict[int, int]:
+        """Where each partition is read on: by the group's commits, or by what was polled since."""
+        committed = self._bus.committed(self._group, self._topic)
+        with self._lock:
+            return {p: at.offset for p, at in committed.items()} | self._read
+
     def close(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
@@ -109,8 +133,7 @@ class KafkaGroupReader:
     def _check(self, consumer: Consumer) -> None:
         """`PositionLost` where the group's commit lies below what is kept."""
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
-        at = {p: at.offset for p, at in self._bus.committed(self._group, self._topic).items()}
-        for p, offset in (at | self._read).items():
+        for p, offset in self._places().items():
             if p in consumer.assignment() and p in begins:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 

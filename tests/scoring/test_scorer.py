@@ -9,6 +9,7 @@ from scoring_samples import finished, is_caught_up, notes, post, running, scorer
 from streams.bus import Bus, Entry
 from streams.connect import open_bus
 from streams.topics import catalogue
+from tests.servers import kafka_broker
 from tests.waiting import wait_for
 
 
@@ -129,3 +130,28 @@ def test_a_scorer_behind_a_truncation_goes_on_with_what_is_kept(bus: Bus):
     with running(scorer(bus)):
         wait_for(lambda: is_caught_up(bus))
     assert [note.trajectory for note in notes(bus)] == ["0.0", "0.2"]
+
+
+def test_two_scorers_over_kafka_survive_truncation_behind_them():
+    """A commit from outside of the group is refused while another member lives: a scorer that ended
+    for it would meet the truncation again at each restart.
+    """
+    url = kafka_broker.new_url()
+    one, other = open_bus(url), open_bus(url)
+    one.create(catalogue(2))
+    try:
+        post(one, *(finished(f"{group}.0") for group in range(6)))
+        with running(scorer(one)):
+            wait_for(lambda: is_caught_up(one))
+        post(one, *(finished(f"{group}.1") for group in range(6)))
+        post(one, *(finished(f"{group}.2") for group in range(6)))
+        ends = one.end("trajectories")
+        assert all(ends.values()), "both partitions hold some"
+        one.truncate("trajectories", {p: at - 1 for p, at in ends.items()})
+        with running(scorer(one)), running(scorer(other, name="scorer-1")):
+            wait_for(lambda: is_caught_up(one))
+        kept = {note.trajectory for note in notes(one)} - {f"{group}.0" for group in range(6)}
+        assert len(kept) == 2
+    finally:
+        one.close()
+        other.close()

@@ -89,6 +89,18 @@ def test_a_group_behind_a_truncation_is_told(filled: Bus) -> None:
         filled.join("g", "t", "one").poll(0)
 
 
+def test_a_member_passes_what_was_truncated_over_and_commits_that(filled: Bus) -> None:
+    filled.commit("g", "t", {0: Position(0), 1: Position(0)})
+    filled.truncate("t", {0: 2})
+    one = filled.join("g", "t", "one")
+    with pytest.raises(PositionLost):
+        one.poll(0)
+    assert one.pass_lost() == {0: 2}
+    one.commit()
+    assert filled.committed("g", "t") == {0: Position(2), 1: Position(0)}
+    assert len(one.poll(0)) == 4
+
+
 def test_groups_do_not_see_each_other(filled: Bus) -> None:
     assert len(filled.join("g", "t", "one").poll(0)) == 6
     assert len(filled.join("h", "t", "one").poll(0)) == 6
