@@ -7,7 +7,7 @@ stops (`NewerRelease`). A failing poll moves no position, so what it had read is
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -20,6 +20,8 @@ from streams.judging import judge
 from streams.records import Address, Opened, Position, Record
 from streams.release import advice
 from streams.truncation import truncated_begin
+
+NEAR = 512  # offsets that one read covers
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -56,13 +58,35 @@ def from_end(bus: Bus, topic: str) -> dict[int, Position]:
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
     """The record at exactly this address, whatever its term; `PositionLost` if it is gone."""
-    messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
-    if not messages or messages[0].offset != address.offset:
-        raise PositionLost(f"{topic}: no record lies at {address}; it was compacted away")
-    value = messages[0].value
-    if value is None:
-        raise DecodeError(f"{topic}: a tombstone lies at {address}")
-    return _received(messages[0], decode(value), value)
+    return read_all_at(bus, topic, [address])[0]
+
+
+def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
+    """As `read_at`, in the order of these addresses; those that lie near each other are read
+    forward in one go, where a read per record would be sought and fetched each.
+    """
+    wanted = list(addresses)
+    found: dict[Address, Received] = {}
+    for partition in {address.partition for address in wanted}:
+        offsets = sorted({one.offset for one in wanted if one.partition == partition})
+        while offsets:
+            near = [offset for offset in offsets if offset - offsets[0] < NEAR]
+            most = near[-1] - near[0] + 1
+            messages = bus.read(topic, {partition: near[0]}, records_max=most)
+            by_offset = {message.offset: message for message in messages}
+            if near[0] not in by_offset:
+                at = Address(partition, near[0])
+                raise PositionLost(f"{topic}: no record lies at {at}; it was compacted away")
+            there = [offset for offset in near if offset in by_offset]
+            found |= {Address(partition, at): _held(topic, by_offset[at]) for at in there}
+            offsets = [offset for offset in offsets if offset not in by_offset]
+    return [found[address] for address in wanted]
+
+
+def _held(topic: str, message: Message) -> Received:
+    if message.value is None:
+        raise DecodeError(f"{topic}: a tombstone lies at {message.partition}:{message.offset}")
+    return _received(message, decode(message.value), message.value)
 
 
 class TopicReader:

@@ -19,7 +19,7 @@ import numpy as np
 from consumers.trainer.annotated import REWARD, is_noted
 from streams.bus import Bus
 from streams.dead_letters import DeadLetters
-from streams.reader import Received, TopicReader, read_at
+from streams.reader import Received, TopicReader, read_all_at, read_at
 from streams.records import (
     Address,
     Admitted,
@@ -156,10 +156,10 @@ class Intake:
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
-        for at in arrived:
-            self._arrive(read_at(self._bus, "trajectories", at))
-        for at in noted:
-            self._arrive(read_at(self._bus, "annotations", at))
+        for received in read_all_at(self._bus, "trajectories", arrived):
+            self._arrive(received)
+        for received in read_all_at(self._bus, "annotations", noted):
+            self._arrive(received)
 
     def _is_of_unknown_group(self, record: Record) -> bool:
         return isinstance(record, Trajectory | Annotation) and record.group not in self.open
@@ -213,8 +213,9 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
     error.
     """
     arrived: list[Arrived] = []
-    for member in members:
-        received = read_at(bus, "trajectories", member.at)
+    named = list(members)
+    there = read_all_at(bus, "trajectories", [member.at for member in named])
+    for member, received in zip(named, there, strict=True):
         record = received.record
         if not isinstance(record, Trajectory) or received.hash != member.hash:
             raise ValueError(
@@ -231,8 +232,9 @@ def fetch_annotations(
     are an error.
     """
     noted: dict[tuple[str, str], Annotation] = {}
-    for note in used:
-        received = read_at(bus, "annotations", note.at)
+    named = list(used)
+    there = read_all_at(bus, "annotations", [note.at for note in named])
+    for note, received in zip(named, there, strict=True):
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
             raise ValueError(f"annotations {note.at} is not what the ledger recorded")

@@ -69,9 +69,9 @@ class Wire:
     """One connection; not for several threads. Every wait has a bound, `RelayLost` after it."""
 
     def __init__(self, url: str) -> None:
-        split = urlsplit(url)
         self.url = url
         try:
+            split = urlsplit(url)  # of another program's status: it may be no URL at all
             self._socket = socket.create_connection(
                 (split.hostname or "", split.port or 80), CONNECT_S
             )
