@@ -9,6 +9,7 @@ from typing import Any
 
 from rollstream.config import (
     Configuration,
+    Difference,
     differences,
     essentials,
     fingerprint,
@@ -37,17 +38,24 @@ def accept_change(
     """Whether the run goes on under a change that was accepted; False when nothing that matters
     changed since `before`. `ConfigurationError` shows what was not accepted.
     """
-    key = key_of(before)
     try:
-        had = decode(store.get(key), dict[str, Any], key)
+        found = changes_since(store, before, configuration)
     except ObjectMissing:
         if not accepted:
             raise ConfigurationError(
                 f"the run was trained under another configuration ({before}), which is not kept: "
-                f"no object {key}; {ADVICE}"
+                f"no object {key_of(before)}; {ADVICE}"
             ) from None
         return True
-    now: dict[str, Any] = json.loads(json.dumps(essentials(configuration)))
-    found = differences(had, now)
     refuse_differences(found, f"the ledger ends under {before}, a run", accepted, ADVICE)
     return bool(found)
+
+
+def changes_since(
+    store: ObjectStore, before: str, configuration: Configuration
+) -> list[Difference]:
+    """In what matters, since the configuration of this hash; `ObjectMissing` if it is not kept."""
+    key = key_of(before)
+    had = decode(store.get(key), dict[str, Any], key)
+    now: dict[str, Any] = json.loads(json.dumps(essentials(configuration)))
+    return differences(had, now)

@@ -10,10 +10,13 @@ a role that the supervisor starts has exactly the supervisor's configuration.
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import xxhash
 from pydantic import Field, ValidationError
@@ -33,6 +36,7 @@ from rollstream.layers import Layers, environment_layer, file_layer, lay, overri
 from storage.relay.settings import RelaySettings
 from storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
 from streams.errors import ConfigurationError
+from streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
 
@@ -165,9 +169,12 @@ trajectory.
 """
 ESSENTIAL = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
 """Exceptions to `INCIDENTAL`."""
-FIXED = ("run", "model", "trainer.updates_per_step")
-"""What no `--accept-config` changes: the log is named by it, or a checkpoint means nothing without.
+FIXED = ("run", "bus", "store", "model", "trainer.updates_per_step")
+"""What no `--accept-config` changes: log and store are found by it, or a checkpoint means nothing
+without.
 """
+PLACES = ("bus", "store")
+"""URLs, of which only what names the run's data matters (`named_by`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +196,49 @@ def load(
     """The configuration of this file and what is laid over it, checked; `overrides` are
     `key=value`.
     """
-    layers = file_layer(Path(path))
-    if Path(path).suffix == ".json":
-        layers.values.pop(CODE_REVISION, None)
-        layers.values["folder"] = str(Path(path).parent)
-    else:
+    layers = _resolved(Path(path))
+    if Path(path).suffix != ".json":
         layers = lay(layers, environment_layer(environment, Configuration))
     return checked(lay(layers, overrides_layer(overrides, Configuration)))
+
+
+def load_to_look(path: Path) -> Configuration:
+    """The configuration of a run's `config.json`, for commands that only look at the run: keys of
+    another release are passed over with a warning, where `load` refuses them.
+    """
+    layers = _resolved(path)
+    try:
+        Configuration.model_validate_json(json.dumps(layers.values), strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+        for *tables, key in unknown:
+            table: Any = layers.values
+            for name in tables:
+                table = table[name]
+            del table[key]
+        _warn_of_unknown(path, tuple(".".join(map(str, where)) for where in unknown))
+    return checked(layers)
+
+
+@cache
+def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
+    """Once a process: a command may load a file several times."""
+    if keys:
+        print(
+            f"rollstream: {path}: passed over what release {RELEASE} does not know: "
+            f"{', '.join(keys)}; what depends on it is not shown",
+            file=sys.stderr,
+        )
+
+
+def _resolved(path: Path) -> Layers:
+    """A file's layer; of a `config.json` without what is no setting, and with its folder."""
+    layers = file_layer(path)
+    if path.suffix == ".json":
+        layers.values.pop(CODE_REVISION, None)
+        layers.values["folder"] = str(path.parent)
+    return layers
 
 
 def truncates(configuration: Configuration) -> bool:
@@ -246,7 +289,26 @@ def value_at(configuration: Configuration, key: str) -> Any:
 
 def essentials(configuration: Configuration) -> dict[str, Any]:
     """The settings that must stay while a run lives."""
-    return {key: value for key, value in flat(configuration).items() if not _is_incidental(key)}
+    kept = {key: value for key, value in flat(configuration).items() if not _is_incidental(key)}
+    return _placed(kept)
+
+
+def named_by(url: str) -> str:
+    """The part of a URL that names the data: scheme, and prefix or bucket and prefix. Hosts,
+    endpoints and options may change in a run (invariant 15); of a path all of it names the data.
+    """
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if parts.scheme == "kafka":
+        return f"kafka:///{path}"
+    if parts.scheme == "s3":
+        return f"s3://{parts.netloc}/{path}"
+    return url
+
+
+def _placed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose URLs name the data alone; earlier programs recorded them whole."""
+    return {k: named_by(v) if k in PLACES and v else v for k, v in settings.items()}
 
 
 def fingerprint(configuration: Configuration) -> str:
@@ -259,7 +321,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diffe
     """Of two essentials, by key. A setting that `before` has not, because an earlier program wrote
     it, was its default then.
     """
-    defaults = essentials(Configuration())
+    defaults, before = essentials(Configuration()), _placed(before)
     pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
     return [Difference(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
 

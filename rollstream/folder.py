@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from storage.connect import open_store
 from storage.log import open_log
 from storage.objects import ObjectStore
 from streams.bus import Bus
+from streams.connect import check_reachable
 from streams.errors import ConfigurationError
+from streams.topics import catalogue
 
 ADVICE = (
     "go on with its own configuration, choose another folder with --run DIR, or change the run "
@@ -97,9 +100,28 @@ def model_folder(configuration: Configuration, folder: Path) -> Path:
     return checkpoint_folder(given) if given else RunFolder(folder).model
 
 
-def settle(folder: RunFolder, configuration: Configuration, accepted: bool = False) -> None:
+def reach(configuration: Configuration, folder: Path) -> None:
+    """Log and store of the run answer, and the log has its topics."""
+    check_reachable(configuration.bus)
+    bus = run_log(configuration, folder)
+    try:
+        bus.create(catalogue())
+    finally:
+        bus.close()
+    store_for_writing(configuration, folder)
+
+
+def settle(
+    folder: RunFolder,
+    configuration: Configuration,
+    accepted: bool = False,
+    reach: Callable[[], None] = lambda: None,
+) -> None:
     """Make the folder and write `config.json`; one that differs in what matters is refused, unless
     it is `accepted`.
+
+    A folder without one is claimed only once `reach` returned. What this stops: a mistyped URL
+    claims the folder, and the corrected command is refused as another configuration.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -112,6 +134,8 @@ def settle(folder: RunFolder, configuration: Configuration, accepted: bool = Fal
         before, now = essentials(load(folder.configuration)), essentials(configuration)
         found = differences(before, now)
         refuse_differences(found, f"{folder.path} holds a run", accepted, ADVICE)
+    else:
+        reach()
     text = json.dumps(
         {CODE_REVISION: code_revision(), **configuration.model_dump(mode="json")}, indent=2
     )

@@ -23,10 +23,10 @@ from consumers.trainer.learning import open_learner
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.versions import VersionWriter
 from producers.prompt_source import PromptOrder
-from rollstream.accepting import keep_configuration
 from rollstream.config import Configuration, fingerprint
 from rollstream.folder import model_folder, run_log, settle, store_for_writing
 from rollstream.forking import Wanted
+from rollstream.identity import identify, record
 from rollstream.parentage import Parentage, PromptsLeft, keep_parentage
 from rollstream.revision import code_revision
 from rollstream.role_place import set_threads
@@ -111,7 +111,6 @@ def _train_nothing(
     versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
     versions.open()
     versions.publish(step, learner.snapshot(c.weights.dtype))
-    keep_configuration(store, c)
     state = TrainerState(
         step=step,
         updates=learner.updates,
@@ -128,7 +127,11 @@ def _train_nothing(
     ledger = Ledger(bus, term)
     ledger.open(Position())
     origin = f"{wanted.before.run} {checkpoint.id}"
-    ledger.append([Configured(fingerprint(c), code_revision(), step, forked_from=origin)])
+    run_id = identify(store, c.run).id
+    record(store, c)
+    ledger.append(
+        [Configured(fingerprint(c), code_revision(), step, forked_from=origin, run_id=run_id)]
+    )
     state_hash = learner.state_hash()
     learner.close()
     return state_hash

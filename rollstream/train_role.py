@@ -9,6 +9,7 @@ from consumers.trainer.step_lines import missing_lines
 from rollstream.accepting import accept_change, keep_configuration
 from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
+from rollstream.identity import identify, record
 from rollstream.revision import code_revision
 from rollstream.role_place import Place, set_threads
 from rollstream.starting import starting_model
@@ -39,9 +40,17 @@ def train(place: Place, term: int, party: Party | None = None) -> bool:
             place.store,
             Plan(c.trainer, rule, c.weights, c.checkpoints, truncates(c), archived),
             Begin(party.share(model) if party else model, small_files(start)),
-            Provenance(c.run, term, fingerprint(c), code_revision(), accept),
+            Provenance(
+                c.run,
+                term,
+                fingerprint(c),
+                code_revision(),
+                accept,
+                identify(place.store, c.run).id,
+            ),
             metrics,
         )
+        record(place.store, c)
         for line in missing_lines(trainer.recorded.done, read_metrics(lines)):
             metrics.append(line)
         place.watch.offer(trainer.figures, trainer.readers)

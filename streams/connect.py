@@ -3,13 +3,14 @@ differs in this URL and the store's only.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from streams.bus import Bus
-from streams.errors import ConfigurationError
+from streams.errors import BusError, ConfigurationError
 from streams.memory_bus import MemoryBus
 from streams.sqlite_bus import SqliteBus
 
@@ -33,6 +34,26 @@ def open_bus(
         f"{url!r} is no bus that is known; known are sqlite:FOLDER, kafka://HOST:PORT/PREFIX and "
         "memory:"
     )
+
+
+def check_reachable(url: str, wait_s: float = 5.0) -> None:
+    """`BusError` at once where no broker of a `kafka:` URL takes a connection. For a first look: a
+    bus itself waits a minute for brokers that restart, which tells a person nothing of a typo.
+    """
+    if not url.startswith("kafka://"):
+        return
+    from streams.kafka.address import parse
+
+    address, why = parse(url), ""
+    for server in address.servers:
+        host, _, port = server.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), wait_s).close()
+        except OSError as error:
+            why = f"{server}: {error.strerror or error}"
+        else:
+            return
+    raise BusError(f"no broker of {address} can be reached ({why}); is the URL right?")
 
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:

@@ -32,6 +32,9 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 and that is not in `FIRST` stands here.
 """
 
+NEEDED = tuple(sorted({feature for needs in NEEDS.values() for feature in needs}))
+"""What acting on a run takes once a trainer of this release has."""
+
 SHARED = frozenset[str]().union(*BELONGS.values()) - FIRST
 """Schemas beyond `FIRST` that this release writes in topics of many writers."""
 

@@ -37,6 +37,7 @@ from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
+from streams.errors import ConfigurationError
 from streams.reader import from_begin
 from streams.records import Configured, Position
 from streams.writer import FencedWriter
@@ -59,6 +60,8 @@ class Provenance:
     """Given the hash of another configuration that the run had: whether the difference is accepted
     and to be recorded; raises `ConfigurationError` where it is not.
     """
+    run_id: str = ""
+    """Drawn at the begin of the run; a ledger of another id belongs to another run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +206,24 @@ def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
 def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | None) -> bool:
     """Whether the run goes on under another configuration than its last trainer had."""
     if recorded.configured is not None:
+        _check_run(provenance, recorded.configured)
         before = recorded.configured.configuration_hash
     elif state is not None:
         before = state.configuration_hash
     else:
         return False
     return before != provenance.configuration_hash and provenance.accept(before)
+
+
+def _check_run(provenance: Provenance, found: Configured) -> None:
+    """Log and store are of one run. What this stops: a URL with another run's prefix, whose takes
+    would be trained again on this run's checkpoint.
+    """
+    if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
+        raise ConfigurationError(
+            f"the ledger is of the run with id {found.run_id}, the store of the one with id "
+            f"{provenance.run_id}; give the bus and the store of one run"
+        )
 
 
 def _say_configured(ledger: Ledger, provenance: Provenance, step: int, accepted: bool) -> None:
@@ -219,6 +234,7 @@ def _say_configured(ledger: Ledger, provenance: Provenance, step: int, accepted:
                 code_revision=provenance.code_revision,
                 resumed_from=step,
                 accepted=accepted,
+                run_id=provenance.run_id,
             )
         ]
     )

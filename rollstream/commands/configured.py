@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rollstream.analysis.place import REPLAYED
 from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, folder_of, settle
+from rollstream.folder import RunFolder, folder_of, reach, settle
 from streams.errors import ConfigurationError
 
 
@@ -15,7 +15,8 @@ def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]
     if (folder.path / REPLAYED).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role goes on with")
     if _file(arguments).absolute() != folder.configuration or arguments.overrides:
-        settle(folder, configuration, getattr(arguments, "accept_config", False))
+        accepted = getattr(arguments, "accept_config", False)
+        settle(folder, configuration, accepted, lambda: reach(configuration, folder.path))
     return configuration, folder
 
 

@@ -15,7 +15,8 @@ from rich.console import Console
 from rollstream.commands.configured import configured
 from rollstream.commands.signals import StopSignals, listen
 from rollstream.config import Configuration
-from rollstream.folder import RunFolder, run_log
+from rollstream.folder import RunFolder, run_log, store_for_writing
+from rollstream.identity import check_agrees, identify, record
 from rollstream.live.look import Onlooker
 from rollstream.live.plan import plan_of
 from rollstream.live.view import LiveView
@@ -44,6 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
     bus = run_log(configuration, folder.path)
     bus.create(catalogue())  # 3
     try:
+        _identify(configuration, folder, arguments.accept_config)
         seat = warmup_seat(configuration, folder)
         warming = Warming(configuration, folder, seat, console, lock)
         if not warming.run(signals):  # 4
@@ -54,6 +56,17 @@ def main(arguments: argparse.Namespace) -> int:
         bus.close()
         lock.close()
     return {"complete": 0, "stopped": INTERRUPTED, "failed": 1}[outcome.kind]
+
+
+def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
+    """This is the run that it was; a change that is accepted is recorded before any role compares
+    its own configuration with the run's.
+    """
+    store = store_for_writing(configuration, folder.path)
+    identify(store, configuration.run)
+    check_agrees(store, configuration, accepted)
+    if accepted:
+        record(store, configuration)
 
 
 def _supervise(

@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rollstream.config import Configuration, load
+from rollstream.config import Configuration, load_to_look
 from rollstream.folder import RunFolder, bus_url, run_log
 from rollstream.live.frame import Size, render
 from rollstream.live.keys import Keys
@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.every >= EVERY_MIN_S:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)
-    configuration = load(folder.configuration)
+    configuration = load_to_look(folder.configuration)
     onlooker = Onlooker(
         plan_of(configuration), folder.metrics, _opener(configuration, folder), time.time
     )

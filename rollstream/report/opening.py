@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollstream.config import load
+from rollstream.config import load_to_look
 from rollstream.folder import RunFolder, run_log, store_url
 from rollstream.report.history import History
 from rollstream.report.reading import read_history
@@ -23,7 +23,7 @@ def run_folder(path: str | Path) -> RunFolder:
 
 def open_history(folder: RunFolder) -> History:
     """Everything that its log and its metrics files say now."""
-    configuration = load(folder.configuration)
+    configuration = load_to_look(folder.configuration)
     bus = run_log(configuration, folder.path)
     try:
         bus.create(catalogue())  # a run that was only prepared has no topics yet

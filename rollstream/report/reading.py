@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.config import flat, load
+from rollstream.config import flat, load_to_look
 from rollstream.folder import RunFolder
 from rollstream.live.moves import MOVES, moves_of
 from rollstream.live.plan import plan_of
@@ -23,7 +23,7 @@ TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories"
 
 def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
     """The run as far as it is now; it may be running, and half of it may be missing."""
-    settings = flat(load(folder.configuration)) if folder.configuration.exists() else {}
+    settings = flat(load_to_look(folder.configuration)) if folder.configuration.exists() else {}
     history = History(
         configuration=settings,
         warmup=_json(folder.model / "warmup.json"),
@@ -37,7 +37,7 @@ def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
     if parentage := parentage_of(store):
         history.forked_from = str(parentage)
     if folder.configuration.exists():
-        plan = plan_of(load(folder.configuration))
+        plan = plan_of(load_to_look(folder.configuration))
         seen = concerns_at_end(bus, folder.metrics, plan)
         history.concerns = (*seen, *biases(history.dropped.compared()))
     return history

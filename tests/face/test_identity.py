@@ -1,0 +1,176 @@
+"""Invariant 15: what identifies a run, and which settings its roles must agree on."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from consumers.trainer.resume import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
+from rollstream.accepting import accept_change, key_of
+from rollstream.commands.configured import configured
+from rollstream.config import Configuration, essentials, fingerprint, load, load_to_look
+from rollstream.folder import RunFolder, settle
+from rollstream.identity import KEY, agreeing, check_agrees, identify, record
+from rollstream.main import main, parser
+from storage.documents import encode
+from storage.memory_store import MemoryStore
+from storage.objects import ObjectStore
+from streams.errors import BusError, ConfigurationError, NewerRelease
+from streams.records import Configured
+from streams.release import RELEASE
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return MemoryStore()
+
+
+def of(**settings: object) -> Configuration:
+    return Configuration.model_validate_json(json.dumps(settings))
+
+
+CLUSTER = {"bus": "kafka://a:9092,b:9092/team.run", "store": "s3://bucket/run?endpoint=http://a:1"}
+MOVED = {
+    "bus": "kafka://other:9093/team.run?security=ssl&linger_ms=5",
+    "store": "s3://bucket/run?deadline_s=30",
+}
+
+
+def test_hosts_endpoints_and_options_may_change(tmp_path: Path) -> None:
+    assert fingerprint(of(**CLUSTER)) == fingerprint(of(**MOVED))
+    settle(RunFolder(tmp_path), of(**CLUSTER))
+    settle(RunFolder(tmp_path), of(**MOVED))
+    assert load(tmp_path / "config.json", (), {}).bus == MOVED["bus"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bus": "kafka://a:9092/team.other"}, {"store": "s3://bucket/other"},
+        {"store": "s3://other/run"}, {"bus": "sqlite:bus"},
+    ],
+)  # fmt: skip
+def test_prefix_and_bucket_may_not_even_when_accepted(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    settle(RunFolder(tmp_path), of(**CLUSTER))
+    with pytest.raises(ConfigurationError, match="cannot change in a run"):
+        settle(RunFolder(tmp_path), of(**(CLUSTER | changed)), accepted=True)
+
+
+def test_a_hash_that_was_recorded_over_whole_urls_is_still_the_runs(store: ObjectStore) -> None:
+    """As 0.1.0 recorded it: of the same settings it has another hash, and no difference."""
+    had = essentials(of(**CLUSTER)) | CLUSTER
+    store.create(key_of("of-old"), encode(had))
+    assert not accept_change(store, of(**MOVED), False, "of-old")
+    with pytest.raises(ConfigurationError, match="store"):
+        accept_change(store, of(**(CLUSTER | {"store": "s3://bucket/other"})), False, "of-old")
+
+
+def test_the_id_is_drawn_once_and_another_run_is_refused(store: ObjectStore) -> None:
+    drawn = identify(store, "one")
+    assert identify(store, "one") == drawn
+    assert identify(MemoryStore(), "one").id != drawn.id
+    with pytest.raises(ConfigurationError, match="the store holds the run 'one', not 'two'"):
+        identify(store, "two")
+
+
+def test_a_ledger_of_another_run_is_refused() -> None:
+    mine = Provenance("run", 2, "hash", "revision", run_id="aa")
+    _check_run(mine, Configured("hash", "revision", 0))
+    _check_run(mine, Configured("hash", "revision", 0, run_id="aa"))
+    with pytest.raises(ConfigurationError, match="id bb, the store of the one with id aa"):
+        _check_run(mine, Configured("hash", "revision", 0, run_id="bb"))
+
+
+def test_a_role_with_another_max_lag_is_refused_by_name(store: ObjectStore) -> None:
+    identify(store, "run")
+    record(store, of())
+    other = of(dispatch={"max_lag": 3}, rollouts={"on_update": "keep_version"})
+    with pytest.raises(ConfigurationError) as refused:
+        check_agrees(store, other)
+    assert "dispatch.max_lag: 4 in the run, 3 asked for" in str(refused.value)
+    assert "rollouts.on_update" in str(refused.value)
+    assert check_agrees(store, of(rollouts={"slots": 3}))
+
+
+def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
+    store: ObjectStore,
+) -> None:
+    with agreeing(store, of(dispatch={"max_lag": 3}), threading.Event(), False):
+        pass
+    assert not check_agrees(store, of())
+
+
+def test_a_role_that_started_first_stops_when_the_trainer_records_another(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollstream.identity.UNRECORDED_S", 0.01)
+    stop = threading.Event()
+
+    def work() -> None:
+        with agreeing(store, of(dispatch={"max_lag": 3}), stop, False):
+            record(store, of())
+            assert stop.wait(30)
+
+    with pytest.raises(ConfigurationError, match="max_lag"):
+        work()
+
+
+def test_an_accepted_change_is_what_roles_compare_with(store: ObjectStore) -> None:
+    identify(store, "run")
+    record(store, of())
+    changed = of(trainer={"lr": 1e-3})
+    assert check_agrees(store, changed, accepted=True)
+    record(store, changed)
+    assert check_agrees(store, changed)
+    with pytest.raises(ConfigurationError, match=r"trainer\.lr"):
+        check_agrees(store, of())
+
+
+def test_a_run_that_needs_a_newer_release_is_refused_before_any_lease(store: ObjectStore) -> None:
+    identify(store, "run")
+    record(store, of())
+    found = json.loads(store.get(KEY))
+    assert found["release"] == RELEASE
+    found |= {"release": "7.1", "needs": ["merged_groups"]}
+    store.put(KEY, encode(found))
+    with pytest.raises(NewerRelease, match=r"merged_groups; .* run release 7\.1 or a later"):
+        identify(store, "run")
+    with pytest.raises(NewerRelease):
+        record(store, of())
+
+
+def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path) -> None:
+    toml = tmp_path / "run.toml"
+    toml.write_text('run = "run"\n')
+    folder = tmp_path / "run"
+
+    def asked(bus: str) -> None:
+        line = ["warmup", str(toml), "--run", str(folder), "--set", f"bus={bus}"]
+        configured(parser().parse_args(line))
+
+    with pytest.raises(BusError, match=r"no broker of kafka://127.0.0.1:1/run can be reached"):
+        asked("kafka://127.0.0.1:1/run")
+    assert not (folder / "config.json").exists()
+    asked("sqlite:bus")
+    assert load(folder / "config.json", (), {}).bus == "sqlite:bus"
+
+
+def test_who_only_looks_warns_of_unknown_keys_and_roles_refuse_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settle(RunFolder(tmp_path), of())
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    values["novel"] = 1
+    values["trainer"]["magic"] = {"deep": True}
+    path.write_text(json.dumps(values))
+    assert load_to_look(path).trainer == of().trainer
+    load_to_look(path)
+    assert capsys.readouterr().err.count("trainer.magic") == 1
+    with pytest.raises(ConfigurationError, match="unknown key"):
+        load(path, (), {})
+    assert main(["report", str(tmp_path)]) == 0
+    assert main(["train", str(path)]) == 2
