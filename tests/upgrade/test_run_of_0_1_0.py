@@ -1,0 +1,85 @@
+"""A run of release 0.1.0 is resumed, queried, audited and replayed by this one (invariant 14)."""
+
+import io
+import json
+import tarfile
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from rollstream.config import load
+from rollstream.folder import run_log
+from rollstream.main import main
+from rollstream.roles import run_role
+from streams.reader import TopicReader
+from streams.records import Configured, Opened, Position, Record
+from streams.release import RELEASE
+from tests.run_process import WAIT_S, run_line, running
+
+ARCHIVED = Path(__file__).parent / "run_of_0_1_0.tar.zst"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with ARCHIVED.open("rb") as file:
+        data = zstandard.ZstdDecompressor().stream_reader(file).read()
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        tar.extractall(tmp_path / "run", filter="data")
+    return tmp_path / "run"
+
+
+def test_it_is_queried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "SELECT schema, count(*) AS n FROM ledger GROUP BY ALL ORDER BY ALL"
+    assert main(["query", asked, "--run", str(folder), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["schema"], line["n"]) for line in lines] == [
+        ("configured/1", 1), ("opened/1", 1), ("step_done/1", 7), ("take/1", 8),
+    ]  # fmt: skip
+
+
+def test_it_is_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(folder)]) == 0, capsys.readouterr().out
+
+
+def test_it_is_replayed_to_the_same_bits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--from-step", "3", "--to-step", "7", "--out", str(folder.parent / "again"), "--json"]
+    assert main(["replay", str(folder), *line]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["compared"], told["differing"]) == (4, [])
+
+
+def test_it_is_looked_at(folder: Path) -> None:
+    assert main(["report", str(folder)]) == 0
+    assert main(["top", str(folder), "--once"]) == 0
+
+
+def test_its_trainer_resumes_under_a_term_of_this_release(folder: Path) -> None:
+    """Checkpoint, ledger and pointer of 0.1.0 are read, and the settings' old hash is the run's."""
+    configuration, stop = load(folder / "config.json", (), {}), threading.Event()
+    bus = run_log(configuration, folder)
+    reader = TopicReader(bus, "ledger", {0: Position(bus.end("ledger")[0])}, with_opened=True)
+    train = partial(run_role, "train", configuration, folder, name="trainer", nonce="n", stop=stop)
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    found: list[Record] = []
+    while not any(isinstance(one, Configured) for one in found) and thread.is_alive():
+        found += [received.record for received in reader.poll(0.5)]
+    stop.set()
+    thread.join(WAIT_S)
+    bus.close()
+    assert [one.release for one in found if isinstance(one, Opened)] == [RELEASE]
+    (configured,) = [one for one in found if isinstance(one, Configured)]
+    assert configured.resumed_from == 6
+    assert configured.run_id
+    assert not configured.accepted
+
+
+@pytest.mark.slow
+def test_the_whole_run_goes_on_to_its_last_step(folder: Path, tmp_path: Path) -> None:
+    line = run_line(folder / "config.json", folder, [])
+    with running(line, tmp_path / "output.txt") as process:
+        assert process.wait(WAIT_S) == 0, (tmp_path / "output.txt").read_text()
+    assert main(["audit", str(folder)]) == 0
