@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollstream.analysis.run import Run
 
-__all__ = ["open_run"]
+    __version__: str
+
+__all__ = ["__version__", "open_run"]
+
+
+def __getattr__(name: str) -> str:
+    """`__version__` without numpy, which `--help` need not wait for."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from streams.release import RELEASE
+
+    return RELEASE
 
 
 def open_run(url: str | None = None, name: str | None = None, skip_corrupt: bool = False) -> "Run":

@@ -39,6 +39,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class _Version(argparse.Action):
+    """Release and revision; git is asked only when somebody wants to know."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print release and code revision")
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from rollstream.revision import code_revision
+        from streams.release import RELEASE
+
+        print(f"rollstream {RELEASE} ({code_revision()})")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole grammar."""
     top = argparse.ArgumentParser(
@@ -47,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="example:\n  rollstream run examples/quickstart.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_running(commands)
     add_looking(commands)

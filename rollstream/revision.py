@@ -1,25 +1,36 @@
-"""Which code runs: the git commit of this source tree, for the ledger and `config.json`."""
+"""Which code runs: the revision that the build wrote into the package, for the ledger and
+`config.json`; in a checkout of our own, which is no build, git is asked.
+
+What this stops: a virtual environment inside a user's repository reports the user's commit.
+"""
 
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 UNKNOWN = "unknown"
+_PACKAGE = Path(__file__).parent
 _WAIT_S = 5.0
 
 
-def code_revision() -> str:
-    """The commit, `+changes` if tracked files differ from it, `unknown` outside a repository."""
-    commit = _git("rev-parse", "HEAD")
+def code_revision(package: Path = _PACKAGE) -> str:
+    """The commit, `+changes` if tracked files differ from it; `unknown` for a copy of the sources
+    that is neither built nor a checkout. `package` is the folder of this package.
+    """
+    if (package / "_revision.py").is_file():
+        return str(import_module("rollstream._revision").REVISION)
+    top = _git(package, "rev-parse", "--show-toplevel")
+    is_ours = top == str(package.parent.resolve()) and _git(package, "ls-files", "revision.py")
+    commit = _git(package, "rev-parse", "HEAD") if is_ours else ""
     if not commit:
         return UNKNOWN
-    return f"{commit}+changes" if _git("status", "--porcelain", "-uno") else commit
+    return f"{commit}+changes" if _git(package, "status", "--porcelain", "-uno") else commit
 
 
-def _git(*arguments: str) -> str:
-    source = Path(__file__).parent
+def _git(folder: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(source), *arguments],
+            ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             timeout=_WAIT_S,

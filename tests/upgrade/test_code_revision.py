@@ -1,0 +1,84 @@
+"""The revision comes from the build; git is asked in our own checkout alone."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rollstream
+from rollstream.main import main
+from rollstream.revision import UNKNOWN, code_revision
+from streams.release import RELEASE
+
+SOURCES = Path(rollstream.__file__).parent.parent
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    line = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def repository(folder: Path) -> None:
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "theirs", "--allow-empty")
+
+
+def test_a_users_repository_around_the_package_is_not_asked(tmp_path: Path) -> None:
+    """As in a virtual environment inside it, whether or not its files are tracked there."""
+    package = tmp_path / ".venv" / "lib" / "rollstream"
+    package.mkdir(parents=True)
+    shutil.copy(SOURCES / "rollstream" / "revision.py", package)
+    repository(tmp_path)
+    assert code_revision(package) == UNKNOWN
+
+
+def test_a_checkout_of_ours_says_its_commit_and_whether_it_changed(tmp_path: Path) -> None:
+    package = tmp_path / "rollstream"
+    package.mkdir()
+    shutil.copy(SOURCES / "rollstream" / "revision.py", package)
+    repository(tmp_path)
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert code_revision(package) == commit
+    (package / "revision.py").write_text("")
+    assert code_revision(package) == f"{commit}+changes"
+
+
+def test_an_untracked_copy_at_the_top_of_a_users_repository_is_not_ours(tmp_path: Path) -> None:
+    repository(tmp_path)
+    shutil.copytree(SOURCES / "rollstream", tmp_path / "rollstream")
+    assert code_revision(tmp_path / "rollstream") == UNKNOWN
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"rollstream {RELEASE} ({code_revision()})\n"
+    assert rollstream.__version__ == RELEASE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stated", ["", "abc123"])
+def test_a_wheel_carries_its_revision(tmp_path: Path, stated: str) -> None:
+    """Without a checkout there is none to ask, so an image states it."""
+    source = tmp_path / "source"
+    for name in ("streams", "storage", "producers", "consumers", "simulator", "rollstream"):
+        shutil.copytree(SOURCES / name, source / name)
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(SOURCES / name, source)
+    repository(source)
+    wheels = ["pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    environment = {"PATH": "/usr/bin:/bin", "ROLLSTREAM_REVISION": stated}
+    line = [sys.executable, "-m", *wheels, str(source)]
+    subprocess.run(line, check=True, env=environment)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert f"-{RELEASE}-" in wheel.name
+    with zipfile.ZipFile(wheel) as built:
+        text = built.read("rollstream/_revision.py").decode()
+    assert text == f'REVISION = "{stated or git(source, "rev-parse", "HEAD")}"\n'
+    assert not (source / "rollstream" / "_revision.py").exists()
