@@ -1,0 +1,48 @@
+"""Which relays a process takes to be alive: by its own clock, from a topic read to its end."""
+
+from storage.relay.directory import Directory
+from streams.memory_bus import MemoryBus
+from streams.records import RelayStatus
+from streams.topics import catalogue
+from streams.writer import publish_all
+from tests.streams.hand_clock import HandClock
+
+TIMEOUT_S = 5.0
+
+
+def beat(bus: MemoryBus, *names: str, time_s: float = 0.0) -> None:
+    records = [
+        RelayStatus(name, int(name[1:]), "node", f"http://{name}:1", (), "", time_s)
+        for name in names
+    ]
+    publish_all(bus, "status", [(f"{record.relay}/1", record) for record in records])
+
+
+def made() -> tuple[MemoryBus, HandClock, Directory]:
+    bus, clock = MemoryBus(), HandClock()
+    bus.create(catalogue(1))
+    return bus, clock, Directory(bus, TIMEOUT_S, clock)
+
+
+def test_a_relay_whose_clock_is_wrong_is_in_the_chain():
+    """No decision compares the clocks of two machines (invariant 11)."""
+    bus, clock, directory = made()
+    beat(bus, "r1", time_s=0.0)
+    directory.poll()
+    assert [member.name for member in directory.members()] == ["r1"]
+    clock.now_s += TIMEOUT_S + 1
+    directory.poll()
+    assert directory.members() == [], "it was dead before, or is now"
+
+
+def test_after_a_stall_all_that_were_sent_meanwhile_are_alive():
+    """One read returns 512."""
+    bus, clock, directory = made()
+    names = [f"r{number}" for number in range(1, 701)]
+    for _ in range(2):
+        beat(bus, *names)
+        clock.now_s += 2 * TIMEOUT_S
+        if directory.members():
+            assert len(directory.members()) == 700, "it has not listened since its last poll"
+        directory.poll()
+        assert len(directory.members()) == 700
