@@ -23,7 +23,7 @@ from consumers.audit.origins import Origins
 from consumers.audit.reads import Reads
 from consumers.audit.rows import RowChecker, Rows
 from consumers.audit.seen import Checker, Kept
-from consumers.audit.spans import OneVersion, Spans
+from consumers.audit.spans import Foreign, OneVersion, Spans
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
 from consumers.audit.versions import Versions
@@ -89,8 +89,10 @@ class Audit:
 
     def _folds(self) -> Folds:
         topics = {topic.name: topic for topic in catalogue()}
-        taken, spans = Taken(), Spans()
+        taken = Taken()
         groups, once, versions = Groups(taken), Once(taken), Versions(taken)
+        foreign = Foreign(groups.admitted, self._coverage)
+        spans = Spans(foreign)
         reads = Reads(groups.admitted)
         damage = Damage(self.bus, self.reading, reads.was_read)
         fences = Fences(topics, self.reading, damage)
@@ -98,7 +100,7 @@ class Audit:
         rows = (
             once,
             spans,
-            OneVersion(keep_version),
+            OneVersion(keep_version, foreign),
             Lag(taken, self.policy),
             Origins(taken, groups.admitted, spans.tally, self._coverage),
             Decisions(groups, taken, reads, self.policy, once.tally),

@@ -2,24 +2,44 @@
 has one span.
 
 The log cannot say which engine stamped a span, only that the spans tile the generated tokens.
-Dead completions are held to the same: what they had generated is stamped too.
+Dead completions are held to the same: what they had generated is stamped too. Foreign completions,
+of trajectories that were never admitted, are counted: anyone may append them, and the trainer drops
+them (invariant 12).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from consumers.audit.groups import Admission
 from consumers.audit.rows import Numbers, Rows
-from consumers.audit.seen import Coverage, Seen
+from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.tally import Tally
 from streams.records import GENERATED, Assignment, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Which completions name no trajectory that was admitted, by the groups of `admissions`."""
+
+    admitted: Mapping[int, Admission]
+    coverage: Coverage
+
+    def has(self, record: Trajectory) -> bool:
+        """Never where admissions are not there from the first on: then nobody knows."""
+        if not begins_whole(self.coverage["admissions"]):
+            return False
+        group = self.admitted.get(record.group)
+        return group is None or record.trajectory not in group.names
 
 
 @dataclass(slots=True)
 class Spans:
     """Of `trajectories`."""
 
+    foreign: Foreign
     tally: Tally = field(
         default_factory=lambda: Tally(3, "every generated token belongs to one span")
     )
@@ -27,6 +47,9 @@ class Spans:
     def apply(self, seen: Seen) -> None:
         record = seen.record
         if seen.topic != "trajectories" or not isinstance(record, Trajectory):
+            return
+        if self.foreign.has(record):
+            self.tally.counts["foreign completions"] += 1
             return
         self.tally.counts["trajectories"] += 1
         self.tally.counts["spans"] += len(record.spans)
@@ -53,6 +76,7 @@ class OneVersion:
     """`keep_version` is None where nobody knows the run's settings."""
 
     keep_version: bool | None
+    foreign: Foreign
     tally: Tally = field(default_factory=lambda: Tally(4, "under keep_version, one span each"))
 
     def apply(self, seen: Seen) -> None:
@@ -64,7 +88,7 @@ class OneVersion:
         several = len(record.spans) > 1
         self.tally.counts["trajectories of one span"] += not several
         self.tally.counts["of several"] += several
-        if several and self.keep_version:
+        if several and self.keep_version and not self.foreign.has(record):
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
             self.tally.offend(what, seen.topic, seen.address)

@@ -13,8 +13,8 @@ from tests.chaos.trials import Trial, scratch_folder, tried
 
 PARTITIONS = 2
 BATCH = 25
-PAUSE_S = 0.05
-SHAPE = Shape(steps=6, groups=2, samples=2)
+PAUSE_S = 0.02
+SHAPE = Shape(steps=12, groups=2, samples=2)
 
 
 def hostile_trial(seed: int, count: int, shape: Shape = SHAPE) -> tuple[Trial, SteppedRun]:
