@@ -26,7 +26,7 @@ from consumers.audit.seen import Checker, Kept
 from consumers.audit.spans import Foreign, OneVersion, Spans
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
-from consumers.audit.versions import Versions
+from consumers.audit.versions import Participants, Versions
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.topics import catalogue
@@ -90,7 +90,11 @@ class Audit:
     def _folds(self) -> Folds:
         topics = {topic.name: topic for topic in catalogue()}
         taken = Taken()
-        groups, once, versions = Groups(taken), Once(taken), Versions(taken)
+        groups, once, versions = (
+            Groups(taken),
+            Once(taken),
+            Versions(taken, Participants(self.store)),
+        )
         foreign = Foreign(groups.admitted, self._coverage)
         spans = Spans(foreign)
         reads = Reads(groups.admitted)

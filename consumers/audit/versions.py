@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
+from storage.objects import ObjectStore
+from storage.roles import names_of, term_of
 from streams.records import (
     Applied,
     Configured,
@@ -24,10 +26,32 @@ from streams.records import (
 
 
 @dataclass(slots=True)
+class Participants:
+    """Rollouts by the terms that their names have taken in the store; each name is read once."""
+
+    store: ObjectStore | None
+    _names: frozenset[str] | None = None
+    _terms: dict[str, int] = field(default_factory=dict[str, int])
+
+    def is_foreign(self, applied: Applied) -> bool:
+        """Whether no rollout of this name has held this term; never where the store knows none."""
+        if self.store is None:
+            return False
+        if self._names is None:
+            self._names = frozenset(names_of(self.store, "rollouts"))
+        if self._names and applied.rollout not in self._names:
+            return True
+        if applied.rollout in self._names and applied.rollout not in self._terms:
+            self._terms[applied.rollout] = term_of(self.store, "rollouts", applied.rollout)
+        return applied.rollout_term > self._terms.get(applied.rollout, applied.rollout_term)
+
+
+@dataclass(slots=True)
 class Versions:
     """`objects.py` adds to the same tally what the store says."""
 
     taken: Taken
+    participants: Participants
     tally: Tally = field(
         default_factory=lambda: Tally(6, "versions are whole, in order, unchanged")
     )
@@ -54,6 +78,8 @@ class Versions:
                 self._done(done, seen)
             case WeightsAnnounced() as announced:
                 self._named(announced.version, announced.manifest_hash, seen)
+            case Applied() as applied if self.participants.is_foreign(applied):
+                self.tally.counts["foreign applied"] += 1
             case Applied() as applied:
                 self.tally.counts["applied"] += 1
                 self._named(applied.version, applied.hash, seen)
