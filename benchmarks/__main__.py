@@ -17,6 +17,7 @@ from benchmarks.case import Case
 MODULES = (
     "archive",
     "asking",
+    "audit",
     "bus",
     "chaos",
     "cloud",

@@ -22,7 +22,6 @@ from storage.checkpoints import (
 )
 from storage.hashing import content_hash
 from storage.objects import ObjectStore
-from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, ObjectMissing
 
 
@@ -39,19 +38,21 @@ class Checkpoints:
     def check(self) -> None:
         """Everything under `checkpoints/`."""
         whole: list[int] = []
-        if read_pointer(self.store) is None and not stored_checkpoints(self.store):
+        stored = stored_checkpoints(self.store)
+        if not stored and not any(True for _ in self.store.list("weights/")):
             self.tally.cannot("the store holds no checkpoints/")
             return
-        for stored in stored_checkpoints(self.store):
-            if not stored.whole:
+        for checkpoint in stored:
+            one = checkpoint.id
+            if not checkpoint.whole:
                 self.tally.counts["begun"] += 1
                 continue
-            self.tell(f"checkpoint {stored.id}")
-            wrong = self._wrong(stored.id)
-            if wrong and self._is_kept(stored.id):
-                self.tally.offend(wrong, key=f"{stored.id.folder}/")
+            self.tell(f"checkpoint {one}")
+            wrong = self._wrong(one)
+            if wrong and self._is_kept(one):
+                self.tally.offend(wrong, key=f"{one.folder}/")
             elif not wrong:
-                whole.append(stored.id.step)
+                whole.append(one.step)
                 self.tally.counts["whole"] += 1
         self._check_newest(max(whole, default=0))
 

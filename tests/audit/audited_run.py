@@ -22,6 +22,7 @@ from consumers.settings import TrainerSettings
 from consumers.trainer.checkpoint import TrainerState
 from consumers.trainer.prepare import rule_of
 from storage.checkpoints import write_checkpoint
+from storage.claim_check import ClaimCheck
 from storage.connect import open_store
 from storage.manifest import Manifest, manifest_key
 from storage.objects import ObjectStore
@@ -324,9 +325,9 @@ def close_some(run: AuditedRun) -> None:
 
 def audited(folder: Path, policy: Policy = POLICY) -> dict[int, Tally]:
     """The audit of a folder, by invariant."""
-    bus = open_bus(f"sqlite:{folder / 'bus'}")
+    store = open_store(f"file:{folder / 'store'}")
+    bus = ClaimCheck(open_bus(f"sqlite:{folder / 'bus'}"), store)
     try:
-        store = open_store(f"file:{folder / 'store'}")
         return {t.number: t for t in Audit(bus, store, RUN, policy).check()}
     finally:
         bus.close()

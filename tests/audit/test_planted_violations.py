@@ -4,13 +4,11 @@ the place.
 
 from pathlib import Path
 
-import pytest
-
 from streams.bus import Entry
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, GroupClosed, Opened, StepDone, Version
 from tests.audit.audited_run import KEEP, audited, completion, open_run
-from tests.audit.plants import PLANTED, Plant, append_raw
+from tests.audit.plants import append_raw
 
 CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each
@@ -18,20 +16,6 @@ TOKENS_MASKED = 6  # of two completions, half of each
 
 def places(tally) -> list[str]:
     return [f"{offender.where}: {offender.what}" for offender in tally.offenders]
-
-
-@pytest.mark.parametrize(
-    ("plant", "invariant", "said"), PLANTED, ids=[plant.__name__ for plant, _, _ in PLANTED]
-)
-def test_a_planted_violation_is_found_and_named(
-    folder: Path, plant: Plant, invariant: int, said: str
-) -> None:
-    run = open_run(folder, 2)
-    plant(run)
-    run.bus.close()
-    found = audited(folder)
-    assert any(said in place for place in places(found[invariant])), places(found[invariant])
-    assert found[invariant].state == "violated"
 
 
 def test_several_spans_violate_keep_version(folder: Path) -> None:

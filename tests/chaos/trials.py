@@ -68,9 +68,9 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
         return trial
 
 
-def seeded(seed: int, restless: bool = False) -> Trial:
+def seeded(seed: int, restless: bool = False, calm: bool = False) -> Trial:
     """A short run in memory, its order, kills and freezes drawn from the seed; `restless` moves
-    trajectories between rollouts all the time.
+    trajectories between rollouts all the time, `calm` kills and freezes nothing.
     """
     with scratch_folder() as folder:
         baton = Baton(seed)
@@ -87,8 +87,9 @@ def seeded(seed: int, restless: bool = False) -> Trial:
         )
         run = SteppedRun(lambda: medium, folder, baton, shape)
         rates = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
-        plan = run.plan = Drawn(baton, run.alive, rates, most=8)
-        again = f"python -m tests.chaos.trials --seed {seed}{' --restless' * restless}"
+        plan = run.plan = Drawn(baton, run.alive, rates, most=0 if calm else 8)
+        flags = " --restless" * restless + " --calm" * calm
+        again = f"python -m tests.chaos.trials --seed {seed}{flags}"
         trial = tried(run, again, plan)
         trial.happened += plan.happened + run.asked
         return trial
@@ -114,11 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Run one trial again and say what was found.")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--restless", action="store_true")
+    parser.add_argument("--calm", action="store_true")
     parser.add_argument("--boundary", type=int, default=-1)
     parser.add_argument("--side", choices=("before", "after"), default="before")
     asked = parser.parse_args()
     trial = (
-        seeded(asked.seed, asked.restless)
+        seeded(asked.seed, asked.restless, asked.calm)
         if asked.seed is not None
         else at_boundary(asked.boundary, asked.side)
     )

@@ -1,0 +1,61 @@
+"""What audit finds, and what it says of runs in which nothing is wrong (docs/audit.md).
+
+`audit_found` plants every kind of violation of `tests/audit/harness.py` into a copy of a healthy
+run, each with several seeds that draw which bit, token or index it changes: the share of kinds that
+audit finds and names. The kinds that a log cannot show count as missed, and are printed.
+`audit_false` audits seeded runs in memory, most of them under kills and freezes: how many have a
+violation, or anything that could not be checked.
+"""
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.case import Case, alone
+
+SEEDS, SEEDS_QUICK = 3, 1
+KILLED, KILLED_QUICK = 150, 15
+CALM, CALM_QUICK = 50, 5
+FOUND_GOAL = 0.95
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """What is found, what is said falsely."""
+    logging.disable(logging.WARNING)  # the roles of a killed run report what was killed
+    yield _found(SEEDS_QUICK if quick else SEEDS)
+    yield _false(KILLED_QUICK if quick else KILLED, CALM_QUICK if quick else CALM)
+
+
+def _found(seeds: int) -> Case:
+    from tests.audit.audited_run import make_run
+    from tests.audit.harness import kinds, missed, unseen
+
+    with tempfile.TemporaryDirectory(prefix="rollstream-audit-") as scratch:
+        healthy = make_run(Path(scratch) / "healthy")
+        wrong: list[str] = []
+        count = 0
+        for kind in kinds():
+            count += 1
+            found = (missed(kind, healthy, Path(scratch), seed) for seed in range(seeds))
+            wrong += [why for why in found if why][:1]
+        hidden = [f"{name} ({why})" for name, why, _ in unseen(healthy, Path(scratch))]
+    share = (count - len(wrong)) / (count + len(hidden))
+    note = f"{count + len(hidden)} kinds, {seeds} seeds each; no log shows: {'; '.join(hidden)}"
+    if wrong:
+        note = f"{note}; missed: {'; '.join(wrong)}"
+    return alone("audit_found", share, "of kinds", at_least=FOUND_GOAL, note=note)
+
+
+def _false(killed: int, calm: int) -> Case:
+    from tests.chaos.batches import seeded_batches
+    from tests.chaos.trials import seeded
+
+    told = seeded_batches(killed)
+    quiet = (seeded(seed, calm=True) for seed in range(calm))
+    wrong = [*told.wrong, *(str(trial) for trial in quiet if trial.found.wrong)]
+    happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
+    note = f"{killed + calm} runs: {happened}"
+    if wrong:
+        note = f"{note}; first: {wrong[0]}"
+    return alone("audit_false", len(wrong), "runs", at_most=0, note=note)

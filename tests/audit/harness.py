@@ -1,0 +1,63 @@
+"""Every kind of violation planted into a copy of the healthy run, and what audit finds of it: tests
+and `benchmarks/audit.py` ask the same.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from consumers.audit.tally import Tally
+from tests.audit.audited_run import AuditedRun, audited, open_run
+from tests.audit.plants import PLANTED
+from tests.audit.plants_of_fields import OF_FIELDS, UNSEEN, Found
+from tests.audit.plants_of_objects import OF_OBJECTS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`plant` writes the violation into an open run and returns the invariant and the words that
+    audit must find.
+    """
+
+    name: str
+    plant: Callable[[AuditedRun], Found]
+
+
+def kinds() -> Iterator[Kind]:
+    """All that a log can show."""
+    for plant, invariant, said in PLANTED:
+        yield Kind(plant.__name__, partial(_planted, plant, (invariant, said)))
+    for plant in (*OF_FIELDS, *OF_OBJECTS):
+        yield Kind(plant.__name__, plant)
+
+
+def _planted(plant: Callable[[AuditedRun], None], found: Found, run: AuditedRun) -> Found:
+    plant(run)
+    return found
+
+
+def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
+    """Why this kind is not found; "" where it is."""
+    folder = Path(shutil.copytree(healthy, scratch / kind.name))
+    run = open_run(folder, 2, seed)
+    invariant, said = kind.plant(run)
+    run.bus.close()
+    tally = audited(folder)[invariant]
+    shutil.rmtree(folder)
+    places = [f"{offender.where}: {offender.what}" for offender in tally.offenders]
+    if tally.state == "kept" or not any(said in place for place in [*places, *tally.unchecked]):
+        return f"{kind.name}: {said!r} is not in {places + tally.unchecked}"
+    return ""
+
+
+def unseen(healthy: Path, scratch: Path) -> Iterator[tuple[str, str, dict[int, Tally]]]:
+    """The kinds that a log cannot show: name, why, and what audit says."""
+    for plant in UNSEEN:
+        folder = Path(shutil.copytree(healthy, scratch / plant.__name__))
+        run = open_run(folder, 2)
+        why = plant(run)
+        run.bus.close()
+        yield plant.__name__, why, audited(folder)
+        shutil.rmtree(folder)

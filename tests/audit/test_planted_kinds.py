@@ -1,0 +1,28 @@
+"""Each kind of violation planted into a healthy log: audit finds it, and names the invariant and
+the place. The kinds that no log shows leave audit clean, and docs/audit.md names each.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.audit.harness import Kind, kinds, missed, unseen
+
+KINDS = list(kinds())
+DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+def test_a_planted_violation_is_found_and_named(healthy: Path, tmp_path: Path, kind: Kind) -> None:
+    assert missed(kind, healthy, tmp_path) == ""
+
+
+def test_there_are_more_than_sixty_kinds() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 60
+
+
+def test_what_no_log_shows_is_named_in_the_docs(healthy: Path, tmp_path: Path) -> None:
+    said = DOCS.read_text()
+    for name, why, tallies in unseen(healthy, tmp_path):
+        assert [tally.offenders for tally in tallies.values() if tally.offenders] == [], name
+        assert name.replace("_", " ") in said, f"{name}: {why}"
