@@ -79,8 +79,10 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
 
 
 def is_here(run: Followed, version: Version) -> bool:
+    """And its thread has ended, so that nothing is under way."""
     fetched = run.follower._fetched
-    return fetched is not None and fetched.announced.version == version
+    is_wanted = fetched is not None and fetched.announced.version == version
+    return is_wanted and not run.follower._is_busy()
 
 
 def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followed) -> None:

@@ -56,6 +56,7 @@ def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, mod
     assert_the_log_adds_up(folder, steps)
 
 
+@pytest.mark.slow
 def test_the_whole_run_killed_at_once_goes_on(tmp_path: Path, model: Path) -> None:
     """Supervisor and all roles die together, then the same command again."""
     folder = tmp_path / "run"
