@@ -45,6 +45,8 @@ be read); compacted ones are read from their begin.
 """
 DEAD_LETTERED = ("prompts", "assignments", "partials", "status", "weights", "applied", "ledger")
 """Topics whose unreadable bytes dispatch appends to `<topic>.dead` (`streams/dead_letters.py`)."""
+REFUSABLE = ("partials", "status", "applied")
+"""Topics whose readable records dispatch may refuse to act on (`plausible.py`)."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 

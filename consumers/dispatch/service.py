@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from consumers.dispatch.admit import Pace, admissible
-from consumers.dispatch.inbox import Inbox
+from consumers.dispatch.inbox import REFUSABLE, Inbox
 from consumers.dispatch.kept import restored
 from consumers.dispatch.memory import Memory
 from consumers.dispatch.moves import Handed, Repacking
@@ -211,6 +211,7 @@ class Dispatch:
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained
         groups = list(state.groups.values())
+        refused = Counter[str]() if self.inbox is None else self.inbox.refused
         return {
             "dispatch_groups_admitted_total": admitted,
             "dispatch_groups_trained_total": trained,
@@ -229,9 +230,7 @@ class Dispatch:
             "dispatch_moves_total": self.counts["moved"],
             "dispatch_rollouts": len(state.rollouts),
             "dispatch_rollouts_lost_total": self.counts["lost"],
-            "dispatch_records_refused_total": {}
-            if self.inbox is None
-            else dict(self.inbox.refused),
+            "dispatch_records_refused_total": {topic: refused[topic] for topic in REFUSABLE},
             "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
             "dispatch_version_newest": state.version.number,
         }

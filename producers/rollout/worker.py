@@ -250,7 +250,8 @@ class Rollout:
     def figures(self) -> Figures:
         started = [growing.started_s for growing in list(self.work.growing.values())]
         oldest_s = self.clock() - min(started) if started else 0.0
-        return tell(self.voice, self.follower, len(self.judging), oldest_s)
+        broken = {"rollout_chains_broken_total": self.work.broken}
+        return {**tell(self.voice, self.follower, len(self.judging), oldest_s), **broken}
 
     def readers(self) -> list[TopicReader]:
         more = [] if self.keeping is None else self.keeping.readers()

@@ -139,6 +139,11 @@ ROLLOUT = (
         [
             ("rollout_tokens_generated_total", "tokens", "generated"),
             ("rollout_trajectories_total", "trajectories", "published, by their end", "finish"),
+            (
+                "rollout_chains_broken_total",
+                "trajectories",
+                "that started again from their prompt: nothing could go on from their partials",
+            ),
             ("rollout_idle_seconds_total", "s", "with nothing to generate"),
             ("rollout_busy_seconds_total", "s", "CPU time in prefill and decode"),
             ("rollout_fetched_bytes_total", "bytes", "of weight versions fetched"),

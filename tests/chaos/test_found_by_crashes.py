@@ -153,3 +153,26 @@ def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_p
             publisher._clear()
         publisher.close()
     assert [one.id.step for one in stored_checkpoints(store)] == [2, 4]
+
+
+def test_a_trainer_that_is_replaced_between_two_deletions_deletes_no_more(tmp_path: Path) -> None:
+    """It stood still behind its listing: its successor reads one of the checkpoints listed."""
+
+    class Frozen(MemoryStore):
+        def delete(self, key: str) -> None:
+            super().delete(key)
+            if key.endswith("manifest.json"):
+                take_pointer(self, "run", 2)
+
+    bus, store = memory_bus(), Frozen()
+    for step in (2, 4, 6):
+        write_checkpoint(store, step, 1, {}, {"step": step})
+    versions = VersionWriter(
+        store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
+    )
+    with MetricsFile(tmp_path / "lines") as lines:
+        publisher = Publisher(store, versions, Ledger(bus, 1), lines, 1, None)
+        with pytest.raises(Fenced, match="term 2 decides"):
+            publisher._clear()
+        publisher.close()
+    assert [one.id.step for one in stored_checkpoints(store)] == [4, 6]

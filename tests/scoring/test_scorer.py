@@ -132,6 +132,7 @@ def test_a_scorer_behind_a_truncation_goes_on_with_what_is_kept(bus: Bus):
     assert [note.trajectory for note in notes(bus)] == ["0.0", "0.2"]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_two_scorers_over_kafka_survive_truncation_behind_them():
     """A commit from outside of the group is refused while another member lives: a scorer that ended
     for it would meet the truncation again at each restart.
