@@ -39,8 +39,7 @@ FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
 CONSUME_S = 120.0
 REFUSING = (
     ("trainer", "trainer_completions_total"),
-    ("trainer", "trainer_annotations_refused_total"),
-    ("dispatch", "dispatch_refused_total"),
+    ("dispatch", "dispatch_records_refused_total"),
 )
 """Roles that act on a topic of many writers, and what they count there."""
 

@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.listening import Listening
 from consumers.dispatch.plausible import (
+    RELAYS,
+    ROLLOUTS,
     anyone,
     refused_applied,
     refused_partial,
     refused_status,
 )
 from consumers.dispatch.state import DispatchState, Released
+from storage.relay.chain import RELAY_TERMS
 from streams.bus import Bus
 from streams.dead_letters import DeadLetters
 from streams.reader import Received, TopicReader, from_begin
@@ -30,6 +33,7 @@ from streams.records import (
     Position,
     Prompt,
     Record,
+    RelayStatus,
     RolloutStatus,
     Take,
     Trajectory,
@@ -61,7 +65,7 @@ class Inbox:
         lengths: Lengths | None = None,
         groups_per_wave: int = 1,
         timeout_s: float = 10.0,
-        has_taken: Callable[[str, int], bool] = anyone,
+        has_taken: Callable[[str, str, int], bool] = anyone,
     ) -> None:
         self._bus = bus
         self._state = state
@@ -179,12 +183,15 @@ class Inbox:
             case Partial():
                 return refused_partial(record, self._state.orders.get(record.trajectory))
             case RolloutStatus():
-                name, term, reason = record.rollout, record.term, refused_status(record)
+                who, reason = (ROLLOUTS, record.rollout, record.term), refused_status(record)
+            case RelayStatus():  # relays count their terms under one name
+                who, reason = (RELAYS, RELAY_TERMS, record.term), ""
             case Applied():
-                name, term, reason = record.rollout, record.rollout_term, refused_applied(record)
+                who = (ROLLOUTS, record.rollout, record.rollout_term)
+                reason = refused_applied(record)
             case _:
                 return ""
-        return reason or ("" if self._has_taken(name, term) else "nobody took this name and term")
+        return reason or ("" if self._has_taken(*who) else "nobody took this name and term")
 
     def _apply(self, received: Received, fresh: bool) -> None:
         state, record = self._state, received.record

@@ -18,8 +18,8 @@ from streams.records import Applied, Partial, RolloutStatus
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
 LOOK_S = 1.0  # between two looks into the store for the same name, or for names that are not there
-ROLLOUTS = "rollouts"
-"""The role under which rollouts take their terms."""
+ROLLOUTS, RELAYS = "rollouts", "relays"
+"""The roles under which they take their terms."""
 
 
 def refused_status(status: RolloutStatus) -> str:
@@ -54,40 +54,41 @@ def refused_partial(partial: Partial, order: Order | None) -> str:
 
 @dataclass(slots=True)
 class Terms:
-    """Terms that rollouts have taken, by the store. A rollout takes its term before its first
-    record, so a name that is not there, or a higher term than is there, is refused; asked again at
-    most every `LOOK_S` for the same.
+    """Terms that names have taken in the roles of many holders, by the store. A rollout and a relay
+    take theirs before their first record, so a name that is not there, or a higher term than is
+    there, is refused; asked again at most every `LOOK_S` for the same.
     """
 
     store: ObjectStore
     monotonic: Callable[[], float]
-    _highest: dict[str, int] = field(default_factory=dict[str, int])
-    _looked_s: dict[str, float] = field(default_factory=dict[str, float])
-    _listed_s: float = float("-inf")
+    _highest: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    _looked_s: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    _listed_s: dict[str, float] = field(default_factory=dict[str, float])
 
-    def has_taken(self, rollout: str, term: int) -> bool:
+    def has_taken(self, role: str, name: str, term: int) -> bool:
         """Whether this name has held this term at some time."""
-        if term <= self._highest.get(rollout, 0):
+        if term <= self._highest.get((role, name), 0):
             return term > 0
-        if not is_key(rollout) or "/" in rollout or len(rollout) > PART_BYTES_MAX:
+        if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
             return False
-        self._look(rollout)
-        return 0 < term <= self._highest.get(rollout, 0)
+        self._look(role, name)
+        return 0 < term <= self._highest.get((role, name), 0)
 
-    def _look(self, rollout: str) -> None:
+    def _look(self, role: str, name: str) -> None:
         """One listing shows which names there are, however many unknown ones are asked for."""
-        now_s = self.monotonic()
-        if rollout not in self._highest:
-            if now_s - self._listed_s < LOOK_S:
+        now_s, key = self.monotonic(), (role, name)
+        if key not in self._highest:
+            if now_s - self._listed_s.get(role, float("-inf")) < LOOK_S:
                 return
-            self._listed_s = now_s
-            self._highest = dict.fromkeys(names_of(self.store, ROLLOUTS), 0) | self._highest
-        is_due = now_s - self._looked_s.get(rollout, float("-inf")) >= LOOK_S
-        if rollout in self._highest and is_due:
-            self._looked_s[rollout] = now_s
-            self._highest[rollout] = term_of(self.store, ROLLOUTS, rollout)
+            self._listed_s[role] = now_s
+            for found in names_of(self.store, role):
+                self._highest.setdefault((role, found), 0)
+        is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOK_S
+        if key in self._highest and is_due:
+            self._looked_s[key] = now_s
+            self._highest[key] = term_of(self.store, role, name)
 
 
-def anyone(rollout: str, term: int) -> bool:
+def anyone(role: str, name: str, term: int) -> bool:
     """In place of `Terms.has_taken` where no store says who there is."""
     return True

@@ -13,6 +13,9 @@ not) may read from the same one, or both from the bucket: that costs bytes, neve
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+RELAY_TERMS = "chain"
+"""The one name under which all relays count their terms, so that terms order them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -18,6 +18,7 @@ from typing import Any
 
 from storage.objects import ObjectStore
 from storage.relay.bucket import Bucket
+from storage.relay.chain import RELAY_TERMS
 from storage.relay.directory import Directory
 from storage.relay.intake import Intake
 from storage.relay.names import URL_FILE
@@ -36,8 +37,6 @@ from streams.writer import publish
 
 log = logging.getLogger(__name__)
 
-RELAY_TERMS = "chain"
-"""The one name under which all relays count their terms, so that terms order them."""
 TURN_S = 0.05
 
 
