@@ -35,6 +35,7 @@ from streams.records import (
     Annotation,
     Configured,
     GroupClosed,
+    Superseded,
     Trajectory,
 )
 
@@ -72,6 +73,8 @@ class Decisions:
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
+    _poisoned: set[int] = field(default_factory=set[int])
+    """Groups of takes that the learner could not compute: they end dead, whatever the rule says."""
     _is_begun: bool = False
     _other: int = 0
     """Closings under an earlier configuration that the present one would not give."""
@@ -91,6 +94,8 @@ class Decisions:
         match seen.record:
             case Configured() as configured if seen.topic == "ledger":
                 self._configured = configured.configuration_hash
+            case Superseded() as superseded if seen.topic == "ledger":
+                self._poisoned.update(superseded.poisoned)
             case GroupClosed() as closed if seen.topic == "ledger":
                 self._close(closed, seen.address)
             case Annotation() as note if seen.topic == "annotations":
@@ -106,6 +111,8 @@ class Decisions:
         if self.rule is None:
             return
         for group, admission in self.groups.admitted.items():
+            if group in self._poisoned:
+                continue
             if group not in self.groups.ended or group in self._closings:
                 self._held[group] = Held(admission.names)
         odd: dict[int, list[str]] = {u.group: [] for u in self.taken.uses.values() if not u.step}
@@ -113,7 +120,8 @@ class Decisions:
             if use.group in odd:
                 odd[use.group].append(name)
         for group, names in odd.items():
-            self._held[group] = Held(tuple(names))
+            if group not in self._poisoned:
+                self._held[group] = Held(tuple(names))
         late = {id(take) for take in recent(self.reads.last_term())}
         takes = self.reads.takes
         self._oldest = {g: 1 << 62 for g, i in self.reads.begun.items() if id(takes[i]) in late}
@@ -147,6 +155,8 @@ class Decisions:
 
     def _close(self, closed: GroupClosed, at: Address) -> None:
         end = self.groups.ended.get(closed.group)
+        if closed.group in self._poisoned and closed.reason == "dead":
+            return
         if end is not None and end.at == at:  # else `Groups` has said what is wrong
             takes = len(self.reads.takes)
             term = self.reads.term

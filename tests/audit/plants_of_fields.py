@@ -115,6 +115,12 @@ def calls_a_deadline_death(run: AuditedRun) -> Found:
     return 1, "group 6 is closed as dead, but its deadline is 600 s, which makes it expired"
 
 
+def closes_as_poisoned(run: AuditedRun) -> Found:
+    """A group is closed as poisoned, and none of its takes was superseded."""
+    run.say(GroupClosed(5, "dead", "poisoned: the learner failed 3 times on it: overflow", 3))
+    return 1, "group 5 is closed as dead, by the rule it is trained"
+
+
 def skips_a_complete_group(run: AuditedRun) -> Found:
     """A complete group is neither taken nor closed until it is above max_lag."""
     go_on(run, (3, 4, 5))
@@ -439,6 +445,7 @@ OF_FIELDS = (
     closes_what_lived, filters_what_differs, expires_what_is_fresh,
     closes_for_a_deadline_what_was_complete, closes_what_is_not_complete,
     counts_completions_that_never_came, closes_by_another_deadline, calls_a_deadline_death,
+    closes_as_poisoned,
     skips_a_complete_group, takes_a_newer_group_first, forgets_a_deadline, trains_equal_rewards,
     trains_without_a_reward, trains_a_lone_survivor, omits_an_admission, omits_a_take,
     takes_a_group_twice, miscounts_groups, miscounts_closings, admits_another_prompt,
