@@ -18,7 +18,14 @@ from streams.figures import Figures
 from streams.kafka.address import KafkaAddress, Secrets
 from streams.kafka.appending import Appender
 from streams.kafka.bound import ByteBound
-from streams.kafka.client import Admin, Consumer, OutOfRange, Producer, base_settings
+from streams.kafka.client import (
+    FETCH_WAIT_MS,
+    Admin,
+    Consumer,
+    OutOfRange,
+    Producer,
+    base_settings,
+)
 from streams.kafka.control import ANSWER_S, Control, insisting
 from streams.kafka.cursor import Cursor, check_kept
 from streams.kafka.cursors import Cursors
@@ -220,8 +227,8 @@ class KafkaBus:
     def _cursor(self, topic: str, spare: Consumer | None) -> Cursor:
         return Cursor(self, topic, spare or self._consumer())
 
-    def _consumer(self) -> Consumer:
-        return Consumer(self._settings, self._address.topic)
+    def _consumer(self, fetch_wait_ms: int = FETCH_WAIT_MS) -> Consumer:
+        return Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
         """Kafka's groups span topics, ours do not: a group of its own for each."""

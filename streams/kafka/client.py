@@ -219,6 +219,7 @@ class Consumer:
         named: Callable[[str], str],
         group: str = "",
         lease_s: float = 10,
+        fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
         self._named, self._grouped, self._topic = named, bool(group), ""
         self._ours: dict[str, str] = {}
@@ -229,7 +230,7 @@ class Consumer:
             auto_offset_reset="none",
             enable_auto_commit=False,
             fetch_max_bytes=FETCH_BYTES,
-            fetch_max_wait_ms=FETCH_WAIT_MS,
+            fetch_max_wait_ms=fetch_wait_ms,
             max_partition_fetch_bytes=PARTITION_BYTES,
             session_timeout_ms=int(lease_s * 1000),
             heartbeat_interval_ms=int(lease_s * 1000 / 10),

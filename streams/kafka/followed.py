@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # After an answer nobody asks before some reader has looked, so who looks once a second is fetched
 # for once a second; nor before `PAUSE_S`, so that what comes meanwhile comes together.
 ASK_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
-PAUSE_S = 0.03
+PAUSE_S = 0.05
 RECORDS_MAX = 10_000
 WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
 UNUSED_S = 10.0  # after which a feed that nobody asks for is dropped
@@ -79,7 +79,7 @@ class _Feed:
 class Followed:
     """Threads share it; the consumer belongs to the thread that asks."""
 
-    def __init__(self, make: Callable[[], Consumer]) -> None:
+    def __init__(self, make: Callable[[int], Consumer]) -> None:
         self._make = make
         self._changed = threading.Condition()
         self._feeds: dict[str, _Feed] = {}
@@ -147,7 +147,7 @@ class Followed:
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._follow(self._make())
+                self._follow(self._make(int(1000 * ASK_S)))
             except (KafkaError, OSError, OutOfRange) as error:
                 log.info("the consumer of followed topics restarts: %s", error)
                 self._rest()

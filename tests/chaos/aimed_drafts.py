@@ -19,7 +19,7 @@ class RestlessSwitch(Switch):
     def __init__(self, rule: WindowRule = MARGINAL) -> None:
         super().__init__(rule, forced=True)
 
-    def decide(self, rows: int) -> bool:
+    def decide(self, rows: int, now_s: float) -> bool:
         self.on = not self.on
         return self.on
 

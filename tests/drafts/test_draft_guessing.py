@@ -90,7 +90,7 @@ def test_the_switch_is_thought_over_now_and_then_and_where_the_batch_changes() -
 def test_lengths_are_levelled_where_a_pass_is_padded() -> None:
     switch = Switch()
     for tokens in (1, 5, 9, 30, 4, 17):
-        switch.verified(tokens, 1, StepCost(1e-3, 1e-5).seconds(tokens))
+        switch.verified(1, tokens, 1, StepCost(1e-3, 1e-5).seconds(tokens))
     engine, rows = guessing(switch), [row() for _ in range(32)]
     longest = [32] + [2] * 31
     packed = engine.worth(rows, longest)

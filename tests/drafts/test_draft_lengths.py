@@ -1,4 +1,4 @@
-"""Windows, the length of drafts and the switch: pure rules."""
+"""Windows and the length of drafts: pure rules. The switch: `test_draft_switch.py`."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from producers.engines.drafts.plan import (
     levelled,
     speed,
 )
-from producers.engines.drafts.switch import Share, Switch
+from producers.engines.drafts.switch import Share
 from producers.engines.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
 
 ROWS = st.lists(
@@ -90,84 +90,6 @@ def test_fitted_costs_are_never_negative(seen: list[tuple[int, float]]) -> None:
     cost = times.cost()
     assert cost.token_s >= 0
     assert cost.fixed_s >= -1e-9
-
-
-def knowing(found: int, right: int, tried: int) -> Switch:
-    """A switch that saw 50 look-ups, so many of 10 found, and as many drafts."""
-    switch = Switch()
-    for number in range(50):
-        switch.found.add(1, number % 10 < found)
-        switch.right.add(tried, right)
-    return switch
-
-
-def measured(switch: Switch, plain_token_s: float, pass_token_s: float) -> Switch:
-    for rows in (1, 4, 16, 64):
-        switch.plain_steps(rows, 1e-3 + plain_token_s * rows)
-        switch.verified(4 * rows, 3 * rows, 1e-3 + pass_token_s * 4 * rows)
-    return switch
-
-
-def test_the_switch_is_on_where_a_step_is_nearly_free_and_off_where_it_computes() -> None:
-    assert measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(1)
-    assert measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(4)
-    assert not measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(400)
-    assert not measured(knowing(8, 2, 3), 1e-4, 1e-4).decide(0)
-
-
-def test_the_switch_stays_off_without_history_and_until_plain_steps_were_measured() -> None:
-    assert not Switch().decide(1)
-    unproven = knowing(10, 8, 8)
-    assert not unproven.decide(1)
-    for _ in range(5):
-        unproven.plain_steps(1, 1e-3)
-    assert unproven.decide(1)
-    assert not measured(knowing(0, 0, 3), 1e-5, 1e-5).decide(1)
-
-
-def test_what_drafting_gives_decides_and_corrects_what_is_expected_of_it() -> None:
-    """Expected to pay, found not to: it goes off, and less is expected next time."""
-    switch = knowing(10, 8, 9)
-    for _ in range(10):
-        switch.plain_steps(4, 1e-3)
-    assert switch.decide(4)
-    for _ in range(10):
-        switch.verified(36, 4, 2e-3)
-    assert not switch.decide(4)
-    assert switch.bias < 0.9
-
-
-def test_a_bad_first_pass_is_not_believed_for_ever() -> None:
-    """It is tried for some passes, given up, and tried again later."""
-    switch = knowing(10, 8, 8)
-    for _ in range(20):
-        switch.plain_steps(1, 1e-3)
-    assert switch.decide(1)
-    switch.verified(9, 8, 1.0)
-    assert switch.decide(1)
-    for _ in range(5):
-        switch.verified(9, 8, 1.0)
-    looks = 0
-    while not switch.decide(1):
-        looks += 1
-        assert looks < 1000
-    assert looks > 50
-    for _ in range(300):
-        switch.verified(9, 8, 1e-3)
-    assert switch.decide(1)
-
-
-def test_plain_steps_are_measured_again_while_drafting_pays() -> None:
-    switch, looks = knowing(10, 8, 8), 0
-    for _ in range(50):
-        switch.plain_steps(1, 1e-3)
-    assert switch.decide(1)
-    for _ in range(50):
-        switch.verified(9, 8, 1e-3)
-    while switch.decide(1):
-        looks += 1
-        assert looks < 1000
-    assert looks > 200
 
 
 def test_a_share_counts_tries_up_to_the_first_mistake() -> None:

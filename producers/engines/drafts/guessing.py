@@ -16,7 +16,7 @@ from producers.engines.base import DraftStats
 from producers.engines.drafts.chances import Agreement, Chances
 from producers.engines.drafts.plan import Row, draft_lengths, levelled
 from producers.engines.drafts.source import NOTHING, Draft, DraftSource
-from producers.engines.drafts.switch import DECIDE_STEPS, Switch
+from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.unsaid import Unsaid
 
 TELL_TOKENS = 32  # of a running sequence since its siblings heard of it
@@ -63,9 +63,9 @@ class Guessing:
         """Whether to draft from here on, thought over now and then; `drafts`: it does so now, and
         did for so many steps.
         """
-        if rows != self.decided_rows or self.undecided_steps >= DECIDE_STEPS:
+        if rows != self.decided_rows or self.undecided_steps >= self.switch.look_steps:
             self.decided_rows, self.undecided_steps = rows, 0
-            self.counts["changes"] += self.switch.decide(rows) != drafts
+            self.counts["changes"] += self.switch.decide(rows, self.clock()) != drafts
             drafts = self.switch.on
         self.undecided_steps += steps
         return drafts

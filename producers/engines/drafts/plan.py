@@ -11,7 +11,7 @@ values.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 FORGET = 0.98  # weight of a measurement after the next one: about the last 50 count
@@ -53,15 +53,9 @@ class StepTimes:
             self.product * FORGET + tokens * seconds,
         )
 
-    def fading(self, share: float) -> "StepTimes":
-        """Of less weight: nothing new was measured for a while."""
-        return StepTimes(
-            self.count * share,
-            self.tokens * share,
-            self.seconds * share,
-            self.tokens_squared * share,
-            self.product * share,
-        )
+    def times(self, factor: float) -> "StepTimes":
+        """As if each pass had taken so many times longer."""
+        return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
         """The line through what was seen; all of it fixed where every pass had as many tokens.

@@ -1,27 +1,39 @@
 """Whether the batch drafts now: on where verification passes make more tokens per second than plain
-steps (TLT's and Seer's rule).
+steps would under the present load (TLT's and Seer's rule).
 
-While drafting is on, its speed is measured. While it is off, it is expected from what passes cost
-and from what would have been right: the history is asked for the past and compared with what came,
-so that drafting comes back on without trying. What was measured corrects what is expected. Nothing
-here computes or keeps time; the engine tells it both.
+Two costs are kept, of a plain step by its rows and of a pass by its tokens, in seconds of an
+undisturbed machine, and one factor, the load: how many times longer the newest steps took. What
+runs now tells the load, so that the other cost holds while a neighbour comes or goes. That a load
+slows both alike is checked by probes: some plain steps while drafts are on, some passes while they
+are off. A probe that loses is followed by a rest of a hundred times what it lost. How right drafts
+would be while they are off is known for nothing: the history is asked for the past and compared
+with what came. Nothing here computes or reads a clock; the engine tells it both.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from producers.engines.drafts.plan import StepTimes, best_draft
 from producers.engines.drafts.windows import MARGINAL, WindowRule
 
 DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
-MARGIN_ON, MARGIN_OFF = 1.05, 0.98  # the gap keeps it from flapping: a change copies the cache
-FORGET_TRIALS, FORGET_PASSES = 0.995, 0.98
+MARGIN_ON, MARGIN_OFF = 1.05, 1.0  # the gap keeps it from flapping: a change copies the cache
+FORGET_TRIALS = 0.995
 PRIOR_TRIALS = 4.0
 TRY_SHARE = 0.05  # of tokens guessed right; below it nothing is tried
 BIAS_LEAST = 0.5  # a bad stretch, an answer like no other, says little about the next one
-MEASURED = 3  # steps or passes before they are judged
-# Per look at the switch (`DECIDE_STEPS`): passes are tried again after some 4 000 plain steps,
-# plain steps after some 6 000 passes, for 16 of them.
-FADING_PASSES, FADING_PLAIN = 0.985, 0.99
+MEASURED = 3  # plain steps before drafts are tried
+JUDGED = 8  # passes before they are judged: what one pass gains differs by its drafts
+RECENT_S, RECENT = 0.4, 64  # passes that count: turned off within a second of losing
+LOADS = 15  # steps whose median is the load
+OUTLIER = 4.0  # a step that took so many times what was expected was interrupted
+DRIFT = 1.2  # a change of the load after which both costs are compared again
+DRIFT_SHORTENS = 0.5  # of a rest, by it: the load may be what drafts lost by
+PROBE_STEPS = 4  # plain steps of a probe
+PROBE_SHARE = 0.01  # of the time; what a probe loses is made good by a rest before the next one
+REST_S, REST_S_MAX = 0.5, 60.0
+CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles the rest
 
 
 @dataclass(slots=True)
@@ -43,9 +55,55 @@ class Share:
         return (self.right + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """`plain_s`: what plain steps take for as many tokens at no load."""
+
+    seconds: float
+    plain_s: float
+
+
+@dataclass(slots=True)
+class _Load:
+    """How many times longer than at no load a step takes now.
+
+    The first steps after a change of mode say what that mode costs, at the load of before; later
+    ones say what the load is. Otherwise a wrong cost would look like a load.
+    """
+
+    factor: float = 1.0
+    settles: bool = True
+    recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=LOADS))
+    """What steps took, over what was expected of them at no load."""
+
+    def changed_mode(self) -> None:
+        self.settles = True
+        self.recent.clear()
+
+    def seen(self, times: StepTimes, size: float, seconds: float) -> StepTimes:
+        """The cost with one more step of this size."""
+        if times.count < MEASURED:
+            return times.seen(size, seconds / self.factor)
+        self.recent.append(seconds / max(1e-12, times.cost().seconds(size)))
+        if self.settles:
+            return self.settled(times) if len(self.recent) == LOADS else times
+        if len(self.recent) == LOADS:
+            self.factor = median(self.recent)
+        return times.seen(size, seconds / self.factor)
+
+    def settled(self, times: StepTimes) -> StepTimes:
+        """The cost as the steps since the change say."""
+        found = times.times(median(self.recent) / self.factor) if self.recent else times
+        self.settles = False
+        self.recent.clear()
+        return found
+
+
 @dataclass(slots=True)
 class Switch:
-    """One engine's; `forced` sets it for good (tests, measurements)."""
+    """One engine's; `forced` sets it for good (tests, measurements). `now_s` is the clock by which
+    steps are measured.
+    """
 
     rule: WindowRule = MARGINAL
     forced: bool | None = None
@@ -58,35 +116,53 @@ class Switch:
     """Of their tokens."""
     bias: float = 1.0
     """What drafting gave, over what was expected of it."""
-    _gained: float = 0.0
-    _seconds: float = 0.0
+    probing: bool = False
+    """Plain steps are measured, each of them, while drafts are on but for these."""
+    _load: _Load = field(default_factory=_Load)
+    _compared: float = 1.0
+    """The load at which both costs were compared last."""
+    _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
+    _probed: int = 0
+    _changed_s: float = 0.0
+    _rests_until: float = 0.0
+    _tried_s: float | None = None
+    _confirmed_s: float = REST_S
+
+    @property
+    def look_steps(self) -> int:
+        """Steps until the next look, while as many rows run."""
+        return PROBE_STEPS if self.probing else DECIDE_STEPS
 
     def plain_steps(self, rows: float, seconds: float) -> None:
         """A plain step of so many rows took this long, on average."""
-        self.plain = self.plain.seen(rows, seconds)
+        self._probed += 1
+        self.plain = self._load.seen(self.plain, rows, seconds)
 
-    def verified(self, tokens: int, gained: int, seconds: float) -> None:
+    def verified(self, rows: int, tokens: int, gained: int, seconds: float) -> None:
         """A verification pass over so many tokens gave so many and took this long, its drafts
         included.
         """
-        self.passes = self.passes.seen(tokens, seconds)
-        self._gained = self._gained * FORGET_PASSES + gained
-        self._seconds = self._seconds * FORGET_PASSES + seconds
+        if self.passes.count >= MEASURED:
+            most = OUTLIER * self._load.factor * self.passes.cost().seconds(tokens)
+            seconds = min(seconds, most)
+        self.passes = self._load.seen(self.passes, tokens, seconds)
+        plain_s = gained / rows * self.plain.cost().seconds(rows)
+        self._recent.append(_Pass(seconds, plain_s))
 
-    def decide(self, rows: int) -> bool:
-        """Whether the next passes over this many rows draft.
-
-        What is not used fades, until it is measured again for a moment: a machine changes, and a
-        first measurement may be a bad one.
-        """
+    def decide(self, rows: int, now_s: float) -> bool:
+        """Whether the next passes over this many rows draft."""
         if self.forced is not None:
             self.on = self.forced
         elif not rows or self.found.rate(0.0) * self.right.rate(0.0) <= TRY_SHARE:
-            self.on = False
+            self._turn(False, now_s)
+            self.probing = False
+        elif self.probing:
+            self._end_probe(now_s)
         elif self.on:
-            self.on = self._stays_on(rows)
-        else:
-            self.on = self._comes_on(rows)
+            self._judge(rows, now_s)
+        elif self._comes_on(now_s, rows):
+            self._compared, self._tried_s = self._load.factor, now_s
+            self._turn(True, now_s)
         return self.on
 
     def advantage(self, rows: int) -> float:
@@ -97,24 +173,77 @@ class Switch:
         drafted = best_draft(rows, self.rule.most, found, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 
-    def _stays_on(self, rows: int) -> bool:
-        self.plain = self.plain.fading(FADING_PLAIN)
-        if self.passes.count < MEASURED or not self._seconds:
-            return True
-        if self.plain.count < 1:
-            return False
-        given = self._gained / self._seconds * self.plain.cost().seconds(rows) / rows
-        expected = self.advantage(rows)
-        now = min(max(given / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
-        self.bias += (now - self.bias) / 4
-        return given > MARGIN_OFF
+    def gain(self) -> float | None:
+        """Tokens per second of the newest passes over those of plain steps under the same load;
+        None while too few were made.
+        """
+        newest: list[_Pass] = []
+        for one in reversed(self._recent):
+            if len(newest) >= JUDGED and sum(p.seconds for p in newest) >= RECENT_S:
+                break
+            newest.append(one)
+        if len(newest) < JUDGED:
+            return None
+        plain_s = self._load.factor * sum(one.plain_s for one in newest)
+        return plain_s / max(1e-12, sum(one.seconds for one in newest))
 
-    def _comes_on(self, rows: int) -> bool:
-        self.passes = self.passes.fading(FADING_PASSES)
-        self.bias += (1 - self.bias) * (1 - FADING_PASSES)
+    def _turn(self, on: bool, now_s: float) -> None:
+        if on == self.on:
+            return
+        self.on, self._changed_s = on, now_s
+        self._load.changed_mode()
+        self._recent.clear()
+
+    def _has_drifted(self) -> bool:
+        """Since both costs were compared under one load."""
+        ratio = self._load.factor / self._compared
+        return not 1 / DRIFT < ratio < DRIFT
+
+    def _judge(self, rows: int, now_s: float) -> None:
+        """Off where passes lose; a probe where it is time for one."""
+        gain = self.gain()
+        if gain is None:
+            return
+        expected = self.advantage(rows)
+        now = min(max(gain / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
+        self.bias += (now - self.bias) / 4
+        if gain <= MARGIN_OFF:
+            self._confirmed_s = REST_S
+            lost_s = min(RECENT_S, now_s - self._changed_s) * (1 - gain)
+            self._rest(lost_s, now_s)
+            self._turn(False, now_s)
+        elif now_s >= self._rests_until or (
+            self._has_drifted() and now_s - self._changed_s >= REST_S
+        ):
+            has_drifted = self._has_drifted()
+            self._confirmed_s = REST_S if has_drifted else self._confirmed_s
+            self._turn(False, now_s)
+            self.probing, self._probed = True, 0
+
+    def _end_probe(self, now_s: float) -> None:
+        """Drafts go on; what they give is held against what plain steps just took."""
+        if self._probed < PROBE_STEPS:
+            return
+        self.probing = False
+        self.plain = self._load.settled(self.plain)
+        self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
+        self._rest(max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
+        self._compared = self._load.factor
+        self._turn(True, now_s)
+
+    def _comes_on(self, now_s: float, rows: int) -> bool:
+        """Where passes are expected to pay, and where nobody knows what they cost."""
         if self.plain.count < MEASURED:
             return False
-        if self.passes.count >= 1 and self.bias * self.advantage(rows) <= MARGIN_ON:
+        if self._has_drifted():
+            self._compared, self._tried_s, self.bias = self._load.factor, None, 1.0
+            self._rests_until -= max(0.0, self._rests_until - now_s) * DRIFT_SHORTENS
+        if now_s < self._rests_until:
             return False
-        self._gained = self._seconds = 0.0
-        return True
+        if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
+            return True
+        return self.bias * self.advantage(rows) > MARGIN_ON
+
+    def _rest(self, lost_s: float, now_s: float) -> None:
+        """No probe before so much time has passed that the last one cost a hundredth of it."""
+        self._rests_until = now_s + min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)

@@ -108,7 +108,7 @@ class DraftedBatch(Batch):
         self._decide()
         if self.verifies:
             return self._verify()
-        if self.drafting.undecided_steps % MEASURE_STEPS:
+        if self.drafting.undecided_steps % MEASURE_STEPS and not self.switch.probing:
             return super().step()
         rows, began = len(self.rows), self._clock()
         ended = super().step()
@@ -166,8 +166,9 @@ class DraftedBatch(Batch):
             logits = self.decoder.verify(given, self.cache, self._used)
         plan = plan_of_rows(self._plan, packed.row_of)
         tokens, logprobs = draw(logits, plan, packed.drawn)
+        rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
-        self.switch.verified(len(given.ids), self.gained, self._clock() - began)
+        self.switch.verified(rows, len(given.ids), self.gained, self._clock() - began)
         return ended
 
     def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[Sequence]:

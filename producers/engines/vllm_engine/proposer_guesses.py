@@ -62,7 +62,8 @@ class Guesses(Guessing):
         """Whether a step of these requests need not be looked at, as looking costs time too:
         nothing is guessed, and the same ones were there the last time.
         """
-        if self.switch.on or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
+        is_awake = self.switch.on or self.switch.probing
+        if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
             return False
         self._steps += 1
         return True
@@ -111,7 +112,7 @@ class Guesses(Guessing):
             return
         seconds = (began - self._began) / steps
         if self.switch.on:
-            self.switch.verified(len(rows) + guessed, gained, seconds)
+            self.switch.verified(len(rows), len(rows) + guessed, gained, seconds)
         if not guessed:  # the same to vLLM, whether drafts were wanted or not
             self.switch.plain_steps(len(rows), seconds)
 

@@ -1,0 +1,203 @@
+"""The switch against simulated machines, under a clock that only they move: it gains where drafts
+pay, and where they do not it loses less than a fiftieth, whatever comes and goes beside it.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from producers.engines.drafts.plan import StepCost
+from producers.engines.drafts.switch import Switch
+
+MEASURED_EACH = 4  # plain steps, of which the torch engine measures one
+Load = Callable[[float], tuple[float, float]]
+"""At a moment, how many times longer a plain step takes and a pass."""
+
+
+def quiet(_: float) -> tuple[float, float]:
+    return 1.0, 1.0
+
+
+@dataclass
+class Machine:
+    """A pass verifies `draft` tokens per row and gains `right` of them and one more."""
+
+    plain: StepCost
+    passes: StepCost
+    draft: int
+    right: float
+    rows: int = 8
+    load: Load = quiet
+    noise: float = 0.0
+    now_s: float = 0.0
+    tokens: float = 0.0
+    changes: int = 0
+    off_s: float = 0.0
+    """When drafting was turned off last."""
+    draws: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def run(self, switch: Switch, seconds: float) -> float:
+        """Tokens per second."""
+        began, tokens, due, measured = self.now_s, self.tokens, 0, 0
+        while self.now_s - began < seconds:
+            if due <= 0:
+                was = switch.on
+                switch.decide(self.rows, self.now_s)
+                due = switch.look_steps
+                self.changes += was != switch.on
+                self.off_s = self.now_s if was and not switch.on else self.off_s
+            due -= 1
+            if switch.on:
+                self._pass(switch)
+            else:
+                measured += 1
+                self._plain(switch, measured % MEASURED_EACH == 0 or switch.probing)
+        return (self.tokens - tokens) / (self.now_s - began)
+
+    def best(self, drafts: bool) -> float:
+        """Tokens per second at no load."""
+        if not drafts:
+            return self.rows / self.plain.seconds(self.rows)
+        return self.rows * (1 + self.right) / self.passes.seconds(self.rows * (1 + self.draft))
+
+    def _plain(self, switch: Switch, is_measured: bool) -> None:
+        took = self._took(self.plain.seconds(self.rows), self.load(self.now_s)[0])
+        self.tokens += self.rows
+        if is_measured:
+            switch.plain_steps(self.rows, took)
+            switch.found.add(1, True)
+            switch.right.add(self.draft, round(self.right))
+
+    def _pass(self, switch: Switch) -> None:
+        size = self.rows * (1 + self.draft)
+        took = self._took(self.passes.seconds(size), self.load(self.now_s)[1])
+        gained = self.rows + sum(self._right() for _ in range(self.rows))
+        self.tokens += gained
+        switch.found.add(1, True)
+        switch.right.add(self.draft, round(self.right))
+        switch.verified(self.rows, size, gained, took)
+
+    def _right(self) -> int:
+        """Of one row's draft: all or nothing, or what it is on average."""
+        if not self.noise:
+            return round(self.right)
+        return self.draft if self.draws.random() < self.right / self.draft else 0
+
+    def _took(self, seconds: float, load: float) -> float:
+        if self.noise:
+            load *= self.draws.lognormvariate(0.0, self.noise)
+            load *= 10.0 if self.draws.random() < 0.01 else 1.0
+        took = seconds * load
+        self.now_s += took
+        return took
+
+
+def pays(**more: object) -> Machine:
+    """Twice as fast with drafts."""
+    return Machine(StepCost(3e-3, 1e-4), StepCost(3e-3, 1e-4), 4, 3, **more)  # type: ignore[arg-type]
+
+
+def loses(**more: object) -> Machine:
+    """Three quarters as fast."""
+    return Machine(StepCost(1e-3, 3e-4), StepCost(2e-3, 3e-4), 4, 3, 32, **more)  # type: ignore[arg-type]
+
+
+def test_on_a_quiet_machine_drafts_are_on_where_they_pay() -> None:
+    machine = pays()
+    assert machine.run(Switch(), 60.0) > 0.97 * machine.best(True) > 1.5 * machine.best(False)
+
+
+def test_where_drafts_lose_less_than_a_fiftieth_is_lost_by_trying() -> None:
+    machine = loses()
+    assert machine.best(True) < 0.85 * machine.best(False)
+    assert machine.run(Switch(), 20.0) > 0.98 * machine.best(False)
+    assert machine.run(Switch(), 60.0) > 0.98 * machine.best(False)
+
+
+@pytest.mark.parametrize("make", [pays, loses])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_and_interruptions_turn_nothing_round(
+    make: Callable[..., Machine], seed: int
+) -> None:
+    machine = make(noise=0.2, draws=random.Random(seed))
+    steady = make(noise=0.2, draws=random.Random(seed))
+    reference = steady.run(Switch(forced=make is pays), 60.0)
+    assert machine.run(Switch(), 60.0) > 0.96 * reference
+    assert machine.changes < 130  # two for each probe
+
+
+def test_a_neighbour_that_slows_both_alike_changes_nothing() -> None:
+    for make in pays, loses:
+        machine = make(load=lambda at: (1.8, 1.8) if 20 < at < 40 else (1.0, 1.0))
+        steady = make(load=machine.load)
+        reference = steady.run(Switch(forced=make is pays), 60.0)
+        assert machine.run(Switch(), 60.0) > 0.97 * reference
+
+
+def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -> None:
+    """It takes the caches, say, so that passes suffer more: a stale cost of plain steps would keep
+    drafts on, or turn them off where all is slower.
+    """
+    machine = pays(load=lambda at: (1.3, 4.0) if at > 30 else (1.0, 1.0))
+    switch = Switch()
+    machine.run(switch, 30.0)
+    assert switch.on
+    machine.run(switch, 1.0)
+    assert not switch.on
+    assert 30.0 < machine.off_s < 31.0
+    before = machine.now_s
+    loaded = machine.run(switch, 60.0)
+    assert loaded > 0.97 * machine.best(False) / 1.3
+    assert machine.now_s > before
+
+
+def test_drafts_come_back_when_the_load_is_gone() -> None:
+    machine = pays(load=lambda at: (1.3, 4.0) if 10 < at < 30 else (1.0, 1.0))
+    switch = Switch()
+    machine.run(switch, 30.0)
+    machine.run(switch, 20.0)
+    assert switch.on
+    assert machine.run(switch, 20.0) > 0.97 * machine.best(True)
+
+
+def test_plain_steps_are_probed_seldom_and_cheaply_while_drafts_pay() -> None:
+    machine, switch = pays(), Switch()
+    machine.run(switch, 5.0)
+    machine.changes = 0
+    machine.run(switch, 60.0)
+    assert 2 < machine.changes < 80  # two for each probe
+
+
+def test_plain_steps_that_became_faster_are_found_by_a_probe() -> None:
+    """Nothing that runs tells of it: only a probe can."""
+    machine = pays(load=lambda at: (0.3, 1.0) if at > 10 else (1.0, 1.0))
+    switch = Switch()
+    machine.run(switch, 10.0)
+    assert switch.on
+    machine.run(switch, 10.0)
+    assert not switch.on
+
+
+def test_the_switch_stays_off_without_history_rows_or_measured_steps() -> None:
+    switch = Switch()
+    assert not switch.decide(1, 0.0)
+    for _ in range(50):
+        switch.found.add(1, True)
+        switch.right.add(8, 8)
+    assert not switch.decide(1, 0.0)
+    for _ in range(5):
+        switch.plain_steps(1, 1e-3)
+    assert not switch.decide(0, 0.0)
+    assert switch.decide(1, 0.0)
+    for _ in range(1000):
+        switch.right.add(8, 0)
+    assert not switch.decide(1, 0.1)
+
+
+def test_an_interrupted_first_pass_does_not_end_the_trial() -> None:
+    machine = pays(load=lambda at: (1.0, 30.0) if 0.2 < at < 0.3 else (1.0, 1.0))
+    switch = Switch()
+    machine.run(switch, 5.0)
+    assert machine.run(switch, 20.0) > 0.97 * machine.best(True)
