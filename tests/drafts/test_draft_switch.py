@@ -136,6 +136,23 @@ def test_a_neighbour_that_slows_both_alike_changes_nothing() -> None:
         assert machine.run(Switch(), 60.0) > 0.97 * reference
 
 
+@pytest.mark.parametrize("make", [pays, loses])
+@pytest.mark.parametrize("period_s", [0.7, 4.0, 30.0])
+def test_neighbours_that_come_and_go_turn_nothing_round(
+    make: Callable[..., Machine], period_s: float
+) -> None:
+    """A cost of plain steps that was measured beside a neighbour makes slow passes look fast once
+    it is gone: they stayed on for a minute.
+    """
+
+    def load(at: float) -> tuple[float, float]:
+        return (1.8, 1.8) if at % period_s < period_s / 2 else (1.0, 1.0)
+
+    machine, steady = make(load=load), make(load=load)
+    reference = steady.run(Switch(forced=make is pays), 60.0)
+    assert machine.run(Switch(), 60.0) > 0.97 * reference
+
+
 def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -> None:
     """It takes the caches, say, so that passes suffer more: a stale cost of plain steps would keep
     drafts on, or turn them off where all is slower.

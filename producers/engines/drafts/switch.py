@@ -33,6 +33,7 @@ DRIFT_SHORTENS = 0.5  # of a rest, by it: the load may be what drafts lost by
 PROBE_STEPS = 4  # plain steps of a probe
 PROBE_SHARE = 0.01  # of the time; what a probe loses is made good by a rest before the next one
 REST_S, REST_S_MAX = 0.5, 60.0
+FRESH_S = 0.5  # drafts go off by a comparison that is no older, else plain steps are probed first
 CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles the rest
 
 
@@ -119,8 +120,12 @@ class Switch:
     probing: bool = False
     """Plain steps are measured, each of them, while drafts are on but for these."""
     _load: _Load = field(default_factory=_Load)
-    _compared: float = 1.0
-    """The load at which both costs were compared last."""
+    _compared: tuple[float, float] = (1.0, 1.0)
+    """Least and highest load at which what is chosen now was found to be faster."""
+    _compared_s: float = 0.0
+    _is_trial: bool = False
+    _is_unjudged: bool = False
+    """Plain steps were measured last, and what passes made since was not looked at."""
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
     _changed_s: float = 0.0
@@ -131,7 +136,9 @@ class Switch:
     @property
     def look_steps(self) -> int:
         """Steps until the next look, while as many rows run."""
-        return PROBE_STEPS if self.probing else DECIDE_STEPS
+        if self.probing:
+            return PROBE_STEPS
+        return JUDGED if self.on and self._is_unjudged else DECIDE_STEPS
 
     def plain_steps(self, rows: float, seconds: float) -> None:
         """A plain step of so many rows took this long, on average."""
@@ -155,14 +162,17 @@ class Switch:
             self.on = self.forced
         elif not rows or self.found.rate(0.0) * self.right.rate(0.0) <= TRY_SHARE:
             self._turn(False, now_s)
-            self.probing = False
+            self._load.changed_mode()
+            self.probing = self._is_trial = False
         elif self.probing:
             self._end_probe(now_s)
         elif self.on:
             self._judge(rows, now_s)
         elif self._comes_on(now_s, rows):
-            self._compared, self._tried_s = self._load.factor, now_s
+            self._tried_s = self._compared_s = now_s
+            self._is_trial = self._is_unjudged = True
             self._turn(True, now_s)
+            self._load.changed_mode()
         return self.on
 
     def advantage(self, rows: int) -> float:
@@ -191,13 +201,16 @@ class Switch:
         if on == self.on:
             return
         self.on, self._changed_s = on, now_s
-        self._load.changed_mode()
         self._recent.clear()
 
     def _has_drifted(self) -> bool:
-        """Since both costs were compared under one load."""
-        ratio = self._load.factor / self._compared
-        return not 1 / DRIFT < ratio < DRIFT
+        """To a load at which both costs were not compared."""
+        least, most = self._compared
+        return not least / DRIFT < self._load.factor < most * DRIFT
+
+    def _note_compared(self) -> None:
+        least, most = self._compared
+        self._compared = min(least, self._load.factor), max(most, self._load.factor)
 
     def _judge(self, rows: int, now_s: float) -> None:
         """Off where passes lose; a probe where it is time for one."""
@@ -207,18 +220,28 @@ class Switch:
         expected = self.advantage(rows)
         now = min(max(gain / expected, BIAS_LEAST), 1.0) if expected else BIAS_LEAST
         self.bias += (now - self.bias) / 4
-        if gain <= MARGIN_OFF:
-            self._confirmed_s = REST_S
-            lost_s = min(RECENT_S, now_s - self._changed_s) * (1 - gain)
-            self._rest(lost_s, now_s)
+        loses = gain <= MARGIN_OFF
+        is_fresh = self._is_unjudged or now_s - self._compared_s < FRESH_S
+        self._is_unjudged = False
+        if loses and is_fresh:
+            self._lose(min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
+        elif loses or now_s >= self._rests_until or (self._has_drifted() and not is_fresh):
             self._turn(False, now_s)
-        elif now_s >= self._rests_until or (
-            self._has_drifted() and now_s - self._changed_s >= REST_S
-        ):
-            has_drifted = self._has_drifted()
-            self._confirmed_s = REST_S if has_drifted else self._confirmed_s
-            self._turn(False, now_s)
+            self._load.changed_mode()
             self.probing, self._probed = True, 0
+        elif self._is_trial:
+            self._is_trial, self._compared = False, (self._load.factor, self._load.factor)
+
+    def _lose(self, lost_s: float, now_s: float) -> None:
+        """Off. A trial that lost says the same of another load as the ones before."""
+        if self._is_trial:
+            self._note_compared()
+        else:
+            self._compared = self._load.factor, self._load.factor
+        self._is_trial, self._confirmed_s = False, REST_S
+        self._rest(lost_s, now_s)
+        self._turn(False, now_s)
+        self._load.changed_mode()
 
     def _end_probe(self, now_s: float) -> None:
         """Drafts go on; what they give is held against what plain steps just took."""
@@ -228,7 +251,8 @@ class Switch:
         self.plain = self._load.settled(self.plain)
         self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
         self._rest(max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
-        self._compared = self._load.factor
+        self._compared_s, self._is_unjudged = now_s, True
+        self._note_compared()
         self._turn(True, now_s)
 
     def _comes_on(self, now_s: float, rows: int) -> bool:
@@ -236,7 +260,8 @@ class Switch:
         if self.plain.count < MEASURED:
             return False
         if self._has_drifted():
-            self._compared, self._tried_s, self.bias = self._load.factor, None, 1.0
+            self._note_compared()
+            self._tried_s, self.bias = None, 1.0
             self._rests_until -= max(0.0, self._rests_until - now_s) * DRIFT_SHORTENS
         if now_s < self._rests_until:
             return False
