@@ -8,10 +8,12 @@ tree of arctic-inference (docs/histospec.md says how to build it); without it, l
 against the 35 µs that were measured once. What is under way is said on the error output.
 """
 
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +44,7 @@ DEPTH = 64  # of the tree, arctic-inference's default
 GOALS = {1: 2.5, 8: 1.86}
 OLD_ROWS = 16
 OTHERS_ROWS = 1, 16, 64
+BUSY_S = 1800  # of a busy process, should nobody end it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,14 @@ class Sizes:
     pairs_goal: int
     pairs: int
     batches: tuple[int, ...]
+    batches_busy: tuple[int, ...]
     runs: int
     overrides: tuple[str, ...] = ()
 
 
 # Reckoned for a quiet machine: a run of 5 passes 3 minutes, the rest 6; `--quick` 2 in all.
-WHOLE = Sizes(5, 96, 768, 20_000, 5, 3, (1, 2, 4, 8, 16, 32, 64, 96), 3)
-SMALL = Sizes(2, 16, 128, 2_000, 2, 1, (1, 8, 32), 1, ("warmup.steps=400",))
+WHOLE = Sizes(5, 96, 768, 20_000, 5, 3, (1, 2, 4, 8, 16, 32, 64, 96), (1, 8, 32, 96), 3)
+SMALL = Sizes(2, 16, 128, 2_000, 2, 1, (1, 8, 32), (8, 32), 1, ("warmup.steps=400",))
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -159,9 +163,11 @@ def _seconds_each(work: Callable[[], object]) -> float:
 
 
 def generation(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
-    """At each batch size; then the worst of all."""
+    """At each batch size, with one more busy process and without; then the worst of all."""
     worst, accepted = (float("inf"), ""), 0.0
     fitting = [(now, before) for before, now in pairwise(passes)]
+    yield from (beside := list(_beside_another(fitting, sizes)))
+    worst = min([worst, *((case.ratio or 0.0, case.case) for case in beside)])
     for batch in sizes.batches:
         pairs = sizes.pairs_goal if batch in GOALS else sizes.pairs
         count = min(sizes.answers * batch, sizes.answers_max)
@@ -184,6 +190,29 @@ def generation(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
         worst = min(worst, (case.ratio or 0.0, f"at batch {batch}, other prompts' answers"))
     yield alone("histospec_accepted", accepted, "share", note="batch 1; the paper: 0.65 to 0.79")
     yield alone("histospec_worst", worst[0], "ratio", at_least=0.97, note=worst[1])
+
+
+def _beside_another(fitting: Sequence[tuple[Pass, Pass]], sizes: Sizes) -> Iterator[Case]:
+    """The same while another process keeps a core busy: drafts that pay, and drafts that do not."""
+    with busy_process():
+        for batch in sizes.batches_busy:
+            count = min(sizes.answers * batch, sizes.answers_max)
+            drafted, plain = _pairs(fitting, batch, count, sizes.pairs)
+            yield _compared(f"histospec_busy_batch_{batch}", drafted, plain, None)
+            drafted, plain = _pairs(fitting, batch, count, sizes.pairs, history_of_others)
+            yield _compared(f"histospec_busy_others_{batch}", drafted, plain, None)
+
+
+@contextmanager
+def busy_process() -> Generator[None]:
+    """One more process computes while the block runs; it ends with it, or by itself."""
+    code = f"import time\nend = time.monotonic() + {BUSY_S}\nwhile time.monotonic() < end: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _pairs(
