@@ -15,6 +15,7 @@ from producers.engines.drafts.history import prompt_key
 from producers.engines.torch_engine.sequence import Sequence
 from streams.records import Floats, Tokens
 
+LOOK_ROWS = 4  # of a large batch: a row costs 0.2 ms, 7 % of all where each of 32 was asked
 LOOK_BACK = 8  # tokens of a plain step that are held against what history would have guessed
 
 
@@ -47,6 +48,8 @@ class Drafting(Guessing):
     """The rows of one batch."""
 
     states: dict[Sequence, RowState] = field(default_factory=dict[Sequence, RowState])
+    collected: int = 0
+    """Rows whose plain steps were collected."""
 
     def enter(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -81,9 +84,11 @@ class Drafting(Guessing):
 
     def look_back(self, sequence: Sequence, gained: Tokens) -> None:
         """How right history would have been about what plain steps just gave: the newest tokens of
-        the sequence.
+        the sequence. Of a large batch not every row is asked.
         """
-        if self.switch.forced is None:
+        self.collected += 1
+        each = max(1, len(self.states) // LOOK_ROWS)
+        if self.switch.forced is None and not self.collected % each:
             came = gained[:LOOK_BACK].tolist()
             newest = self._newest(sequence, sequence.length - len(gained))
             self.compared(self.attempt(self.states[sequence], newest, len(came)), came)
