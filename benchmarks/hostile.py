@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import false_deaths
 from benchmarks.case import Case, alone
 from benchmarks.hostile_records import Hostile, hostile_records
 from rollstream.config import load
@@ -28,7 +29,8 @@ from streams.records import Dead, Fence, GroupMembers, Take
 from streams.topics import partition_of
 from tests.chaos.counted import audited
 from tests.metrics.scraping import endpoint, scrape
-from tests.run_process import random_model, read, started, steps_done, wait_for
+from tests.run_process import random_model, read, started, steps_done
+from tests.waiting import wait_for
 
 RECORDS, RECORDS_QUICK = 50_000, 4_000
 """In each form: the two together are the 100 000 of the promise."""
@@ -65,7 +67,7 @@ class Met:
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Deaths 0, accounted 1."""
+    """Deaths 0, accounted 1; false deaths 0."""
     logging.disable(logging.WARNING)
     count, steps = (RECORDS_QUICK, STEPS_QUICK) if quick else (RECORDS, STEPS)
     deaths = unaccounted = 0
@@ -90,6 +92,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield alone("hostile_deaths", deaths, "deaths", at_most=0, note=note)
     share = 1 - unaccounted / (2 * count)
     yield alone("hostile_accounted", share, "share", at_least=1, note=f"{unaccounted} are not")
+    yield from false_deaths.cases(quick)
 
 
 def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps: int) -> Met:
