@@ -33,6 +33,7 @@ MODULES = (
     "resume",
     "s3",
     "simulator",
+    "skew",
     "weights",
 )
 EXTRA = ("vllm",)  # by name only: wants `make vllm`

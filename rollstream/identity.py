@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from rollstream.accepting import ADVICE, changes_since, keep_configuration
@@ -54,12 +54,13 @@ def identify(store: ObjectStore, run: str) -> RunIdentity:
     `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the store is
     another run's.
     """
-    drawn = RunIdentity(secrets.token_hex(8), run)
-    try:
-        store.create(KEY, encode(drawn))
-    except ObjectExists:
-        return _read(store, run)[0]
-    return drawn
+    for _ in range(2):
+        try:
+            return _read(store, run)[0]
+        except ObjectMissing:
+            with suppress(ObjectExists):  # another role was first
+                store.create(KEY, encode(RunIdentity(secrets.token_hex(8), run)))
+    return _read(store, run)[0]
 
 
 def record(store: ObjectStore, configuration: Configuration) -> None:
@@ -86,7 +87,10 @@ def check_agrees(store: ObjectStore, configuration: Configuration, accepted: boo
     """Whether the run's present configuration is recorded; `ConfigurationError` names each setting
     in which this one differs from it.
     """
-    identity = _read(store, configuration.run)[0]
+    try:
+        identity = _read(store, configuration.run)[0]
+    except ObjectMissing:  # a role that only reads the store started before the others
+        return False
     if not identity.configuration or identity.configuration == fingerprint(configuration):
         return bool(identity.configuration)
     found = changes_since(store, identity.configuration, configuration)
@@ -103,7 +107,6 @@ def agreeing(
     """A role works in the block while its configuration agrees with the run's; `stop` is set when
     it no longer does, and the difference raised at the end.
     """
-    identify(store, configuration.run)
     refused: list[RollstreamError] = []
     ended = threading.Event()
     is_recorded = check_agrees(store, configuration, accepted)
@@ -131,12 +134,7 @@ def agreeing(
 
 
 def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
-    try:
-        data, etag = store.read(KEY)
-    except ObjectMissing:
-        raise ConfigurationError(
-            f"the store has no object {KEY} any more; is it the run's store?"
-        ) from None
+    data, etag = store.read(KEY)
     found = decode(data, RunIdentity, KEY)
     features = lacking(found.needs)
     if features:

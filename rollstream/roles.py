@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rollstream.config import Configuration, truncates
 from rollstream.folder import RunFolder
+from rollstream.identity import agreeing, identify
 from rollstream.metrics.endpoint import served
 from rollstream.metrics.watch import Watch
 from rollstream.role_place import Place, placed
@@ -57,8 +58,10 @@ def run_role(
         try:
             if role not in READS_ONLY:
                 check_conditions(place.store, configuration.store, uuid.uuid4().hex)
+                identify(place.store, configuration.run)
             given = replace(place, accept_config=accept_config, grace_s=grace_s)
-            return _ROLES[role](given)
+            with agreeing(place.store, configuration, stop, accept_config):
+                return _ROLES[role](given)
         finally:
             _note_usage(folder, name)
 

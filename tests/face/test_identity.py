@@ -2,6 +2,7 @@
 
 import json
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from rollstream.config import Configuration, essentials, fingerprint, load, load
 from rollstream.folder import RunFolder, settle
 from rollstream.identity import KEY, agreeing, check_agrees, identify, record
 from rollstream.main import main, parser
+from rollstream.roles import run_role
+from storage.connect import open_store
 from storage.documents import encode
 from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
@@ -95,6 +98,19 @@ def test_a_role_with_another_max_lag_is_refused_by_name(store: ObjectStore) -> N
     assert check_agrees(store, of(rollouts={"slots": 3}))
 
 
+def test_every_role_compares_before_it_takes_a_lease(tmp_path: Path) -> None:
+    store = open_store(f"file:{tmp_path / 'store'}")
+    identify(store, "run")
+    record(store, of())
+    before = sorted(entry.key for entry in store.list())
+    start = partial(run_role, folder=tmp_path, stop=threading.Event(), nonce="n", name="one")
+    other = of(dispatch={"max_lag": 3}, metrics={"enabled": False})
+    for role in ("prompts", "dispatch", "train", "rollout", "score", "archive", "relay", "eval"):
+        with pytest.raises(ConfigurationError, match=r"dispatch\.max_lag: 4 in the run, 3 asked"):
+            start(role, other)
+    assert sorted(entry.key for entry in store.list()) == before
+
+
 def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
     store: ObjectStore,
 ) -> None:
@@ -108,6 +124,7 @@ def test_a_role_that_started_first_stops_when_the_trainer_records_another(
 ) -> None:
     monkeypatch.setattr("rollstream.identity.UNRECORDED_S", 0.01)
     stop = threading.Event()
+    identify(store, "run")
 
     def work() -> None:
         with agreeing(store, of(dispatch={"max_lag": 3}), stop, False):
