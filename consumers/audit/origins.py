@@ -73,6 +73,10 @@ class Origins:
         default_factory=dict[tuple[Who, Version], tuple[str, Address]]
     )
     """Versions newer than those, with the first completion that names one."""
+    _elsewhere: list[tuple[str, Address, Address]] = field(
+        default_factory=list[tuple[str, Address, Address]]
+    )
+    """Prompts that differ from their group's admission, where they lie and where it says."""
     _unkept: int = 0
 
     def __post_init__(self) -> None:
@@ -131,6 +135,10 @@ class Origins:
         """A rollout takes a version only once it has compared the one before, so of those that it
         never applied only the last can be one that it died with.
         """
+        for what, at, named in self._elsewhere:
+            # Behind a truncated begin a copy may be a replaced source's, whose fence went with it.
+            if at == named or coverage.get("prompts") == "whole":
+                self.tally.offend(what, "prompts", at)
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
             self.tally.notes.append(few)
@@ -146,13 +154,12 @@ class Origins:
 
     def _ask(self, prompt: Prompt, at: Address) -> None:
         admission = self.admitted.get(prompt.group)
-        if admission is not None and (admission.prompt, len(admission.names)) != (
-            at,
-            prompt.samples,
-        ):
+        if admission is not None:
+            asked_for = (admission.prompt, len(admission.names))
             what = f"group {prompt.group} was admitted with {len(admission.names)} samples of "
             what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
-            self.tally.offend(f"{what}; here are {prompt.samples}", "prompts", at)
+            if asked_for != (at, prompt.samples):
+                self._elsewhere.append((f"{what}; here are {prompt.samples}", at, asked_for[0]))
         count, found = len(prompt.tokens), _hash(prompt.tokens)
         asked = Asked(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
