@@ -10,7 +10,8 @@ writer in a topic of many writers writes a feature only once every acting role k
 
 from collections.abc import Collection, Mapping
 
-from streams.records import SCHEMAS
+from streams.errors import NewerRelease
+from streams.records import SCHEMAS, Opened
 from streams.topics import BELONGS
 
 RELEASE = "0.2.0"
@@ -45,6 +46,19 @@ KNOWN = frozenset(SCHEMAS) - FIRST
 def lacking(needs: Collection[str], known: Collection[str] = KNOWN) -> tuple[str, ...]:
     """The features of `needs` that are not known here, sorted."""
     return tuple(sorted(set(needs) - set(known)))
+
+
+def check_read_by(opened: Opened, written: Collection[str] = SHARED) -> None:
+    """`NewerRelease` if the acting role does not read what is `written` here in topics of many
+    writers: it would dead-letter every record.
+    """
+    features = lacking(written, opened.knows)
+    if features:
+        raise NewerRelease(
+            f"{opened.role} term {opened.term} (release {opened.release or '0.1.0'}) does not read "
+            f"what rollstream {RELEASE} writes: {', '.join(features)}; start a {opened.role} of "
+            "this release first, or an earlier release here (docs/upgrade.md)"
+        )
 
 
 def advice(release: str) -> str:

@@ -26,7 +26,8 @@ from streams.bus import Bus
 from streams.errors import CorruptObject, EngineRefused, ObjectMissing
 from streams.figures import SECONDS, Tally
 from streams.reader import TopicReader, from_begin
-from streams.records import Version, WeightsAnnounced
+from streams.records import Opened, Version, WeightsAnnounced
+from streams.release import check_read_by
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class WeightsFollower:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store, self._timer, self._sleep = store, timer, sleep
-        self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"))
+        self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
         self._held = HeldWeights()
         self._rotation = Rotation()
         self._newest: WeightsAnnounced | None = None
@@ -100,6 +101,8 @@ class WeightsFollower:
         """Note what was announced since the last call."""
         for received in self._reader.follow():
             record = received.record
+            if isinstance(record, Opened):
+                check_read_by(record)
             if isinstance(record, WeightsAnnounced) and (
                 self._newest is None or record.version > self._newest.version
             ):

@@ -148,3 +148,11 @@ def test_a_claim_that_cannot_be_redeemed_is_not_taken_for_a_newer_release(run: B
     begin, owned = from_begin(run, "ledger"), DeadLetters(run, "ledger")
     assert TopicReader(run, "ledger", begin, dead_letters=owned).poll() == []
     assert run.end("ledger.dead") == {0: 1}
+
+
+def test_a_rollout_does_not_write_what_the_acting_trainer_does_not_read() -> None:
+    older, newer = Opened("trainer", 1), Opened("trainer", 2, "9.0", (), ("trajectory/2",))
+    release.check_read_by(older)
+    release.check_read_by(newer, ("trajectory/2",))
+    with pytest.raises(NewerRelease, match=r"release 0\.1\.0\) does not read .*trajectory/2"):
+        release.check_read_by(older, ("trajectory/2",))
