@@ -8,14 +8,13 @@ closed in the ledger, as live training does. Too few groups for one more step ar
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from consumers.replay.batches import Course
 from consumers.replay.recorded import PlannedStep, RecordedSteps
 from consumers.trainer.intake import fetch_annotations, fetch_group
 from consumers.trainer.packing import pack
 from consumers.trainer.prepare import Prepared, prepare
 from consumers.trainer.progress import groups_of_update
+from streams.admissible import is_usable
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, from_begin
 from streams.records import (
@@ -51,7 +50,7 @@ def index_of(log: Bus, names: Sequence[str]) -> Index:
             index.members.setdefault(record.group, []).append(member)
     for received in _all(log, "annotations"):
         note = received.record
-        if isinstance(note, Annotation) and note.name in names and _counts(note):
+        if isinstance(note, Annotation) and note.name in names and is_usable(note):
             used = AnnotationUsed(note.trajectory, note.name, received.address, received.hash)
             index.notes.setdefault(note.group, {}).setdefault((note.trajectory, note.name), used)
     return index
@@ -146,7 +145,3 @@ def _all(log: Bus, topic: str) -> Iterator[Received]:
     reader = TopicReader(log, topic, from_begin(log, topic))
     while received := reader.poll():
         yield from received
-
-
-def _counts(note: Annotation) -> bool:
-    return bool(note.reason) or (len(note.values) > 0 and bool(np.isfinite(note.values).all()))

@@ -41,6 +41,10 @@ class TrainerState:
     """Takes of later steps are still to be repeated: they name records before `positions`."""
     ended: tuple[int, ...] = ()
     """Groups that ended before their admission was read: it must not open them again."""
+    terms: tuple[tuple[int, int], ...] = ()
+    """Who published which versions (`Believed.terms`): what is masked must not change with where a
+    trainer goes on from.
+    """
 
     def encode(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -62,6 +66,7 @@ def trainer_state(
     intake: Intake,
     configuration_hash: str,
     ahead: bool = False,
+    terms: tuple[tuple[int, int], ...] = (),
 ) -> TrainerState:
     """The state at the end of a step."""
     return TrainerState(
@@ -83,6 +88,7 @@ def trainer_state(
         configuration_hash=configuration_hash,
         ahead=ahead,
         ended=tuple(sorted(intake.ended)),
+        terms=terms,
     )
 
 

@@ -10,14 +10,19 @@ import numpy as np
 
 from consumers.trainer.lag import lag_counts, lags_of
 from consumers.trainer.sample import Sample
+from streams.admissible import LABEL_MAX
 from streams.records import GroupClosed, Trajectory
+
+TASKS_MAX, OTHERS = 64, "(others)"
+NUMBER_MAX = 1 << 53  # of a version, in a figure
 
 
 @dataclass(slots=True)
 class StepFigures:
     """Gathered over one step; `metrics` and `counts` go into its `StepDone`.
 
-    `<figure>/<task>` is that of one task, under the label that its trajectories carry.
+    `<figure>/<task>` is that of one task, under the label that its trajectories carry. Rollouts
+    choose labels, so a step has at most `TASKS_MAX`; all others are counted as `OTHERS`.
     `equal_rewards` counts groups that teach nothing because all their rewards are the same, trained
     or filtered.
     """
@@ -33,6 +38,7 @@ class StepFigures:
     """Groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
+    _tasks: set[str] = field(default_factory=set[str])
 
     def taken(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
@@ -45,17 +51,19 @@ class StepFigures:
         rewards = [sample.reward for sample in samples]
         if np.ptp(rewards) == 0:
             self._count("equal_rewards", records)
-        self.rewards_by_task.setdefault(records[0].task, []).extend(rewards)
+        self.rewards_by_task.setdefault(self._label(samples[0].task), []).extend(rewards)
         self.outcomes["trained"] += 1
         self.counts["trained"] += len(samples)
         for sample in samples:
             self.rewards.append(sample.reward)
             self.lengths.append(len(sample.logprobs))
             self.tokens += int(np.count_nonzero(sample.mask))
+        trained = {sample.trajectory for sample in samples}
         for record in records:
-            if record.spans:
+            if record.trajectory in trained:
                 oldest = min(span.version.number for span in record.spans)
-                self.lag_finish.append(record.trainer_version.number - oldest)
+                known = min(max(record.trainer_version.number, 0), NUMBER_MAX)
+                self.lag_finish.append(known - oldest)
 
     def consumed(self, samples: Sequence[Sample], version: int) -> None:
         """Samples handed to the learner: lag at consumption, token by token, of what is trained."""
@@ -104,4 +112,10 @@ class StepFigures:
         """Of a group, in all and by its task, which is unknown where nothing had arrived."""
         self.counts[name] += 1
         if records:
-            self.counts[f"{name}/{records[0].task}"] += 1
+            self.counts[f"{name}/{self._label(records[0].task)}"] += 1
+
+    def _label(self, task: str) -> str:
+        if len(task) > LABEL_MAX or (len(self._tasks) >= TASKS_MAX and task not in self._tasks):
+            return OTHERS
+        self._tasks.add(task)
+        return task

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from consumers.trainer.annotated import REWARD, is_noted
+from streams.admissible import is_usable
 from streams.bus import Bus
 from streams.dead_letters import DeadLetters
 from streams.reader import Received, TopicReader, read_all_at, read_at
@@ -194,18 +193,13 @@ class Intake:
         """The first of a (trajectory, name) counts; what the run did not name is others' affair."""
         if record.name not in self._names:
             return
-        if not record.reason and not _is_finite(record):
+        if not is_usable(record):
             self.counts["malformed"] += 1
             return
         key = (record.trajectory, record.name)
         used = AnnotationUsed(*key, received.address, received.hash)
         group.noted.setdefault(key, Noted(used, record))
         self.noted_s = self._monotonic()
-
-
-def _is_finite(record: Annotation) -> bool:
-    """Scorers are anybody's programs: nothing that is no number gets into an advantage."""
-    return len(record.values) > 0 and bool(np.isfinite(record.values).all())
 
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:

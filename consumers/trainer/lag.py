@@ -3,7 +3,9 @@ token. Pure.
 
 Invariant 5: nothing above `max_lag` is trained on. Policies that change versions within a
 trajectory mask such tokens, `keep_version` drops the whole trajectory, which has one version
-anyway.
+anyway. Tokens of a version that another term's took the place of are treated alike (DESIGN.md,
+Weight versions): nobody can tell which weights drew them. The audit counts by the same two
+questions, `lag_of` and `Believed.is_believed`.
 """
 
 from collections import Counter
@@ -14,37 +16,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.trainer.sample import Sample
+from streams.admissible import Believed
+from streams.records import Span
+
+
+def lag_of(span: Span, version: int) -> int:
+    """`version`, the one that is trained from, minus the span's; 0 where that is later, as in a run
+    that went on as a fork from an older checkpoint.
+    """
+    return max(0, version - span.version.number)
 
 
 def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
-    """Per generated token: `version` minus the version of its span; `version` is the one being
-    trained from.
-    """
+    """`lag_of` per generated token."""
     lags = np.empty(len(sample.logprobs), np.int64)
     for span in sample.spans:
-        lags[span.start : span.end] = version - span.version.number
+        lags[span.start : span.end] = lag_of(span, version)
     return lags
 
 
-def mask_by_lag(sample: Sample, version: int, max_lag: int | None) -> Sample:
-    """The sample with tokens above `max_lag` not trained; tokens masked before stay so. None bounds
-    nothing.
+def mask_by_lag(
+    sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
+) -> Sample:
+    """The sample with tokens above `max_lag`, and those of a version that is not `believed`, not
+    trained; tokens masked before stay so. None bounds nothing.
     """
-    if max_lag is None:
-        return sample
-    return replace(sample, mask=sample.mask & (lags_of(sample, version) <= max_lag))
+    mask = sample.mask.copy()
+    for span in sample.spans:
+        is_above = max_lag is not None and lag_of(span, version) > max_lag
+        if is_above or (believed is not None and not believed.is_believed(span.version)):
+            mask[span.start : span.end] = False
+    return replace(sample, mask=mask)
 
 
-def is_dropped(sample: Sample, version: int, max_lag: int | None) -> bool:
-    """Whether `keep_version` drops it: any token above `max_lag`."""
-    return max_lag is not None and bool((lags_of(sample, version) > max_lag).any())
+def is_dropped(
+    sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
+) -> bool:
+    """Whether `keep_version` drops it: any token that the other policies mask."""
+    return not mask_by_lag(sample, version, max_lag, believed).mask.all()
 
 
 def lag_counts(sample: Sample, version: int) -> dict[int, int]:
     """Trained tokens of one sample by their lag, span by span."""
     counts: dict[int, int] = {}
     for span in sample.spans:
-        lag = version - span.version.number
+        lag = lag_of(span, version)
         trained = int(np.count_nonzero(sample.mask[span.start : span.end]))
         counts[lag] = counts.get(lag, 0) + trained
     return counts

@@ -8,14 +8,18 @@ after a crash the ledger names everything that may have been trained, and a take
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from consumers.trainer.poison import Attempts, Voided
 from streams.bus import Bus
 from streams.reader import TopicReader
 from streams.records import (
     Configured,
     GroupClosed,
     Position,
+    Record,
     StepDone,
+    Superseded,
     Take,
+    Version,
 )
 from streams.writer import FencedWriter
 
@@ -32,8 +36,31 @@ class Recorded:
     done: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
+    believed: dict[int, Version] = field(default_factory=dict[int, Version])
+    """The version of each step that was done: the first `StepDone` counts, a later one is that of a
+    repetition with other bits.
+    """
+    attempts: Attempts = field(default_factory=Attempts)
+    voided: Voided = field(default_factory=Voided)
     since: Position = field(default_factory=Position)
     """From where it was read."""
+
+    def apply(self, record: Record) -> None:
+        self.attempts.apply(record)
+        match record:
+            case Take() as take:
+                self.takes.setdefault((take.step, take.update), []).append(take)
+            case StepDone() as done:
+                self.done[done.step] = done
+                self.believed.setdefault(done.step, done.version)
+            case GroupClosed() as closed:
+                self.closed.append(closed)
+            case Superseded() as superseded:
+                self.voided.apply(superseded)
+            case Configured() as configured:
+                self.configured = configured
+            case _:
+                pass
 
     def goes_beyond(self, step: int) -> bool:
         """Whether something of later steps is still to be repeated."""
@@ -61,20 +88,11 @@ class Ledger:
         reader = TopicReader(self._bus, "ledger", {0: position})
         recorded = Recorded(since=position)
         for received in reader.read_to({0: opened[0] + 1}):
-            match received.record:
-                case Take() as take:
-                    recorded.takes.setdefault((take.step, take.update), []).append(take)
-                case StepDone() as done:
-                    recorded.done[done.step] = done
-                case GroupClosed() as closed:
-                    recorded.closed.append(closed)
-                case Configured() as configured:
-                    recorded.configured = configured
-                case _:
-                    pass
+            recorded.apply(received.record)
+        recorded.attempts.start()
         return recorded
 
-    def append(self, records: Iterable[Take | StepDone | GroupClosed | Configured]) -> None:
+    def append(self, records: Iterable[Record]) -> None:
         """Durable, in this order, when it returns."""
         entries = [(KEY, record) for record in records]
         if entries:

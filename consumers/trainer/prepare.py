@@ -1,9 +1,9 @@
 """From a group's completions to what may be trained of it. Pure: live training and replay call the
 same function.
 
-Dead members are left out, and living ones that lack what the configuration names; the advantage is
-relative to all others. What is above `max_lag`
-at this version is masked token by token under in-flight policies, and the whole trajectory dropped
+Dead members are left out, those too that cannot be trained (invariant 12), and living ones that
+lack what the configuration names; the advantage is relative to all others. What is above `max_lag`
+at this version, or of a version that is not believed, is masked token by token under in-flight policies, and the whole trajectory dropped
 under `keep_version` (invariant 5); both are counted.
 """
 
@@ -16,12 +16,23 @@ import numpy as np
 from consumers.trainer.advantages import advantages
 from consumers.trainer.annotated import Notes, Scored, names_needed, scored
 from consumers.trainer.lag import is_dropped, mask_by_lag
-from consumers.trainer.sample import Sample, sample_of
-from streams.errors import DecodeError
+from consumers.trainer.sample import Sample, admitted_sample
+from streams.admissible import (
+    Believed,
+    Refusal,
+    TrainingBounds,
+    is_number,
+    refusal,
+    refused_counts,
+)
 from streams.records import Trajectory
 
 if TYPE_CHECKING:  # pydantic is not there where only the rule is asked for (audit)
     from consumers.settings import TrainerSettings
+
+
+ANY = TrainingBounds()
+REASON_MAX = 200  # characters of each reason in a group's `detail`: anybody wrote them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,8 @@ class Rule:
     """What a sample must have …"""
     terms: Mapping[str, float]
     """… and what of it, times which weight, is its reward."""
+    bounds: TrainingBounds = ANY
+    """What the model can train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,13 @@ class Prepared:
     counts: Mapping[str, int]
 
 
-def rule_of(settings: "TrainerSettings", max_lag: int | None, keep_version: bool) -> Rule:
+def rule_of(
+    settings: "TrainerSettings",
+    max_lag: int | None,
+    keep_version: bool,
+    bounds: TrainingBounds = ANY,
+) -> Rule:
+    """The rule of a run's settings; without `bounds` any token and any length pass."""
     return Rule(
         settings.advantage,
         settings.survivors_min,
@@ -61,6 +80,7 @@ def rule_of(settings: "TrainerSettings", max_lag: int | None, keep_version: bool
         keep_version,
         names_needed(settings),
         settings.reward_terms,
+        replace(bounds, keep_version=keep_version),
     )
 
 
@@ -70,12 +90,16 @@ def prepare(
     noted: Notes,
     rule: Rule,
     version: int,
+    believed: Believed | None = None,
 ) -> Prepared:
-    """What of the group is trained from `version`, by the annotations that are `noted`."""
+    """What of the group is trained from `version`, by the annotations that are `noted` and by what
+    is `believed`.
+    """
     found = scored(records, noted, rule.names, rule.terms)
-    whole, reasons = _living(records, found)
-    unscored = len(found.lacking)
+    whole, reasons, refused = _living(records, found, rule.bounds, believed)
+    unscored = len(found.lacking.keys() - refused.keys())
     left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
+    left_out |= refused_counts(refused.values())
     if len(whole) < rule.survivors_min:
         detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
         return Prepared(group, (), "dead", detail, left_out)
@@ -85,7 +109,7 @@ def prepare(
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
     for one, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
-        sample = _within_lag(replace(one, advantage=float(advantage)), rule, version)
+        sample = _within_lag(replace(one, advantage=float(advantage)), rule, version, believed)
         if sample is None:
             counts["dropped"] += 1
         else:
@@ -96,29 +120,39 @@ def prepare(
     return Prepared(group, tuple(samples), "", "", counts)
 
 
-def _living(records: Sequence[Trajectory], found: Scored) -> tuple[list[Sample], list[str]]:
-    """Samples of what lived and is scored, and why the others are not among them; a record whose
-    parts do not fit is dead too.
+def _living(
+    records: Sequence[Trajectory], found: Scored, bounds: TrainingBounds, believed: Believed | None
+) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
+    """Samples of what lived, can be trained and is scored; why the others are not among them; and
+    what was refused, by trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []
+    refused: dict[str, Refusal] = {}
     for record in records:
         if record.finish == "dead":
             reasons.append(record.reason)
             continue
-        if record.trajectory in found.lacking:
+        wrong = refusal(record, bounds, believed)
+        if wrong is None and record.trajectory in found.lacking:
             reasons.append(found.lacking[record.trajectory])
             continue
-        try:
-            living.append(sample_of(record, 0.0, found.rewards[record.trajectory]))
-        except DecodeError as error:
-            reasons.append(str(error))
-    return living, reasons
+        reward = found.rewards.get(record.trajectory, 0.0)
+        if wrong is None and not is_number(reward):
+            wrong = Refusal("reward", f"a reward of {reward:g} in all")
+        if wrong is None:
+            living.append(admitted_sample(record, 0.0, reward))
+        else:
+            refused[record.trajectory] = wrong
+            reasons.append(f"{record.trajectory} {wrong}")
+    return living, [reason[:REASON_MAX] for reason in reasons], refused
 
 
-def _within_lag(sample: Sample, rule: Rule, version: int) -> Sample | None:
-    """The sample with tokens above `max_lag` masked, None when nothing of it is left."""
+def _within_lag(
+    sample: Sample, rule: Rule, version: int, believed: Believed | None
+) -> Sample | None:
+    """The sample with tokens that may not be trained masked, None when nothing of it is left."""
     if rule.keep_version:
-        return None if is_dropped(sample, version, rule.max_lag) else sample
-    masked = mask_by_lag(sample, version, rule.max_lag)
+        return None if is_dropped(sample, version, rule.max_lag, believed) else sample
+    masked = mask_by_lag(sample, version, rule.max_lag, believed)
     return masked if masked.mask.any() else None

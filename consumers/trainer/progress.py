@@ -49,6 +49,10 @@ class Progress:
             del self.pending[trajectory]
         self.micro_batches += 1
 
+    def pass_over(self) -> None:
+        """A take that is superseded: it keeps its number, and later takes use its samples."""
+        self.micro_batches += 1
+
     def is_complete(self) -> bool:
         return self.groups_left == 0 and not self.pending
 

@@ -1,0 +1,202 @@
+"""Whether a trajectory can be trained: one pure rule that rollout, trainer, replay and audit call
+(invariant 12).
+
+`trajectories` and `annotations` have many writers, so a record there is a claim until this rule has
+looked at it. What it accepts fits the model and the arrays of the learner and gives finite float32
+losses and gradients; what it refuses is a dead member of its group, counted by `Kind`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory, Version
+
+Kind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""All of them: a metric label has no other value."""
+
+LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
+"""The probability of a token that was drawn; engines write -9999 for the impossible, and rounding
+in 16 bits puts a certain token a little above 0.
+"""
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
+"""Logits are divided by it in float32: below, logits of 100 come near its end when squared."""
+NUMBER_MAX = 1e6
+"""Rewards, scores and annotations. A gradient norm squares sums over tokens: (1e6 · 2 · 1e6
+tokens)² = 4e24 is far below the largest float32, 3e38.
+"""
+SCORES_MAX, LABEL_MAX = 64, 200
+"""Parts of one reward, and characters of a task or of the name of a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBounds:
+    """What a run's model and settings can train; the defaults bound nothing."""
+
+    vocabulary: int = 1 << 32
+    context_max: int = 1 << 40
+    keep_version: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """The versions that were believed up to a moment: numbers up to `highest`, and in `terms` the
+    term of each number as (first number, term) in ascending order; numbers before the first pair
+    are of unknown terms.
+    """
+
+    highest: int
+    terms: tuple[tuple[int, int], ...] = ()
+
+    def is_believed(self, version: Version) -> bool:
+        """Whether a trainer published it. A number that an unknown term published passes."""
+        if version.number > self.highest:
+            return False
+        at = bisect_right(self.terms, version.number, key=lambda pair: pair[0])
+        return not at or self.terms[at - 1][1] == version.term
+
+    def up_to(self, version: Version | None) -> "Believed | None":
+        """What was believed while this version was the highest; None where nobody knows it."""
+        return None if version is None else Believed(version.number, self.terms)
+
+
+def believed_terms(
+    versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
+) -> tuple[tuple[int, int], ...]:
+    """`Believed.terms` of these versions, which take the place of what `before` holds from their
+    numbers on.
+    """
+    terms = list(before)
+    for version in sorted(versions):
+        while terms and terms[-1][0] >= version.number:
+            terms.pop()
+        if not terms or terms[-1][1] != version.term:
+            terms.append((version.number, version.term))
+    return tuple(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a record cannot be trained."""
+
+    kind: Kind
+    detail: str
+
+    def __str__(self) -> str:
+        return f"refused ({self.kind}): {self.detail}"
+
+
+def refusal(
+    record: Trajectory, bounds: TrainingBounds, believed: Believed | None = None
+) -> Refusal | None:
+    """None for a finished trajectory that can be trained. Without `believed` the numbers of
+    versions have no upper bound.
+    """
+    generated = int(np.count_nonzero(record.sources == GENERATED))
+    return (
+        _of_tokens(record, bounds, generated)
+        or _of_spans(record, bounds, generated)
+        or _of_versions(record, believed)
+        or _of_logprobs(record)
+        or _of_temperature(record)
+        or _of_numbers(record)
+    )
+
+
+def is_number(value: float) -> bool:
+    """Whether a reward, a score or an annotation has this value within the bounds."""
+    return -NUMBER_MAX <= value <= NUMBER_MAX  # false for NaN
+
+
+def is_usable(note: Annotation) -> bool:
+    """Whether an annotation says something: values within the bounds, or why there are none."""
+    values = note.values
+    return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
+
+
+def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
+    """`refused_<kind>` of each kind that occurs, for `StepDone.counts`."""
+    counts: dict[str, int] = {}
+    for one in refusals:
+        name = f"refused_{one.kind}"
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _of_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
+    tokens, sources = record.tokens, record.sources
+    if len(sources) != len(tokens):
+        return Refusal("arrays", f"{len(tokens)} tokens but {len(sources)} sources")
+    if len(record.logprobs) != generated:
+        what = f"{generated} generated tokens but {len(record.logprobs)} log-probabilities"
+        return Refusal("arrays", what)
+    if not generated:
+        return Refusal("arrays", "it has no generated token")
+    if sources[0] == GENERATED:
+        what = "its first token is generated, a prompt of at least one token must precede it"
+        return Refusal("arrays", what)
+    if int(sources.max()) > ENVIRONMENT:
+        return Refusal("arrays", f"source {int(sources.max())} is none of 0, 1, 2")
+    if len(tokens) > bounds.context_max:
+        return Refusal("tokens", f"{len(tokens)} tokens in a context of {bounds.context_max}")
+    if int(tokens.max()) >= bounds.vocabulary:
+        what = f"token {int(tokens.max())}, and the model knows {bounds.vocabulary}"
+        return Refusal("tokens", what)
+    return None
+
+
+def _of_spans(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
+    edges = [0, *(span.end for span in record.spans)]
+    is_tiled = edges[-1] == generated and all(
+        start == span.start < span.end for start, span in zip(edges, record.spans, strict=False)
+    )
+    if not is_tiled:
+        return Refusal("spans", f"its spans do not tile its {generated} generated tokens")
+    if bounds.keep_version and len(record.spans) > 1:
+        return Refusal("spans", f"{len(record.spans)} spans under keep_version")
+    return None
+
+
+def _of_versions(record: Trajectory, believed: Believed | None) -> Refusal | None:
+    numbers = [span.version.number for span in record.spans]
+    if min(numbers) < 0:
+        return Refusal("version", "the number of a version is below 0")
+    if believed is not None and max(numbers) > believed.highest:
+        # The number itself may have thousands of digits.
+        return Refusal("version", f"a version above {believed.highest}, the highest believed one")
+    return None
+
+
+def _of_logprobs(record: Trajectory) -> Refusal | None:
+    low, high = float(record.logprobs.min()), float(record.logprobs.max())  # NaN passes through
+    if not np.isfinite([low, high]).all():
+        return Refusal("logprobs", "a log-probability is not finite")
+    if low < LOGPROB_MIN or high > LOGPROB_MAX:
+        worst = low if low < LOGPROB_MIN else high
+        what = f"a log-probability of {worst:g}, outside {LOGPROB_MIN:g} to {LOGPROB_MAX:g}"
+        return Refusal("logprobs", what)
+    return None
+
+
+def _of_temperature(record: Trajectory) -> Refusal | None:
+    if TEMPERATURE_MIN <= record.temperature <= TEMPERATURE_MAX:
+        return None
+    what = f"it was sampled at temperature {record.temperature:g}; train with"
+    what += f" sampling.temperature between {TEMPERATURE_MIN:g} and {TEMPERATURE_MAX:g}"
+    return Refusal("temperature", what)
+
+
+def _of_numbers(record: Trajectory) -> Refusal | None:
+    scores = record.scores or {}
+    if record.reward is not None and not is_number(record.reward):
+        return Refusal("reward", f"a reward of {record.reward:g}, beyond ±{NUMBER_MAX:g}")
+    if not all(map(is_number, scores.values())):
+        return Refusal("reward", f"a score beyond ±{NUMBER_MAX:g}")
+    if len(scores) > SCORES_MAX or any(len(name) > LABEL_MAX for name in (record.task, *scores)):
+        what = f"more than {SCORES_MAX} scores, or a name of more than {LABEL_MAX} characters"
+        return Refusal("label", what)
+    return None
