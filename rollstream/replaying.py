@@ -7,7 +7,7 @@ from typing import Any
 
 from consumers.replay.batches import Course
 from consumers.replay.recorded import RecordedSteps
-from consumers.trainer.prepare import rule_of
+from rollstream.bounds import run_rule
 from rollstream.config import Configuration, Difference, differences, essentials, load
 from rollstream.folder import RunFolder
 from rollstream.replay_filter import conditions_of, of_training
@@ -89,11 +89,10 @@ def asked_of(
 def courses(asked: Asked) -> tuple[Course, Course]:
     """The run's own, and the one asked for."""
     conditions = conditions_of(asked.where)
-    own, now = _course(asked.before), _course(asked.now)
+    own, now = _course(asked.before, asked.folder), _course(asked.now, asked.folder)
     kept = Course(now.settings, now.rule, of_training(conditions))
     return own, (kept if conditions else now)
 
 
-def _course(c: Configuration) -> Course:
-    keep_version = c.rollouts.on_update == "keep_version"
-    return Course(c.trainer, rule_of(c.trainer, c.dispatch.max_lag, keep_version))
+def _course(c: Configuration, folder: RunFolder) -> Course:
+    return Course(c.trainer, run_rule(c, folder.path))

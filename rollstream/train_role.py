@@ -3,10 +3,10 @@
 from functools import partial
 from pathlib import Path
 
-from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
 from consumers.trainer.step_lines import missing_lines
 from rollstream.accepting import accept_change, keep_configuration
+from rollstream.bounds import run_rule
 from rollstream.config import fingerprint, truncates
 from rollstream.folder import RunFolder, model_folder
 from rollstream.identity import identify, record
@@ -32,7 +32,7 @@ def train(place: Place, term: int, party: Party | None = None) -> bool:
     set_threads(threads_of_rank(c.trainer))
     start, model = model_folder(c, place.folder), starting_model(c, place.folder)
     archived = c.archive.topics if c.archive.enabled else ()
-    rule = rule_of(c.trainer, c.dispatch.max_lag, c.rollouts.on_update == "keep_version")
+    rule = run_rule(c, place.folder)
     lines = RunFolder(place.folder).metrics / "trainer.jsonl"
     with MetricsFile(lines) as metrics:
         trainer = build_trainer(

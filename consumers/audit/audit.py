@@ -95,7 +95,7 @@ class Audit:
             Once(taken),
             Versions(taken, Participants(self.store)),
         )
-        foreign = Foreign(groups.admitted, self._coverage)
+        foreign = Foreign(groups.admitted, self._coverage, taken)
         spans = Spans(foreign)
         reads = Reads(groups.admitted)
         damage = Damage(self.bus, self.reading, reads.was_read)

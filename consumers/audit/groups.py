@@ -12,7 +12,8 @@ import msgspec
 from consumers.audit.seen import Coverage, Kept, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
-from streams.records import Address, Admitted, GroupClosed, StepDone, Take
+from consumers.trainer.poison import Attempts
+from streams.records import Address, Admitted, GroupClosed, StepDone, Superseded, Take
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
 
@@ -46,11 +47,19 @@ class Groups:
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
+    _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
+    _attempts: Attempts = field(default_factory=Attempts)
+    _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
+    """Members of each take of a step that is not done."""
 
     def apply(self, seen: Seen) -> None:
         if seen.void:
             return
         record = seen.record
+        if record is not None and seen.topic == "ledger":
+            if isinstance(record, Superseded):
+                self._supersede(record, seen.address)
+            self._attempts.apply(record)
         if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
             self.tally.offend("only the ledger says how a group ends", seen.topic, seen.address)
             return
@@ -64,6 +73,7 @@ class Groups:
                 self._end(record.group, record.reason, record.step, seen.address)
             case StepDone():
                 self._done.append((record, seen.address))
+                self._sizes = {key: n for key, n in self._sizes.items() if key[0] > record.step}
             case _:
                 pass
 
@@ -78,6 +88,9 @@ class Groups:
         for topic in ("admissions", "ledger"):
             if not begins_whole(coverage[topic]):
                 self.tally.cannot(f"{topic} is {_short_of_whole(coverage[topic])}")
+        if begins_whole(coverage["ledger"]):
+            for what, at in self._unfounded:
+                self.tally.offend(what, "ledger", at)
         self._check_trained()
         for done, at in self._done:
             if self.taken.is_whole(done.step, ledger_whole=begins_whole(coverage["ledger"])):
@@ -96,6 +109,7 @@ class Groups:
     def _take(self, take: Take, at: Address) -> None:
         self._by_step[take.step, "takes"] += 1
         self._by_step[take.step, "trained"] += len(take.members)
+        self._sizes[take.step, take.update, take.micro_batch] = len(take.members)
         for begun in take.groups:
             self._by_step[take.step, "groups"] += 1
             self._end(begun.group, "trained", take.step, at)
@@ -104,6 +118,28 @@ class Groups:
                 if named is not None and member.trajectory not in named.names:
                     what = f"group {begun.group} was not admitted with {member.trajectory}"
                     self.tally.offend(what, "ledger", at)
+
+    def _supersede(self, record: Superseded, at: Address) -> None:
+        """The trainer's own rule says whether these takes may be given up (`poison.py`)."""
+        step, update, voids = record.step, record.update, record.micro_batches
+        self._attempts.start()
+        hopeless = self._attempts.hopeless()
+        if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
+            what = f"take {voids} of step {step} is superseded, and had not failed often enough"
+            self._unfounded.append((what, at))
+        for micro_batch in voids:
+            size = self._sizes.pop((step, update, micro_batch), None)
+            if size is None:
+                what = f"take {micro_batch} of step {step} is superseded, and is none of those open"
+                self._unfounded.append((what, at))
+                continue
+            self._by_step[step, "takes"] -= 1
+            self._by_step[step, "trained"] -= size
+        self.tally.counts["takes superseded"] += len(voids)
+        for group in record.poisoned:
+            if self._ended.get(group, ("",))[0] == "trained":
+                del self._ended[group]
+                self._by_step[step, "groups"] -= 1
 
     def _end(self, group: int, ending: str, step: int, at: Address) -> None:
         before = self.ended.get(group)

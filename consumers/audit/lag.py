@@ -17,13 +17,16 @@ from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
+from consumers.trainer.lag import lag_of
 from consumers.trainer.prepare import Rule
 from streams.records import Address, StepDone, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the run was configured with; `known` is False where no configuration is left."""
+    """What the run was configured with; `known` is False where no configuration is left. `bounds`
+    are those of its trainer, as far as they are known.
+    """
 
     max_lag: int | None = None
     keep_version: bool = False
@@ -61,13 +64,14 @@ class Lag:
         if not steps.any():
             return
         spans = rows.spans
-        lags = steps[spans.row] - 1 - spans.number
+        lags = np.maximum(steps[spans.row] - 1 - spans.number, 0)
         is_masked = ~self._are_believed(rows)
         if self.policy.max_lag is not None:
             is_masked |= lags > self.policy.max_lag
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
-        odd = (spans.sums(lags < 0) > 0) | (trained == 0)
+        ahead = spans.number >= steps[spans.row]  # of the version that is trained from
+        odd = (spans.sums(ahead) > 0) | (trained == 0)
         if self.policy.keep_version:
             odd |= masked > 0
         for row in np.flatnonzero(odd & (steps > 0)).tolist():
@@ -127,8 +131,8 @@ class Lag:
     def _weigh(self, record: Trajectory, step: int, seen: Seen) -> None:
         trained = masked = 0
         for span in record.spans:
-            lag, tokens = step - 1 - span.version.number, span.end - span.start
-            if lag < 0:
+            lag, tokens = lag_of(span, step - 1), span.end - span.start
+            if span.version.number > max(step - 1, self.taken.highest[step]):
                 what = f"step {step} trained {record.trajectory} before {span.version} was there"
                 self.tally.offend(what, seen.topic, seen.address)
             bound = self.policy.max_lag

@@ -2,9 +2,9 @@
 has one span.
 
 The log cannot say which engine stamped a span, only that the spans tile the generated tokens.
-Dead completions are held to the same: what they had generated is stamped too. Foreign completions,
-of trajectories that were never admitted, are counted: anyone may append them, and the trainer drops
-them (invariant 12).
+Held to it is what was trained: anyone may append what is not so, and the trainer refuses it
+(invariant 12). That is counted, and so are foreign completions, of trajectories that were never
+admitted.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from consumers.audit.groups import Admission
 from consumers.audit.rows import Numbers, Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
+from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
 from streams.records import GENERATED, Assignment, Trajectory
 
@@ -26,6 +27,7 @@ class Foreign:
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
+    taken: Taken
 
     def has(self, record: Trajectory) -> bool:
         """Never where admissions are not there from the first on: then nobody knows."""
@@ -37,7 +39,7 @@ class Foreign:
 
 @dataclass(slots=True)
 class Spans:
-    """Of `trajectories`."""
+    """Of `trajectories`; the ledger comes before."""
 
     foreign: Foreign
     tally: Tally = field(
@@ -56,7 +58,9 @@ class Spans:
         generated = int(np.count_nonzero(record.sources == GENERATED))
         self.tally.counts["tokens"] += generated
         wrong = _wrong(record, generated)
-        if wrong:
+        if wrong and not self.foreign.taken.is_trained(record.trajectory, seen.address):
+            self.tally.counts["malformed and not trained"] += 1
+        elif wrong:
             self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
 
     def apply_rows(self, rows: Rows) -> None:
@@ -88,7 +92,8 @@ class OneVersion:
         several = len(record.spans) > 1
         self.tally.counts["trajectories of one span"] += not several
         self.tally.counts["of several"] += several
-        if several and self.keep_version and not self.foreign.has(record):
+        is_trained = self.foreign.taken.is_trained(record.trajectory, seen.address)
+        if several and self.keep_version and is_trained:
             names = ", ".join(str(span.version) for span in record.spans[:4])
             what = f"{record.trajectory} has {len(record.spans)} spans ({names})"
             self.tally.offend(what, seen.topic, seen.address)

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from consumers.audit.seen import Seen
-from streams.records import Address, AnnotationUsed, StepDone, Take, Version
+from streams.records import (
+    Address,
+    AnnotationUsed,
+    Member,
+    StepDone,
+    Superseded,
+    Take,
+    Version,
+)
 
 
 class Use(msgspec.Struct, gc=False):
@@ -28,7 +36,7 @@ class Use(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Taken:
-    """Void records are passed over."""
+    """Void records are passed over, and so is what superseded takes trained."""
 
     uses: dict[str, Use] = field(default_factory=dict[str, Use])
     """By trajectory: all members of groups that were begun."""
@@ -41,6 +49,12 @@ class Taken:
     """Trajectories by group."""
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
     """The version that each step made, as the first `StepDone` of it says."""
+    begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
+        default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
+    )
+    """Takes of steps that are not done, which may be superseded yet, and who is trained by them."""
+    highest: Counter[int] = field(default_factory=Counter[int])
+    """By step, the number of the highest version that was believed when its groups were fixed."""
     first_step: int | None = None
     """The first step that a take names: all of those after it are here whole."""
 
@@ -52,12 +66,21 @@ class Taken:
                 self._take(take, seen.address)
             case StepDone() as done:
                 self.versions.setdefault(done.step, done.version)
+                for key in [key for key in self.begun if key[0] <= done.step]:
+                    del self.begun[key]
+            case Superseded() as superseded:
+                self._supersede(superseded)
             case _:
                 pass
 
     def is_whole(self, step: int, *, ledger_whole: bool) -> bool:
         """Whether every take of the step is here."""
         return ledger_whole or (self.first_step is not None and step > self.first_step)
+
+    def is_trained(self, trajectory: str, at: Address) -> bool:
+        """Whether a step trained the completion that lies there."""
+        use = self.uses.get(trajectory)
+        return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
         """False for a version in whose place the ledger has another one."""
@@ -72,6 +95,10 @@ class Taken:
             for member in group.members:
                 uses.setdefault(member.trajectory, Use(number, member.at, member.hash))
         self.trained[step] += len(take.members)
+        self.begun[step, take.update, take.micro_batch] = at, take.members
+        if take.believed is not None:  # version 0 has no `StepDone`
+            self.versions.setdefault(take.believed.number, take.believed)
+            self.highest[step] = max(self.highest[step], take.believed.number)
         for member in take.members:
             use = uses.get(member.trajectory)
             if use is not None and not use.step:
@@ -79,3 +106,15 @@ class Taken:
                 self.trained_of[use.group] += 1
         for used in take.annotations:
             self.notes.setdefault((used.trajectory, used.name), used)
+
+    def _supersede(self, record: Superseded) -> None:
+        """Nobody trained what these takes name: a later one may."""
+        for micro_batch in record.micro_batches:
+            key = (record.step, record.update, micro_batch)
+            at, members = self.begun.pop(key, (None, ()))
+            self.trained[record.step] -= len(members)
+            for member in members:
+                use = self.uses.get(member.trajectory)
+                if use is not None and use.take == at:
+                    use.step, use.take = 0, None
+                    self.trained_of[use.group] -= 1

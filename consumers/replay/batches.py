@@ -7,12 +7,14 @@ adds to the recorded takes (a larger `max_lag`) comes behind them, packed.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from consumers.replay.recorded import PlannedStep
 from consumers.settings import TrainerSettings
 from consumers.trainer.figures import StepFigures
 from consumers.trainer.intake import fetch_annotations, fetch_group
 from consumers.trainer.packing import pack
 from consumers.trainer.prepare import Rule, prepare
 from consumers.trainer.sample import Sample
+from streams.admissible import Believed
 from streams.bus import Bus
 from streams.records import GroupMembers, Take, Trajectory
 
@@ -29,15 +31,15 @@ class Course:
 
 
 def batches_of(
-    log: Bus, takes: Sequence[Take], course: Course, version: int, figures: StepFigures
+    log: Bus, takes: Sequence[Take], course: Course, planned: PlannedStep, figures: StepFigures
 ) -> Iterator[list[Sample]]:
-    """Of the takes of one update. Other bytes than the ledger recorded are a `ValueError`, what is
-    gone a `PositionLost`.
+    """Of the takes of one update of the planned step. Other bytes than the ledger recorded are a
+    `ValueError`, what is gone a `PositionLost`.
     """
     samples: dict[str, Sample] = {}
     for take in takes:
         for group in take.groups:
-            found = _samples_of(log, take, group, course, version, figures)
+            found = _samples_of(log, take, group, course, planned, figures)
             samples |= {sample.trajectory: sample for sample in found}
         named = [member.trajectory for member in take.members]
         batch = [samples.pop(name) for name in named if name in samples]
@@ -48,8 +50,15 @@ def batches_of(
 
 
 def _samples_of(
-    log: Bus, take: Take, group: GroupMembers, course: Course, version: int, figures: StepFigures
+    log: Bus,
+    take: Take,
+    group: GroupMembers,
+    course: Course,
+    planned: PlannedStep,
+    figures: StepFigures,
 ) -> Sequence[Sample]:
+    version = planned.step - 1
+    believed = Believed(0, planned.terms).up_to(take.believed)
     noted = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
     kept = [record for record in records if course.keep(record, version)]
@@ -57,7 +66,7 @@ def _samples_of(
     if not kept:
         figures.closed("filtered", {})
         return ()
-    prepared = prepare(group.group, kept, noted, course.rule, version)
+    prepared = prepare(group.group, kept, noted, course.rule, version, believed)
     if prepared.ending:
         figures.closed(prepared.ending, prepared.counts, kept)
         return ()

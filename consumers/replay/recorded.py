@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from consumers.trainer.poison import Voided
+from streams.admissible import believed_terms
 from streams.bus import Bus
 from streams.errors import PositionLost
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Configured, GroupClosed, StepDone, Take
+from streams.records import Address, Configured, GroupClosed, StepDone, Superseded, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,13 @@ class PlannedStep:
     takes: Sequence[Take]
     closed: Sequence[GroupClosed]
     is_last: bool
+    terms: tuple[tuple[int, int], ...] = ()
+    """Who published which version (`Believed.terms`)."""
+
+    @property
+    def trained(self) -> int:
+        """Takes that train something: superseded ones do not."""
+        return sum(bool(take.members) for take in self.takes)
 
 
 @dataclass(slots=True)
@@ -26,6 +35,7 @@ class RecordedSteps:
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
     done: dict[int, list[StepDone]] = field(default_factory=dict[int, list[StepDone]])
     closed: dict[int, list[GroupClosed]] = field(default_factory=dict[int, list[GroupClosed]])
+    voided: Voided = field(default_factory=Voided)
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:
@@ -37,8 +47,11 @@ class RecordedSteps:
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
         """These steps as they were; `last` is the last of all."""
+        firsts = [done[0].version for done in self.done.values()]
+        terms = believed_terms(firsts)
         for step in steps:
-            yield PlannedStep(step, self.takes[step], self.closed.get(step, ()), step == last)
+            takes = [self.voided.effective(take) for take in self.takes[step]]
+            yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms)
 
     def step_of(self) -> dict[Address, int]:
         """By which step each trajectory was trained, by where it lies."""
@@ -46,13 +59,13 @@ class RecordedSteps:
             member.at: step
             for step, takes in self.takes.items()
             for take in takes
-            for member in take.members
+            for member in self.voided.effective(take).members
         }
 
     def check_whole(self, steps: Iterable[int]) -> None:
         """`PositionLost` names the first step whose takes are not all here."""
         for step in steps:
-            here = len(self.takes.get(step, ()))
+            here = sum(not self.voided.holds(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
             if here != wanted:
                 said = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
@@ -72,6 +85,8 @@ def read_recorded(log: Bus) -> RecordedSteps:
                 found.takes.setdefault(take.step, []).append(take)
             case StepDone() as done:
                 found.done.setdefault(done.step, []).append(done)
+            case Superseded() as superseded:
+                found.voided.apply(superseded)
             case GroupClosed() as closed:
                 found.closed.setdefault(closed.step, []).append(closed)
             case Configured() as configured:

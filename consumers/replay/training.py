@@ -88,7 +88,7 @@ class Replay:
         metrics: dict[str, float] = {}
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
-            for batch in batches_of(self.source, mine, course, step - 1, figures):
+            for batch in batches_of(self.source, mine, course, planned, figures):
                 learner.submit(batch)
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
@@ -97,7 +97,7 @@ class Replay:
             step=step,
             version=Version(step, self.output.term),
             state_hash=learner.state_hash(),
-            takes=len(takes),
+            takes=planned.trained,
             metrics={name: value for name, value in everything.items() if math.isfinite(value)},
             counts=dict(+figures.counts),
             time_s=0.0,

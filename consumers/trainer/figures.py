@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from consumers.trainer.lag import lag_counts, lags_of
+from consumers.trainer.mismatch import TASKS_MAX
 from consumers.trainer.sample import Sample
 from streams.admissible import LABEL_MAX
 from streams.records import GroupClosed, Trajectory
 
-TASKS_MAX, OTHERS = 64, "(others)"
+OTHERS = "(others)"
 NUMBER_MAX = 1 << 53  # of a version, in a figure
 
 

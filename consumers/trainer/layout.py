@@ -3,8 +3,9 @@ lengths.
 
 Everything but attention works row by row, so sequences lie one after the other. Sequences of about
 equal length form a `Block`, padded to its longest: few rows are padding and one attention call
-serves many sequences. The last token of a sequence needs no row (nothing follows it). Only trained
-tokens are scored; they keep the order of the samples.
+serves many sequences. A sequence has no rows from its last trained token on: nothing after it is
+scored, however long a reply of the environment is. Only trained tokens are scored; they keep the
+order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -76,7 +77,8 @@ def placed(batch: Batch, device: torch.device) -> Batch:
 
 def rows_of(samples: Sequence[Sample]) -> Rows:
     """The rows of a micro-batch, samples of any length ≥ 2 in any order."""
-    lengths = [len(sample) - 1 for sample in samples]
+    trained = [_trained(sample) for sample in samples]
+    lengths = [int(at[-1]) if len(at) else 1 for at in trained]
     order = sorted(range(len(samples)), key=lambda i: -lengths[i])
     blocks, count = _blocks([lengths[i] for i in order])
     tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -88,8 +90,7 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
         for row in range(block.start, end, block.length):
             index = next(in_order)
             begin[index] = row
-            tokens[row : row + lengths[index]] = samples[index].tokens[:-1]
-    trained = [_trained(sample) for sample in samples]
+            tokens[row : row + lengths[index]] = samples[index].tokens[: lengths[index]]
     scored = [at + row - 1 for at, row in zip(trained, begin, strict=True)]
     targets = [sample.tokens[at] for sample, at in zip(samples, trained, strict=True)]
     drawn_at = [np.float32(sample.temperature) for sample in samples]

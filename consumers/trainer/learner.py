@@ -7,6 +7,7 @@ number of workers.
 
 # pyright: reportUnknownMemberType=false
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.allocator import keep_freed_memory
+from consumers.trainer.compute_failure import ComputeFailed, is_out_of_memory
 from consumers.trainer.copies import Copies
 from consumers.trainer.device import device_of
 from consumers.trainer.layout import judged_of, placed, rows_of
@@ -30,11 +32,15 @@ from consumers.trainer.sums import Sums
 from consumers.trainer.workers import Workers
 from storage.tensors import state_hash
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     samples: Sequence[Sample]
     version: int
+    number: int
+    """Of the micro-batch within its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +98,17 @@ class Learner:
         """One micro-batch of the update; waits only while every worker has one and as many are
         queued.
 
-        What failed in a worker is raised here or in `finish_update`; the learner is of no use after
-        that.
+        What failed in a worker is raised here, in `settle` or in `finish_update`, as
+        `ComputeFailed`; the learner is of no use after that.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1
-        self._workers.submit(_Job(samples, self.version))
+        self._workers.submit(_Job(samples, self.version, self.micro_batches - 1))
+
+    def settle(self) -> None:
+        """What was submitted is computed when this returns."""
+        self._workers.wait()
 
     def finish_update(self) -> dict[str, float]:
         """Wait for the update's micro-batches, normalise, clip and step; returns its metrics."""
@@ -167,14 +177,41 @@ class Learner:
         return {**named, "optimiser.counters": counters}
 
     def _train(self, job: _Job) -> _Trained:
-        """Gradients of the micro-batch's summed loss; runs in a worker, changes nothing shared."""
-        judged = placed(judged_of(job.samples, job.version), self._device)
+        """Runs in a worker, changes nothing shared."""
+        try:
+            return self._trained(job.samples, job.version)
+        except Exception as error:
+            raise ComputeFailed((job.number,), error) from error
+
+    def _trained(self, samples: Sequence[Sample], version: int) -> _Trained:
+        """Gradients of the micro-batch's summed loss. Where memory is short they are the sum of
+        those of its halves, which rounds differently.
+        """
+        try:
+            return self._whole(samples, version)
+        except (RuntimeError, MemoryError) as error:
+            if len(samples) < 2 or not is_out_of_memory(error):
+                raise
+            log.warning("%d samples do not fit into memory together, halved", len(samples))
+        # Outside of the except block: the exception's frames hold the tensors of the failed pass.
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(samples) // 2
+        first, second = (self._trained(part, version) for part in (samples[:half], samples[half:]))
+        if first.gradients and second.gradients:
+            for mine, other in zip(first.gradients, second.gradients, strict=True):
+                mine.add_(other)
+        sums = first.sums + second.sums + Sums(halved=1.0)
+        return _Trained(first.gradients or second.gradients, sums)
+
+    def _whole(self, samples: Sequence[Sample], version: int) -> _Trained:
+        judged = placed(judged_of(samples, version), self._device)
         if not judged.sequences:
             return _Trained((), Sums(masked=float(judged.masked)))
-        scores = self._policy(placed(rows_of(job.samples), self._device))
+        scores = self._policy(placed(rows_of(samples), self._device))
         loss, sums = surrogate(scores, judged, self._settings)
         if self.updates % self._settings.updates_per_step == 0:  # later weights have no number
-            sums = replace(sums, gaps=gaps_of(scores.logprobs, job.samples, job.version))
+            sums = replace(sums, gaps=gaps_of(scores.logprobs, samples, version))
         gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
         return _Trained(gradients, sums)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
+from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.copies import Copies
 from consumers.trainer.learner import Learner
 from consumers.trainer.paced_learner import PacedLearner, PacedModel
@@ -17,6 +18,8 @@ from storage.spread import Tensors
 
 if TYPE_CHECKING:  # its collectives are for several processes only
     from consumers.trainer.sharded.learner import ShardedModel
+
+__all__ = ["ComputeFailed", "Learning", "open_learner"]
 
 
 class Learning(Protocol):
@@ -41,7 +44,15 @@ class Learning(Protocol):
         ...
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """One micro-batch of the update."""
+        """One micro-batch of the update. `ComputeFailed` here, in `settle` or in `finish_update`
+        names those that raised.
+        """
+        ...
+
+    def settle(self) -> None:
+        """What was submitted is computed when this returns, but in several processes micro-batches
+        that still wait for others to fill a round.
+        """
         ...
 
     def finish_update(self) -> dict[str, float]:

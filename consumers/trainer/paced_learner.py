@@ -73,6 +73,9 @@ class PacedLearner:
         self._masked += sum(int(np.count_nonzero(~sample.mask)) for sample in samples)
         self._spend(self._model.token_s * sum(len(sample.tokens) for sample in samples))
 
+    def settle(self) -> None:
+        """Nothing is computed."""
+
     def finish_update(self) -> dict[str, float]:
         self._spend(self._model.step_s / self._settings.updates_per_step)
         self.updates += 1

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from streams.records import (
     Configured,
     GroupClosed,
@@ -99,6 +101,15 @@ class Voided:
     def holds(self, take: Take) -> bool:
         """Whether the take is superseded."""
         return take.micro_batch in self.takes.get((take.step, take.update), ())
+
+    def effective(self, take: Take) -> Take:
+        """The take as trainer and replay repeat it: a superseded one trains nothing and begins the
+        groups that are not poisoned, whose members later takes train.
+        """
+        if not self.holds(take):
+            return take
+        left = tuple(group for group in take.groups if group.group not in self.poisoned)
+        return replace(take, members=(), groups=left)
 
     def closings(self, closed: Iterable[int]) -> list[GroupClosed]:
         """How the poisoned groups end that are not `closed` yet."""

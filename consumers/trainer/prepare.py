@@ -3,8 +3,8 @@ same function.
 
 Dead members are left out, those too that cannot be trained (invariant 12), and living ones that
 lack what the configuration names; the advantage is relative to all others. What is above `max_lag`
-at this version, or of a version that is not believed, is masked token by token under in-flight policies, and the whole trajectory dropped
-under `keep_version` (invariant 5); both are counted.
+at this version, or of a version that is not believed, is masked token by token under in-flight
+policies, and the whole trajectory dropped under `keep_version` (invariant 5); both are counted.
 """
 
 from collections.abc import Mapping, Sequence

@@ -26,6 +26,7 @@ from consumers.trainer.ledger import Ledger, Recorded
 from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.patience import Patience
 from consumers.trainer.pins import HeldVersions, PinnedVersions
+from consumers.trainer.poison import supersede
 from consumers.trainer.prepare import Rule
 from consumers.trainer.publisher import Publisher
 from consumers.trainer.recall import Recall
@@ -36,10 +37,11 @@ from storage.checkpoints import newest_checkpoint, write_checkpoint
 from storage.metrics import MetricsFile
 from storage.objects import ObjectStore
 from storage.settings import CheckpointSettings, WeightsSettings
+from streams.admissible import believed_terms
 from streams.bus import Bus
 from streams.errors import ConfigurationError
 from streams.reader import from_begin
-from streams.records import Configured, Position
+from streams.records import Configured, Position, Version
 from streams.writer import FencedWriter
 
 if TYPE_CHECKING:  # see learning.py
@@ -122,6 +124,7 @@ def build_trainer(
     if state is None:
         state = _start(store, versions, learner, intake, provenance, plan)
     restore_intake(intake, state)  # 4
+    _give_up(ledger, recorded)
     _end_closed(intake, recorded, state.step)
     _say_configured(ledger, provenance, state.step, accepted)
     log.info(
@@ -133,7 +136,7 @@ def build_trainer(
     patience = Patience(plan.rule.names)
     takes = Takes(
         recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience,
-        lambda: versions.highest,
+        lambda: versions.highest, _terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
     publisher = Publisher(
@@ -201,6 +204,38 @@ def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
             for group in take.groups:
                 if take.step > step:
                     intake.end(group.group)
+
+
+def _terms(
+    state: TrainerState, recorded: Recorded, highest: Version | None, term: int
+) -> tuple[tuple[int, int], ...]:
+    """Who published which version: what the checkpoint knew, the steps done since, the believed
+    version (its `StepDone` may be missing), and this term for every number above that.
+    """
+    assert highest is not None, "version 0 is published before anything is trained"
+    own = Version(highest.number + 1, term)
+    return believed_terms([*recorded.believed.values(), highest, own], state.terms)
+
+
+def _give_up(ledger: Ledger, recorded: Recorded) -> None:
+    """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
+    between the two records leaves groups without an end: the next start appends what is missing.
+    """
+    hopeless = recorded.attempts.hopeless()
+    given_up = supersede(recorded.takes, recorded.done, recorded.voided, hopeless)
+    for one in given_up:
+        log.error(
+            "step %d: take %s is superseded and group %s ends as poisoned: %s",
+            one.step,
+            one.micro_batches,
+            one.poisoned,
+            one.detail,
+        )
+    closings = recorded.voided.closings(closed.group for closed in recorded.closed)
+    ledger.append([*given_up, *closings])
+    recorded.closed += closings
+    for place, takes in recorded.takes.items():
+        recorded.takes[place] = [recorded.voided.effective(take) for take in takes]
 
 
 def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | None) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from consumers.trainer.checkpoint import trainer_state
 from consumers.trainer.figures import StepFigures
+from consumers.trainer.learning import ComputeFailed
 from consumers.trainer.ledger import Recorded
 from consumers.trainer.progress import Progress, groups_of_update
 from consumers.trainer.publisher import Publisher, Snapshot
@@ -48,8 +49,13 @@ class Trainer:
         published.
         """
         steps = self.takes.settings.steps
-        while self.step < steps and self._step(self.step + 1, stop):
-            self.step += 1
+        try:
+            while self.step < steps and self._step(self.step + 1, stop):
+                self.step += 1
+        except ComputeFailed as failed:
+            if self.step + 1 not in self.recorded.done:  # else it was computed, elsewhere
+                self.takes.record_failure(failed)
+            raise
         self.publisher.close()
         return self.step >= steps
 
@@ -66,7 +72,9 @@ class Trainer:
             waited += self._feed(progress, figures, stop)
             if not progress.is_complete():
                 return False
+            skipped = metrics.get("updates_skipped", 0.0)
             metrics |= learner.finish_update()  # the mismatch is of the first one
+            metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **figures.metrics(), **times}
@@ -81,8 +89,7 @@ class Trainer:
         waiting for data.
         """
         waited = 0.0
-        for take in self.recorded.takes.pop((progress.step, progress.update), []):
-            self.takes.repeat(take, progress, figures)
+        self.takes.repeat_all(self.recorded, progress, figures)
         self.takes.intake.read()
         while not progress.is_complete() and not stop.is_set():
             # Its failure stops versions, so admission: without a look this would wait for ever.
@@ -157,6 +164,12 @@ class Trainer:
         ahead = self.recorded.goes_beyond(step)
         position = self.recorded.since if ahead else takes.ledger.position()
         state = trainer_state(
-            step, takes.learner.updates, position, takes.intake, self.configuration_hash, ahead
+            step,
+            takes.learner.updates,
+            position,
+            takes.intake,
+            self.configuration_hash,
+            ahead,
+            takes.terms,
         )
         return state.encode()

@@ -13,7 +13,8 @@ from consumers.trainer.mismatch import Gaps
 class Sums:
     """Over trained tokens, but `sequences`, `masked` and the two maxima. `ratio` is π/μ before
     truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r.
-    `gaps` are of the first update of a step only.
+    `gaps` are of the first update of a step only; `halved` counts micro-batches that memory was
+    too short for.
     """
 
     loss: float = 0.0
@@ -29,6 +30,7 @@ class Sums:
     lag: float = 0.0
     ratio_max: float = 0.0
     lag_max: float = 0.0
+    halved: float = 0.0
     gaps: Gaps = field(default_factory=Gaps)
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -58,5 +60,6 @@ class Sums:
             "tokens": self.tokens,
             "sequences": self.sequences,
             "masked_tokens": self.masked,
+            **({"micro_batches_halved": self.halved} if self.halved else {}),
             **self.gaps.metrics(),
         }

@@ -13,15 +13,26 @@ from consumers.settings import TrainerSettings
 from consumers.trainer.choice import Candidate, Choice
 from consumers.trainer.figures import StepFigures
 from consumers.trainer.intake import Arrived, Intake, OpenGroup, fetch_annotations, fetch_group
-from consumers.trainer.learning import Learning
-from consumers.trainer.ledger import Ledger
+from consumers.trainer.learning import ComputeFailed, Learning
+from consumers.trainer.ledger import Ledger, Recorded
 from consumers.trainer.packing import pack
 from consumers.trainer.patience import Patience
+from consumers.trainer.poison import Tried, error_text
 from consumers.trainer.prepare import Prepared, Rule, prepare
 from consumers.trainer.progress import Progress, worth_taking
 from consumers.trainer.sample import Sample
+from streams.admissible import Believed
 from streams.bus import Bus
-from streams.records import AnnotationUsed, GroupClosed, GroupMembers, Member, Take, Version
+from streams.records import (
+    AnnotationUsed,
+    GroupClosed,
+    GroupMembers,
+    Member,
+    Take,
+    TakeFailed,
+    TakeRetried,
+    Version,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +69,10 @@ class Takes:
     patience: Patience
     believed: Callable[[], Version | None]
     """The highest believed version; the publisher's thread moves it."""
+    terms: tuple[tuple[int, int], ...] = ()
+    """Which term published which version, those of this term included (`Believed.terms`)."""
+    _submitted: list[Tried] = field(default_factory=list[Tried])
+    """The takes of the present step, in the order in which the learner was given them."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
     _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
@@ -66,25 +81,57 @@ class Takes:
     looked at again at every poll.
     """
 
-    def repeat(self, take: Take, progress: Progress, figures: StepFigures) -> None:
-        """Train a recorded take again on the recorded data, or what the rule leaves of it."""
+    def repeat_all(self, recorded: Recorded, progress: Progress, figures: StepFigures) -> None:
+        """What the ledger has of this update. Takes of an unfinished step are marked one by one
+        while they are computed: a trainer that ends within one leaves its marker last, so the next
+        one knows where (`poison.py`); the closing marker keeps a later death from counting.
+        """
+        is_unfinished = progress.step not in recorded.done
+        takes = recorded.takes.pop((progress.step, progress.update), [])
+        for take in takes:
+            self._repeat_groups(take, progress, figures)
+            if is_unfinished and take.members:
+                self.ledger.append([TakeRetried(take.step, take.update, take.micro_batch)])
+            self._repeat(take, progress)
+            if is_unfinished:
+                self.learner.settle()
+        if takes and is_unfinished:
+            self.ledger.append([TakeRetried(progress.step, progress.update, None)])
+
+    def record_failure(self, failed: ComputeFailed) -> None:
+        """The dying trainer says on which takes the learner failed."""
+        tried = [self._submitted[number] for number in failed.micro_batches]
+        for step, update in sorted({one[:2] for one in tried}):
+            numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
+            error = error_text(failed.__cause__ or failed)
+            log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
+            self.ledger.append([TakeFailed(step, update, numbers, error)])
+
+    def _repeat_groups(self, take: Take, progress: Progress, figures: StepFigures) -> None:
+        """The groups that a recorded take began, decided by what it was decided by."""
         noted = fetch_annotations(self.bus, take.annotations)
+        believed = Believed(0, self.terms).up_to(take.believed)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare(group.group, records, noted, self.rule, progress.version)
+            prepared = prepare(group.group, records, noted, self.rule, progress.version, believed)
             ready = Ready(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # the configuration was changed since, and the change accepted
                 log.warning("group %d trains nothing now: %s", group.group, prepared.detail)
                 progress.take_group(group.group, [])
             else:
                 self._take_group(ready, progress, figures)
+
+    def _repeat(self, take: Take, progress: Progress) -> None:
+        """Train a recorded take again on the recorded data, or what the rule leaves of it."""
         named = [member.trajectory for member in take.members]
         present = [trajectory for trajectory in named if trajectory in progress.pending]
         if len(present) < len(named):
             log.warning("step %d: %d samples less now", take.step, len(named) - len(present))
         if present:
-            self._train(present, progress)
+            self._train(present, progress, take.micro_batch)
+        else:
+            progress.pass_over()
 
     def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
         """Take what is ready now and worth it; returns the number of groups taken."""
@@ -136,15 +183,16 @@ class Takes:
             self._prepared, self._prepared_for = {}, under
         found = self._prepared.get(number)
         if found is None or not found.is_all_of(group):
-            found = self._prepared[number] = self._prepare_open(group, under[0])
+            found = self._prepared[number] = self._prepare_open(group, *under)
         return found
 
-    def _prepare_open(self, group: OpenGroup, version: int) -> Ready:
+    def _prepare_open(self, group: OpenGroup, version: int, highest: Version | None) -> Ready:
         arrived = tuple(group.arrived.values())
         noted = {key: note for key, note in group.noted.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
         notes = {key: note.record for key, note in noted.items()}
-        prepared = prepare(group.admitted.group, records, notes, self.rule, version)
+        believed = Believed(0, self.terms).up_to(highest)
+        prepared = prepare(group.admitted.group, records, notes, self.rule, version, believed)
         return Ready(arrived, tuple(note.used for note in noted.values()), prepared)
 
     def _take_group(self, ready: Ready, progress: Progress, figures: StepFigures) -> None:
@@ -180,10 +228,14 @@ class Takes:
             )
         self.ledger.append(takes)
         for take in takes:
-            self._train([member.trajectory for member in take.members], progress)
+            named = [member.trajectory for member in take.members]
+            self._train(named, progress, take.micro_batch)
 
-    def _train(self, trajectories: list[str], progress: Progress) -> None:
+    def _train(self, trajectories: list[str], progress: Progress, micro_batch: int) -> None:
         progress.use(trajectories)
+        if self._submitted and self._submitted[0][0] != progress.step:
+            self._submitted.clear()
+        self._submitted.append((progress.step, progress.update, (micro_batch,)))
         self.learner.submit([self._samples.pop(t) for t in trajectories])
         for trajectory in trajectories:
             self._members.pop(trajectory)

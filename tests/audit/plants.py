@@ -143,12 +143,19 @@ def uses_an_annotation_that_is_not_there(run: AuditedRun) -> None:
 
 
 def leaves_tokens_without_a_span(run: AuditedRun) -> None:
-    run.complete(completion(6, 0, spans=(Span(0, 4, Version(1, 1)),)))
+    _train_with(run, (Span(0, 4, Version(1, 1)),))
 
 
 def stamps_tokens_twice(run: AuditedRun) -> None:
     one, two = Span(0, 4, Version(1, 1)), Span(3, 6, Version(2, 1))
-    run.complete(completion(6, 0, spans=(one, two)))
+    _train_with(run, (one, two))
+
+
+def _train_with(run: AuditedRun, spans: tuple[Span, ...]) -> None:
+    """Only what is trained is held to it: anybody may append such a record."""
+    members = [run.complete(completion(6, 0, spans=spans)), run.complete(completion(6, 1, 2))]
+    run.train(3, {6: members})
+    run.publish_version(3, None)
 
 
 def trains_above_the_lag(run: AuditedRun) -> None:

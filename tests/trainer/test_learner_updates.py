@@ -9,6 +9,7 @@ import pytest
 import torch
 from learning_reference import build, largest_difference, reference_loss, sample, settings
 
+from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.learner import Learner
 from consumers.trainer.optimiser import learning_rate
 from streams.errors import ConfigurationError
@@ -141,9 +142,9 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
     bad = replace(batches[1][0], tokens=np.full_like(batches[1][0].tokens, 10_000))
     for workers in (1, 3):
         learner = Learner(build(), settings(workers=workers))
-        with pytest.raises(IndexError):
+        with pytest.raises(ComputeFailed, match=r"micro-batch 1 .*IndexError"):
             train(learner, [[batches[0], [bad], *batches[2:]]])
-        with pytest.raises(IndexError):
+        with pytest.raises(ComputeFailed, match=r"micro-batch 1 .*IndexError"):
             learner.finish_update()
         learner.close()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
+from consumers.trainer.compute_failure import ComputeFailed, is_out_of_memory
 from consumers.trainer.copies import Copies
 from consumers.trainer.masters import of_this_model
 from consumers.trainer.sample import Sample
@@ -28,7 +29,7 @@ from consumers.trainer.sharded.messages import (
     Round,
     wire,
 )
-from consumers.trainer.sharded.ranks import Ranks
+from consumers.trainer.sharded.ranks import RankLost, Ranks
 from consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
 from consumers.trainer.sharded.telling import Teller
 from consumers.trainer.sharded.writing import Copied, Copybook
@@ -51,6 +52,8 @@ class ShardedLearner:
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
         self._settings, self._ranks, self._teller = settings, sharded.ranks, sharded.teller
         self._waiting: list[Sequence[Sample]] = []
+        self._numbers: list[int] = []
+        """Of those that wait, within the step."""
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
@@ -83,8 +86,12 @@ class ShardedLearner:
             self._shard.note_masked(sum(len(sample.mask) for sample in samples))
             return
         self._waiting.append(samples)
+        self._numbers.append(self.micro_batches - 1)
         if len(self._waiting) == self._ranks.size:
             self._round()
+
+    def settle(self) -> None:
+        """Full rounds are trained where they are submitted; the rest waits for `finish_update`."""
 
     def finish_update(self) -> dict[str, float]:
         """Train what is left, then change the weights; returns the update's metrics."""
@@ -134,8 +141,17 @@ class ShardedLearner:
             samples = tuple(wire(sample) for sample in waiting[turn.micro_batch])
             return Round(version, turn.counts, samples)
 
-        with self._teller.order(told):
-            self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
+        numbers = tuple(self._numbers[: len(waiting)])
+        del self._numbers[: len(waiting)]
+        try:
+            with self._teller.order(told):
+                self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
+        except RankLost as lost:  # another rank may be gone: no word about these samples
+            if is_out_of_memory(lost.__cause__):
+                raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
+            raise
+        except Exception as error:
+            raise ComputeFailed(numbers, error) from error
 
     def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> Copied:
         number, alive = self._book.number()

@@ -1,0 +1,132 @@
+"""A trainer whose groups are written by hand, over a log in memory, with a learner that only keeps
+time: what it decides is in the ledger within milliseconds.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from consumers.settings import TrainerSettings
+from consumers.trainer.compute_failure import ComputeFailed
+from consumers.trainer.paced_learner import PacedModel
+from consumers.trainer.prepare import ANY, rule_of
+from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.service import Trainer
+from storage.connect import open_store
+from storage.metrics import MetricsFile
+from storage.settings import CheckpointSettings, WeightsSettings
+from streams.admissible import TrainingBounds
+from streams.bus import Bus
+from streams.connect import open_bus
+from streams.reader import TopicReader, from_begin
+from streams.records import Address, Admitted, Record, Span, Trajectory, Version
+from streams.topics import catalogue
+from streams.writer import FencedWriter, publish
+
+SETTINGS = {"steps": 2, "groups_per_step": 2, "samples_per_group": 2, "workers": 1}
+START = Version(0, 1)
+MODEL = PacedModel(seed=0, weights_bytes=4096, changed_share=0.1, step_s=0.0, token_s=0.0)
+
+
+class Killed(BaseException):
+    """As `kill -9`: nothing of the process runs afterwards."""
+
+
+@dataclass
+class Breaking:
+    """A learner that raises `error` when it meets one of these trajectories."""
+
+    learner: Any
+    names: frozenset[str]
+    error: type[BaseException]
+
+    def submit(self, samples: list) -> None:
+        self.learner.submit(samples)
+        if not self.names & {sample.trajectory for sample in samples}:
+            return
+        if self.error is not ComputeFailed:
+            raise self.error
+        cause = RuntimeError("CUDA error: device-side assert")
+        raise ComputeFailed((self.learner.micro_batches - 1,), cause) from cause
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learner, name)
+
+
+def completion(name: str, version: Version = START, **changed: Any) -> Trajectory:
+    """`group.index`, four tokens, two of them generated; its reward is its index."""
+    group, index = map(int, name.split("."))
+    record = Trajectory(
+        name, group, index, 1, "hand", "r", 1, np.array([3, 4, 5, 6], np.uint32),
+        np.array([0, 0, 1, 1], np.uint8), np.array([-1, -2], np.float32),
+        (Span(0, 2, version),), "stop", float(index), version, 0.0, 1.0,
+    )  # fmt: skip
+    return replace(record, **changed)
+
+
+@dataclass
+class HandFed:
+    """`train` is one term of the trainer."""
+
+    folder: Path
+    max_lag: int | None = None
+    keep_version: bool = False
+    bounds: TrainingBounds = ANY
+    settings: dict[str, Any] = field(default_factory=dict)
+    deadline_s: float = 600.0
+    bus: Bus = field(default_factory=lambda: open_bus("memory:"))
+    terms: int = 0
+
+    def __post_init__(self) -> None:
+        self.bus.create(catalogue(1))
+        self.store = open_store(f"file:{self.folder / 'store'}")
+        self.admissions = FencedWriter(self.bus, "admissions", "dispatch", 1)
+        self.admissions.open()
+
+    def admit(self, group: int, samples: int = 2) -> None:
+        names = tuple(f"{group}.{index}" for index in range(samples))
+        record = Admitted(group, 0, names, self.deadline_s, Address(0, 0))
+        self.admissions.append([(str(group), record)])
+
+    def finish(self, *records: Trajectory) -> None:
+        for record in records:
+            publish(self.bus, "trajectories", str(record.group), record)
+
+    def feed(self, *groups: int) -> None:
+        """Whole groups that nothing is wrong with."""
+        for group in groups:
+            self.admit(group)
+            self.finish(completion(f"{group}.0"), completion(f"{group}.1"))
+
+    def build(self) -> Trainer:
+        self.terms += 1
+        settings = TrainerSettings(**(SETTINGS | self.settings))
+        rule = rule_of(settings, self.max_lag, self.keep_version, self.bounds)
+        return build_trainer(
+            self.bus,
+            self.store,
+            Plan(settings, rule, WeightsSettings(), CheckpointSettings()),
+            Begin(MODEL, {"config.json": b"{}"}),
+            Provenance("hand", self.terms, "configuration", "revision"),
+            MetricsFile(self.folder / f"trainer-{self.terms}.jsonl"),
+        )
+
+    def train(self, broken: frozenset[str] = frozenset(), error: type = ComputeFailed) -> bool:
+        trainer = self.build()
+        trainer.takes.learner = Breaking(trainer.takes.learner, broken, error)
+        stop = threading.Event()
+        alarm = threading.Timer(30.0, stop.set)  # short of groups it would wait for ever
+        alarm.start()
+        try:
+            return trainer.run(stop)
+        finally:
+            alarm.cancel()
+
+    def ledger(self, kind: type[Record] | None = None) -> list:
+        reader = TopicReader(self.bus, "ledger", from_begin(self.bus, "ledger"))
+        found = [received.record for received in reader.read_to(self.bus.end("ledger"))]
+        return [record for record in found if kind is None or isinstance(record, kind)]

@@ -1,0 +1,145 @@
+"""A take that the learner cannot compute does not hold the run (invariant 12)."""
+
+import threading
+
+import pytest
+from hand_fed import HandFed, Killed
+
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
+from consumers.replay.recorded import read_recorded
+from consumers.trainer.compute_failure import ComputeFailed
+from consumers.trainer.ledger import Ledger
+from consumers.trainer.poison import FAILED_MAX, SILENT_MAX, supersede
+from streams.records import (
+    GroupClosed,
+    Position,
+    StepDone,
+    Superseded,
+    Take,
+    TakeFailed,
+    TakeRetried,
+)
+
+BAD = frozenset({"0.1"})
+
+
+def die(run: HandFed, error: type[BaseException], times: int, broken: frozenset[str] = BAD) -> None:
+    for _ in range(times):
+        with pytest.raises(error):
+            run.train(broken, error)
+
+
+def violations(run: HandFed) -> list[str]:
+    tallies = Audit(run.bus, run.store, "hand", Policy(run.max_lag, run.keep_version)).check()
+    return [offender.what for tally in tallies for offender in tally.offenders]
+
+
+def test_a_take_that_fails_three_times_is_superseded_and_its_groups_end_dead(tmp_path):
+    run = HandFed(tmp_path)
+    run.feed(*range(6))
+    die(run, ComputeFailed, FAILED_MAX)
+    assert [f.error for f in run.ledger(TakeFailed)] == [
+        "RuntimeError: CUDA error: device-side assert"
+    ] * FAILED_MAX
+    assert run.train(BAD)
+    (superseded,) = run.ledger(Superseded)
+    assert 0 in superseded.poisoned
+    dead = [c for c in run.ledger(GroupClosed) if c.reason == "dead"]
+    assert sorted(c.group for c in dead) == sorted(superseded.poisoned)
+    assert all(c.detail.startswith("poisoned: ") and c.step == 1 for c in dead)
+    done = run.ledger(StepDone)
+    assert [d.step for d in done] == [1, 2]
+    assert done[0].counts["dead"] == len(dead)
+    assert violations(run) == []
+
+
+def test_the_other_groups_of_a_superseded_take_are_trained_by_a_later_one(tmp_path):
+    """Two groups, each sample a micro-batch of its own: only group 0 is poisoned."""
+    run = HandFed(tmp_path, settings={"micro_batch_tokens": 4})
+    run.feed(*range(6))
+    die(run, ComputeFailed, FAILED_MAX)
+    assert run.train(BAD)
+    (superseded,) = run.ledger(Superseded)
+    assert superseded.poisoned == (0,)
+    trained = [
+        member.trajectory
+        for take in run.ledger(Take)
+        if (take.step, take.micro_batch) not in {(1, n) for n in superseded.micro_batches}
+        for member in take.members
+    ]
+    assert sorted(trained) == [f"{g}.{i}" for g in (1, 2, 3, 4) for i in (0, 1)]
+    assert violations(run) == []
+
+
+def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
+    run = HandFed(tmp_path, settings={"micro_batch_tokens": 8})
+    run.feed(0, 1, 2)
+    die(run, ComputeFailed, FAILED_MAX)
+    die(run, Killed, 1, frozenset({"2.0"}))  # after the decision, in the step that it is of
+    run.feed(3, 4)
+    assert run.train(BAD)
+    assert len(run.ledger(Superseded)) == 1
+    recorded = read_recorded(run.bus)
+    recorded.check_whole([1, 2])
+    planned = list(recorded.planned([1, 2], 2))
+    assert all("0.1" not in {m.trajectory for t in p.takes for m in t.members} for p in planned)
+    assert violations(run) == []
+
+
+def test_silent_deaths_in_one_take_end_it_after_ten(tmp_path):
+    run = HandFed(tmp_path, settings={"micro_batch_tokens": 4})
+    run.feed(*range(6))
+    die(run, Killed, SILENT_MAX + 1)  # the first one met it live, without a marker
+    assert run.ledger(Superseded) == []
+    assert run.train(BAD)
+    assert [s.poisoned for s in run.ledger(Superseded)] == [(0,)]
+    assert violations(run) == []
+
+
+def test_a_trainer_killed_elsewhere_poisons_nothing(tmp_path):
+    """Deaths while it waits for data, after its retried takes were computed."""
+    run = HandFed(tmp_path, settings={"micro_batch_tokens": 8})
+    run.feed(0)
+    for _ in range(SILENT_MAX + 3):
+        trainer = run.build()
+        trainer.takes.intake = KilledWaiting(trainer.takes.intake)
+        with pytest.raises(Killed):
+            trainer.run(threading.Event())
+    assert any(retried.micro_batch is None for retried in run.ledger(TakeRetried))
+    run.feed(1, 2, 3)
+    assert run.train()
+    assert run.ledger(Superseded) == []
+
+
+class KilledWaiting:
+    """An intake in whose first wait the process is killed."""
+
+    def __init__(self, intake):
+        self.intake = intake
+
+    def read(self, wait_s: float = 0.0) -> int:
+        if wait_s:
+            raise Killed
+        return self.intake.read()
+
+    def __getattr__(self, name: str):
+        return getattr(self.intake, name)
+
+
+def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
+    run = HandFed(tmp_path)
+    run.feed(*range(6))
+    die(run, ComputeFailed, FAILED_MAX)
+    ledger = Ledger(run.bus, 9)
+    recorded = ledger.open(Position())
+    (given_up,) = supersede(
+        recorded.takes, recorded.done, recorded.voided, recorded.attempts.hopeless()
+    )
+    ledger.append([given_up])  # … and dies before the closings
+    run.terms = 9
+    assert run.train(BAD)
+    assert sorted(c.group for c in run.ledger(GroupClosed)) == sorted(given_up.poisoned)
+    assert run.ledger(Superseded)[0].poisoned == given_up.poisoned
+    assert len(run.ledger(Superseded)) == 1
+    assert violations(run) == []
