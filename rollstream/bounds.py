@@ -2,13 +2,12 @@
 bounds of the one rule that trainer, rollouts, replay and audit call (`streams/admissible.py`).
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 from consumers.trainer.prepare import Rule, rule_of
 from rollstream.config import Configuration
 from rollstream.folder import model_folder
+from storage.checkpoint_folder import vocabulary_in
 from streams.admissible import TrainingBounds
 
 
@@ -23,15 +22,3 @@ def bounds_of(c: Configuration, vocabulary: int | None) -> TrainingBounds:
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
     return TrainingBounds(known, c.rollouts.context_max, keep_version)
-
-
-def vocabulary_in(model: Path) -> int | None:
-    """Tokens that the model of a checkpoint folder knows; None where its `config.json` is gone or
-    has no such number.
-    """
-    try:
-        fields: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    size = (fields.get("text_config") or fields).get("vocab_size")
-    return size if isinstance(size, int) else None

@@ -49,6 +49,17 @@ def configuration_of(folder: Path) -> Mapping[str, Any]:
     return cast(dict[str, Any], fields)
 
 
+def vocabulary_in(folder: Path) -> int | None:
+    """Tokens that the checkpoint's model knows; None where nothing there says so."""
+    try:
+        fields = configuration_of(folder)
+    except ConfigurationError:
+        return None
+    text: Mapping[str, Any] = fields.get("text_config") or fields
+    size = text.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
 def check_weights(folder: Path) -> None:
     """`ConfigurationError` names the first weight file that is not there."""
     if not (folder / INDEX).is_file():

@@ -30,6 +30,7 @@ from consumers.audit.tally import Tally
 from consumers.audit.waiting import Held, Waiting, recent
 from consumers.trainer.annotated import REWARD, is_noted
 from consumers.trainer.prepare import Prepared, Rule, prepare
+from streams.admissible import Believed
 from streams.records import (
     Address,
     Annotation,
@@ -41,6 +42,7 @@ from streams.records import (
 
 _OVERDUE = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """How the detail of a closing begins whose group was not complete."""
+BEHIND_MAX = 4  # steps that are trained and not published: two wait, one is published, one is made
 SPREAD_MIN = 2  # rewards of fewer members are always equal, and a group of one is trained as it is
 
 
@@ -257,7 +259,11 @@ class Decisions:
 
     def _check_closing(self, group: int, closing: Closing, held: Held) -> None:
         said, version = closing.record.reason, closing.record.step - 1
-        found = [self._prepared(group, held, notes, version) for notes in variants(held)]
+        found = [
+            self._prepared(group, held, notes, version, believed)
+            for notes in variants(held)
+            for believed in self._believed_then(version)
+        ]
         if any(prepared.ending == said for prepared in found):
             return
         if closing.configured != self._configured:
@@ -270,7 +276,9 @@ class Decisions:
 
     def _check_members(self, group: int, step: int, held: Held) -> None:
         notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
-        prepared = self._prepared(group, held, notes, step - 1)
+        begun = self.reads.of_group(group)
+        believed = self.taken.believed.up_to(None if begun is None else begun.believed)
+        prepared = self._prepared(group, held, notes, step - 1, believed)
         wanted = {sample.trajectory for sample in prepared.samples}
         trained = {name for name in held.names if self.taken.uses[name].step}
         take = self.groups.ended[group].at
@@ -321,10 +329,23 @@ class Decisions:
         return "all of it had been read by then" if had.is_complete(self.rule.names) else ""
 
     def _prepared(
-        self, group: int, held: Held, notes: Mapping[tuple[str, str], Annotation], version: int
+        self,
+        group: int,
+        held: Held,
+        notes: Mapping[tuple[str, str], Annotation],
+        version: int,
+        believed: Believed | None,
     ) -> Prepared:
         assert self.rule is not None
-        return prepare(group, held.records(), notes, self.rule, version)
+        return prepare(group, held.records(), notes, self.rule, version, believed)
+
+    def _believed_then(self, version: int) -> Iterator[Believed | None]:
+        """A closing does not state what was believed: publishing may have been some steps behind
+        the trainer.
+        """
+        yield None
+        for number in range(version, version - BEHIND_MAX - 1, -1):
+            yield Believed(number, self.taken.believed.terms)
 
 
 def variants(held: Held) -> Iterator[dict[tuple[str, str], Annotation]]:

@@ -137,8 +137,9 @@ class Groups:
             self._by_step[step, "trained"] -= size
         self.tally.counts["takes superseded"] += len(voids)
         for group in record.poisoned:
-            if self._ended.get(group, ("",))[0] == "trained":
-                del self._ended[group]
+            end = self.ended.get(group)
+            if end is not None and end.ending == "trained":
+                del self.ended[group]
                 self._by_step[step, "groups"] -= 1
 
     def _end(self, group: int, ending: str, step: int, at: Address) -> None:

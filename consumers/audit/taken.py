@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from consumers.audit.seen import Seen
+from streams.admissible import Believed, believed_terms
 from streams.records import (
     Address,
     AnnotationUsed,
@@ -76,6 +77,11 @@ class Taken:
     def is_whole(self, step: int, *, ledger_whole: bool) -> bool:
         """Whether every take of the step is here."""
         return ledger_whole or (self.first_step is not None and step > self.first_step)
+
+    @property
+    def believed(self) -> Believed:
+        """Who published which version."""
+        return Believed(max(self.versions, default=-1), believed_terms(self.versions.values()))
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
         """Whether a step trained the completion that lies there."""

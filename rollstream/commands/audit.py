@@ -21,8 +21,10 @@ from rollstream.analysis.place import REPLAYED, Place, asked_place
 from rollstream.audited import in_json, in_words
 from rollstream.commands.pipes import ending_quietly
 from storage.archive.names import PREFIX, parsed
+from storage.checkpoint_folder import vocabulary_in
 from storage.connect import open_store
 from storage.objects import ObjectStore
+from streams.admissible import TrainingBounds
 from streams.errors import ConfigurationError, RollstreamError
 
 if TYPE_CHECKING:  # pydantic takes longer to import than a small run to audit
@@ -84,17 +86,23 @@ def policy_of(place: Place) -> Policy:
     return Policy(
         place.max_lag,
         keep_version,
-        rule=_rule(trainer, place.max_lag, keep_version),
+        rule=_rule(trainer, place, keep_version),
         choose=trainer.get("choose", ""),
         checkpoint_every=configuration.get("checkpoints", {}).get("every", 0),
     )
 
 
-def _rule(trainer: Mapping[str, Any], max_lag: int | None, keep_version: bool) -> Rule | None:
-    """The trainer's, by its resolved settings; None where one of them is not there."""
+def _rule(trainer: Mapping[str, Any], place: Place, keep_version: bool) -> Rule | None:
+    """The trainer's, by its resolved settings; None where one of them is not there. Where the model
+    is gone any token passes.
+    """
     settings = SimpleNamespace(**trainer)
+    unknown = TrainingBounds()
+    context_max = place.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
+    found = [v for p in place.tokenizers() if (v := vocabulary_in(p.parent)) is not None]
+    bounds = TrainingBounds(found[0] if found else unknown.vocabulary, context_max, keep_version)
     try:
-        return rule_of(cast("TrainerSettings", settings), max_lag, keep_version)
+        return rule_of(cast("TrainerSettings", settings), place.max_lag, keep_version, bounds)
     except AttributeError:
         return None
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from consumers.audit.audit import Audit
+from consumers.audit.lag import Policy
 from consumers.settings import TrainerSettings
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.paced_learner import PacedModel
-from consumers.trainer.prepare import ANY, rule_of
+from consumers.trainer.prepare import ANY, Rule, rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
 from consumers.trainer.service import Trainer
 from storage.connect import open_store
@@ -23,7 +25,16 @@ from streams.admissible import TrainingBounds
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Admitted, Record, Span, Trajectory, Version
+from streams.records import (
+    Address,
+    Admitted,
+    Applied,
+    Record,
+    Span,
+    Trajectory,
+    Version,
+    WeightsAnnounced,
+)
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
@@ -102,14 +113,18 @@ class HandFed:
             self.admit(group)
             self.finish(completion(f"{group}.0"), completion(f"{group}.1"))
 
+    @property
+    def rule(self) -> Rule:
+        settings = TrainerSettings(**(SETTINGS | self.settings))
+        return rule_of(settings, self.max_lag, self.keep_version, self.bounds)
+
     def build(self) -> Trainer:
         self.terms += 1
         settings = TrainerSettings(**(SETTINGS | self.settings))
-        rule = rule_of(settings, self.max_lag, self.keep_version, self.bounds)
         return build_trainer(
             self.bus,
             self.store,
-            Plan(settings, rule, WeightsSettings(), CheckpointSettings()),
+            Plan(settings, self.rule, WeightsSettings(), CheckpointSettings()),
             Begin(MODEL, {"config.json": b"{}"}),
             Provenance("hand", self.terms, "configuration", "revision"),
             MetricsFile(self.folder / f"trainer-{self.terms}.jsonl"),
@@ -117,6 +132,7 @@ class HandFed:
 
     def train(self, broken: frozenset[str] = frozenset(), error: type = ComputeFailed) -> bool:
         trainer = self.build()
+        self._apply()
         trainer.takes.learner = Breaking(trainer.takes.learner, broken, error)
         stop = threading.Event()
         alarm = threading.Timer(30.0, stop.set)  # short of groups it would wait for ever
@@ -125,6 +141,22 @@ class HandFed:
             return trainer.run(stop)
         finally:
             alarm.cancel()
+
+    def offences(self) -> list[str]:
+        """What an audit finds wrong."""
+        self._apply()
+        policy = Policy(self.max_lag, self.keep_version, rule=self.rule)
+        tallies = Audit(self.bus, self.store, "hand", policy).check()
+        return [offender.what for tally in tallies for offender in tally.offenders]
+
+    def _apply(self) -> None:
+        """The one rollout serves the version that is announced."""
+        weights = TopicReader(self.bus, "weights", from_begin(self.bus, "weights"))
+        for one in weights.read_to(self.bus.end("weights")):
+            assert isinstance(one.record, WeightsAnnounced)
+            version, hash_ = one.record.version, one.record.manifest_hash
+            applied = Applied("r", 1, version, hash_, "hashes", 1, 0.0, 0.0)
+            publish(self.bus, "applied", "r", applied)
 
     def ledger(self, kind: type[Record] | None = None) -> list:
         reader = TopicReader(self.bus, "ledger", from_begin(self.bus, "ledger"))

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hand_fed import HandFed, completion
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
 from consumers.trainer.figures import OTHERS, StepFigures
 from consumers.trainer.lag import lags_of, mask_by_lag
 from consumers.trainer.layout import rows_of
@@ -76,8 +74,7 @@ def test_hostile_members_are_dead_and_the_living_are_trained(tmp_path, advantage
     assert found == {kind: kinds.count(kind) for kind in kinds}
     assert done.counts["trained"] == 2 * len(HOSTILE)
     assert done.counts["dead_members"] == len(HOSTILE)
-    tallies = Audit(run.bus, run.store, "hand", Policy(2, bounds=BOUNDS)).check()
-    assert [o.what for tally in tallies for o in tally.offenders] == []
+    assert run.offences() == []
 
 
 def test_a_group_of_refused_members_ends_dead_with_the_reason(tmp_path):

@@ -5,8 +5,6 @@ import threading
 import pytest
 from hand_fed import HandFed, Killed
 
-from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
 from consumers.replay.recorded import read_recorded
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.ledger import Ledger
@@ -30,11 +28,6 @@ def die(run: HandFed, error: type[BaseException], times: int, broken: frozenset[
             run.train(broken, error)
 
 
-def violations(run: HandFed) -> list[str]:
-    tallies = Audit(run.bus, run.store, "hand", Policy(run.max_lag, run.keep_version)).check()
-    return [offender.what for tally in tallies for offender in tally.offenders]
-
-
 def test_a_take_that_fails_three_times_is_superseded_and_its_groups_end_dead(tmp_path):
     run = HandFed(tmp_path)
     run.feed(*range(6))
@@ -51,7 +44,7 @@ def test_a_take_that_fails_three_times_is_superseded_and_its_groups_end_dead(tmp
     done = run.ledger(StepDone)
     assert [d.step for d in done] == [1, 2]
     assert done[0].counts["dead"] == len(dead)
-    assert violations(run) == []
+    assert run.offences() == []
 
 
 def test_the_other_groups_of_a_superseded_take_are_trained_by_a_later_one(tmp_path):
@@ -69,7 +62,7 @@ def test_the_other_groups_of_a_superseded_take_are_trained_by_a_later_one(tmp_pa
         for member in take.members
     ]
     assert sorted(trained) == [f"{g}.{i}" for g in (1, 2, 3, 4) for i in (0, 1)]
-    assert violations(run) == []
+    assert run.offences() == []
 
 
 def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
@@ -84,7 +77,7 @@ def test_a_resumed_trainer_and_a_replay_repeat_the_decision(tmp_path):
     recorded.check_whole([1, 2])
     planned = list(recorded.planned([1, 2], 2))
     assert all("0.1" not in {m.trajectory for t in p.takes for m in t.members} for p in planned)
-    assert violations(run) == []
+    assert run.offences() == []
 
 
 def test_silent_deaths_in_one_take_end_it_after_ten(tmp_path):
@@ -94,7 +87,7 @@ def test_silent_deaths_in_one_take_end_it_after_ten(tmp_path):
     assert run.ledger(Superseded) == []
     assert run.train(BAD)
     assert [s.poisoned for s in run.ledger(Superseded)] == [(0,)]
-    assert violations(run) == []
+    assert run.offences() == []
 
 
 def test_a_trainer_killed_elsewhere_poisons_nothing(tmp_path):
@@ -142,4 +135,4 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
     assert sorted(c.group for c in run.ledger(GroupClosed)) == sorted(given_up.poisoned)
     assert run.ledger(Superseded)[0].poisoned == given_up.poisoned
     assert len(run.ledger(Superseded)) == 1
-    assert violations(run) == []
+    assert run.offences() == []
