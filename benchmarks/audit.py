@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.case import Case, alone
+from tests.audit import audited_run, harness
+from tests.chaos import batches, trials
 
 SEEDS, SEEDS_QUICK = 3, 1
 KILLED, KILLED_QUICK = 150, 15
@@ -28,18 +30,15 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _found(seeds: int) -> Case:
-    from tests.audit.audited_run import make_run
-    from tests.audit.harness import kinds, missed, unseen
-
     with tempfile.TemporaryDirectory(prefix="rollstream-audit-") as scratch:
-        healthy = make_run(Path(scratch) / "healthy")
+        healthy = audited_run.make_run(Path(scratch) / "healthy")
         wrong: list[str] = []
         count = 0
-        for kind in kinds():
+        for kind in harness.kinds():
             count += 1
-            found = (missed(kind, healthy, Path(scratch), seed) for seed in range(seeds))
+            found = (harness.missed(kind, healthy, Path(scratch), seed) for seed in range(seeds))
             wrong += [why for why in found if why][:1]
-        hidden = [f"{name} ({why})" for name, why, _ in unseen(healthy, Path(scratch))]
+        hidden = [f"{name} ({why})" for name, why, _ in harness.unseen(healthy, Path(scratch))]
     share = (count - len(wrong)) / (count + len(hidden))
     note = f"{count + len(hidden)} kinds, {seeds} seeds each; no log shows: {'; '.join(hidden)}"
     if wrong:
@@ -48,11 +47,8 @@ def _found(seeds: int) -> Case:
 
 
 def _false(killed: int, calm: int) -> Case:
-    from tests.chaos.batches import seeded_batches
-    from tests.chaos.trials import seeded
-
-    told = seeded_batches(killed)
-    quiet = (seeded(seed, calm=True) for seed in range(calm))
+    told = batches.seeded_batches(killed)
+    quiet = (trials.seeded(seed, calm=True) for seed in range(calm))
     wrong = [*told.wrong, *(str(trial) for trial in quiet if trial.found.wrong)]
     happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
     note = f"{killed + calm} runs: {happened}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.case import Case, alone
 from benchmarks.chaos_run import chaos_run
 from benchmarks.pipeline import warm_model
+from tests.chaos import batches, kinds, trials
 
 KILLS, KILLS_QUICK = 25, 6
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
@@ -38,26 +39,22 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def _boundaries(quick: bool) -> Case:
     """Every write of a 20-step run, everything killed before it and in another run after it."""
-    from tests.chaos.trials import at_boundary
-
-    writes = at_boundary(-1).writes
+    writes = trials.at_boundary(-1).writes
     every = BOUNDARY_EVERY_QUICK if quick else 1
-    trials = [
-        at_boundary(boundary, side)
+    tried = [
+        trials.at_boundary(boundary, side)
         for boundary in range(0, writes, every)
         for side in ("before", "after")
     ]
-    wrong = [trial for trial in trials if trial.found.wrong]
-    note = f"{writes} write boundaries, {len(trials)} runs killed"
+    wrong = [trial for trial in tried if trial.found.wrong]
+    note = f"{writes} write boundaries, {len(tried)} runs killed"
     return alone("boundary_violations", len(wrong), "runs", at_most=0, note=_first(note, wrong))
 
 
 def _seeded(quick: bool) -> Case:
     """Each batch in a process of its own: what a crash leaves in memory goes with it."""
-    from tests.chaos.batches import seeded_batches
-
     count = SEEDED_QUICK if quick else SEEDED
-    told = seeded_batches(count)
+    told = batches.seeded_batches(count)
     happened = ", ".join(f"{n} {what}" for what, n in sorted(told.happened.items()))
     note = f"{count} runs: {happened}"
     return alone(
@@ -67,10 +64,8 @@ def _seeded(quick: bool) -> Case:
 
 def _kinds(quick: bool) -> Case:
     """Each real process killed before and after each kind of write that it makes."""
-    from tests.chaos.kinds import sweep
-
     with tempfile.TemporaryDirectory(prefix="rollstream-kinds-") as scratch:
-        found = sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
+        found = kinds.sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
     missed = "; ".join(map(str, found.missed)) or "none"
     note = (
         f"{found.kinds} kinds of write by process, each before and after; {found.killed} kills in "

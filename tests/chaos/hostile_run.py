@@ -1,0 +1,151 @@
+"""A run of real processes that meets hostile records in every topic of many writers, and what it
+made of each of them.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollstream.config import load
+from rollstream.folder import run_log
+from storage.metrics import read_metrics
+from streams.bus import Bus, Entry
+from streams.judging import judge
+from streams.reader import TopicReader, from_begin
+from streams.records import Dead, Fence, GroupMembers, Take
+from streams.topics import partition_of
+from tests.chaos.counted import audited
+from tests.chaos.hostile_records import Hostile, hostile_records
+from tests.metrics.scraping import endpoint, scrape
+from tests.run_process import random_model, read, started, steps_done
+from tests.waiting import wait_for
+
+BATCH = 250
+PAUSE_S = 0.02
+CONSUME_S = 120.0
+REFUSING = (
+    ("trainer", "trainer_completions_total"),
+    ("dispatch", "dispatch_records_refused_total"),
+)
+"""Roles that act on a topic of many writers, and what they count there."""
+
+
+@dataclass
+class Met:
+    """One run: who ended, what was trained, what was found, what was counted."""
+
+    ended: Counter[str] = field(default_factory=Counter[str])
+    trained: frozenset[int] = frozenset()
+    wrong: list[str] = field(default_factory=list[str])
+    refused: int = 0
+    readable: int = 0
+    letters: Counter[tuple[str, int, int]] = field(default_factory=Counter[tuple[str, int, int]])
+    expected: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
+
+    @property
+    def unaccounted(self) -> int:
+        """Hostile records without their one dead letter or their one refusal, and copies."""
+        wrong = sum(count != 1 for count in self.letters.values())
+        wrong += len(self.expected ^ set(self.letters))
+        return wrong + abs(self.refused - self.readable)
+
+
+def hostile_pair(base: Path, form: str, seed: int, count: int, steps: int) -> tuple[Met, Met]:
+    """The run without hostile records and with `count` of them."""
+    model = random_model(base / "model")
+    records = list(hostile_records(seed, count))
+    calm = _run(base / "calm", model, form, [], steps)
+    return calm, _run(base / "hostile", model, form, records, steps)
+
+
+def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps: int) -> Met:
+    """The run to its end, `records` appended once its first step is trained."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = [
+        f"trainer.steps={steps}", "trainer.filter_equal_rewards=false", "truncate=false",
+        "dispatch.max_lag=null", "rollouts.partial_tokens=1000000", *_urls(form),
+    ]  # fmt: skip
+    met = Met()
+    with started(folder, model, settings) as process:
+        wait_for(lambda: steps_done(folder) >= 1, process)
+        if records:
+            bus = run_log(load(folder / "config.json"), folder)
+            _append_all(bus, records, met)
+            give_up = time.monotonic() + CONSUME_S
+            while time.monotonic() < give_up and process.poll() is None:
+                met.refused = _refused(folder) or met.refused
+                if met.refused >= met.readable:
+                    break
+                time.sleep(0.5)
+            bus.close()
+        if process.wait(CONSUME_S * 5):
+            met.wrong.append(f"the run ended with {process.returncode}")
+    _look(folder, met, bool(records))
+    return met
+
+
+def _append_all(bus: Bus, records: Sequence[Hostile], met: Met) -> None:
+    """By topic, in batches; notes where each one lies and whether it is a record at all."""
+    for first in range(0, len(records), BATCH):
+        batch = records[first : first + BATCH]
+        for topic in sorted({one.topic for one in batch}):
+            mine = [one for one in batch if one.topic == topic]
+            partitions = bus.partitions(topic)
+            entries = [Entry(one.key, one.value, _partition(one, partitions)) for one in mine]
+            offsets = bus.append(topic, entries)
+            for entry, offset in zip(entries, offsets, strict=True):
+                _, judged = judge(
+                    entry.value or b"", Fence(), topic=topic, fenced=False, compacted=False
+                )
+                if judged.reason:
+                    met.expected.add((topic, entry.partition or 0, offset))
+                else:
+                    met.readable += 1
+        time.sleep(PAUSE_S)
+
+
+def _partition(one: Hostile, partitions: int) -> int:
+    named = partition_of(one.key, partitions) if one.partition is None else one.partition
+    return named % partitions
+
+
+def _refused(folder: Path) -> int:
+    """What the acting roles have counted up to now; 0 where one does not answer."""
+    found = 0
+    for name, counter in REFUSING:
+        try:
+            series = scrape(endpoint(folder, name)["url"])
+        except OSError:
+            return 0
+        found += int(sum(value for _, value in series.get(f"rollstream_{counter}", [])))
+    return found
+
+
+def _look(folder: Path, met: Met, hostile: bool) -> None:
+    takes = read(folder, "ledger", Take)
+    groups: list[GroupMembers] = [group for take in takes for group in take.groups]
+    met.trained = frozenset(group.group for group in groups)
+    for line in read_metrics(folder / "metrics" / "supervisor.jsonl"):
+        if line.get("event") == "start" and line.get("restart"):
+            met.ended[str(line.get("role"))] += 1
+    report = audited(folder)
+    met.wrong += [o["what"] for line in report["invariants"] for o in line["offenders"]]
+    if hostile:
+        bus = run_log(load(folder / "config.json"), folder)
+        for topic in {topic for topic, _, _ in met.expected}:
+            reader = TopicReader(bus, f"{topic}.dead", from_begin(bus, f"{topic}.dead"))
+            for received in reader.read_to(bus.end(f"{topic}.dead")):
+                if isinstance(received.record, Dead):
+                    dead = received.record
+                    met.letters[dead.source, dead.partition, dead.offset] += 1
+        bus.close()
+
+
+def _urls(form: str) -> list[str]:
+    if form == "embedded":
+        return []
+    from tests.servers import kafka_broker, versity
+
+    return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]
