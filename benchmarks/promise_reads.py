@@ -23,7 +23,9 @@ from benchmarks.promise_archive import MAX_LAG, RUN, record_run
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
 from consumers.replay.recorded import read_recorded
+from consumers.settings import TrainerSettings
 from consumers.trainer.intake import fetch_group
+from consumers.trainer.prepare import rule_of
 from storage.archive.reading import archived_files, local_path
 from storage.archive.whole_log import WholeLog
 from storage.connect import open_store
@@ -34,6 +36,7 @@ STEPS = {512: 400, 8192: 26}
 """By tokens per trajectory: about 125 MB of trajectories each."""
 QUICK = 4
 GOAL = 0.5
+RULE = rule_of(TrainerSettings(), MAX_LAG, keep_version=False)
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -70,7 +73,7 @@ def _pyarrow_alone(store: ObjectStore) -> None:
 
 
 def _audit(store: ObjectStore) -> None:
-    tallies = Audit(None, store, RUN, Policy(MAX_LAG)).check()
+    tallies = Audit(None, store, RUN, Policy(MAX_LAG, rule=RULE)).check()
     assert not sum(tally.violations for tally in tallies), tallies
 
 

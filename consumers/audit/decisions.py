@@ -187,7 +187,12 @@ class Decisions:
     def _wanted_rows(self, rows: Rows, rule: Rule) -> list[int]:
         uses, held, begun = self.taken.uses, self._held, self.reads.begun
         oldest = self._oldest
-        found = {row for row, g in enumerate(rows.groups) if g in held or g in oldest}
+        found = {row for row, group in enumerate(rows.groups) if group in held}
+        for row in [row for row, group in enumerate(rows.groups) if group in oldest]:
+            use = uses.get(rows.names[row])
+            if use is not None and use.step:
+                numbers = rows.spans.number[rows.spans.row == row].tolist()
+                oldest[use.group] = min(oldest[use.group], *numbers)
         unscored = np.isnan(rows.rewards)
         if rule.names != (REWARD,) or rule.filter_equal_rewards:
             unscored[:] = True

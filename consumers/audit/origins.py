@@ -107,12 +107,12 @@ class Origins:
                 pass
 
     def apply_rows(self, rows: Rows) -> None:
-        """A row whose single span was applied by its rollout, and of which no prompt, order or
-        chain is kept, is right.
+        """A row is right whose versions were applied by its rollout, and of which no prompt, order
+        or chain is kept.
         """
         uses, applied, spans = self.taken.uses, self._applied, rows.spans
         firsts = np.searchsorted(spans.row, np.arange(len(rows))).tolist()
-        single, are_ordered = (spans.count == 1).tolist(), bool(self._ordered)
+        counts, are_ordered = spans.count.tolist(), bool(self._ordered)
         who = zip(rows.plain("rollout"), rows.plain("rollout_term"), strict=True)
         places = zip(rows.plain("index"), rows.plain("wave"), strict=True)
         numbers, terms = spans.number.tolist(), spans.term.tolist()
@@ -121,9 +121,12 @@ class Origins:
             use = uses.get(name)
             if use is None or not use.step:
                 continue
+            spanned = range(at, at + counts[row])
+            is_served = all((*by, numbers[k], terms[k]) in applied for k in spanned)
+            if not is_served and self.coverage.get("applied") != "whole":
+                self._unkept, is_served = self._unkept + 1, True
             is_plain = (
-                single[row]
-                and (*by, numbers[at], terms[at]) in applied
+                is_served
                 and self._is_in_place(name, group, place)
                 and not are_ordered
                 and group not in self._asked
