@@ -16,6 +16,7 @@ from producers.engines.base import Emission, Engine, Request
 from producers.evaluation import Evaluation, Judged, measure
 from producers.rewards import RewardPool, Verdict
 from producers.tasks.base import Environment, Reply, Task, TaskPrompt, turns_of
+from streams.errors import EngineRefused
 from streams.records import ENVIRONMENT, GENERATED, PROMPT, Sampling, Sources, Tokens
 
 _POLL_S = 0.05
@@ -144,7 +145,12 @@ class _Round:
             tokens = np.array(outcome.tokens, np.uint32)
             answer.add(tokens, ENVIRONMENT)
             answer.state = outcome.state
-            self.engine.append(name, tokens)
+            try:
+                self.engine.append(name, tokens)
+            except EngineRefused as error:  # the task's code replied what the model does not know
+                self.engine.abort(name)
+                verdict = Verdict(reason=f"environment: {error}")
+                self.judged[name] = Judged(verdict, answer.generated(), answer.prompt.task)
             return
         if not answer.over:  # its last turn still holds a slot
             self.engine.abort(name)

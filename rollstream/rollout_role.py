@@ -78,6 +78,7 @@ def build_rollout(place: Place) -> Rollout | None:
         term,
         lambda: engine.version if follower.newest is None else follower.newest.version,
         late=c.task.reward == "late",
+        context_max=c.rollouts.context_max,
     )
     rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, keeping=keeping)
     if place.grace_s is not None:

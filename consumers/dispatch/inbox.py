@@ -35,6 +35,7 @@ from streams.records import (
     Record,
     RelayStatus,
     RolloutStatus,
+    Superseded,
     Take,
     Trajectory,
     WeightsAnnounced,
@@ -213,6 +214,8 @@ class Inbox:
             case Take():
                 for group in record.groups:
                     self._released += state.apply_taken(group.group)
+            case Superseded():
+                state.apply_superseded(len(record.poisoned))
             case GroupClosed():
                 self._released += state.apply_closed(record.group)
             case Admitted():

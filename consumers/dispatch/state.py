@@ -193,6 +193,12 @@ class DispatchState:
         self.trained += 1
         return self._end(group)
 
+    def apply_superseded(self, groups: int) -> None:
+        """So many groups that the trainer had taken are not trained; each is closed behind this,
+        and others are admitted in their place.
+        """
+        self.trained -= groups
+
     def apply_closed(self, group: int) -> list[Released]:
         """The trainer closed the group untrained; returns the orders that are void now."""
         self.closed += 1

@@ -21,6 +21,7 @@ from streams.records import Tokens, Trajectory, Version
 Finish = Literal["stop", "length"]
 
 _ATTEMPT = "#"
+CONTEXT_MAX = 1 << 40  # where nobody says what the engine's is
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Judging:
     newest: Callable[[], Version]
     clock: Callable[[], float] = time.time
     late: bool = False
+    context_max: int = CONTEXT_MAX
     _judged: dict[str, tuple[Growing, Finish]] = field(
         default_factory=dict[str, tuple[Growing, Finish]]
     )
@@ -117,8 +119,13 @@ class Judging:
             growing.environment = outcome.state
             self._judge(growing, "stop")
             return []
-        tokens = np.array(outcome.tokens, np.uint32)
+        # Cut where it enters: an engine keeps of a reply what its context holds, so the record
+        # would hold tokens that no engine saw, and a resumed attempt would end otherwise.
+        tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - growing.length]
         growing.extend_environment(tokens, outcome.state)
+        if growing.length >= self.context_max:
+            self._judge(growing, "length")
+            return []
         return [Continued(growing.order.trajectory, tokens)]
 
     def _finished(self, growing: Growing, finish: Finish, outcome: Verdict | Reply) -> Trajectory:

@@ -34,6 +34,16 @@ def _stands(schema: str) -> str:
     return f"schema = '{schema}' AND reason IS NULL AND NOT void"
 
 
+def _counting(columns: str) -> str:
+    """Takes that a superseding record does not void."""
+    return f"""(
+    SELECT {columns} FROM ledger t WHERE {_stands("take/1")} AND NOT EXISTS (
+        SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
+        AND s.step = t.step AND s.update = t.update
+        AND list_contains(s.micro_batches, t.micro_batch))
+)"""
+
+
 _COMPLETIONS = f"""
 SELECT trajectories.* FROM trajectories SEMI JOIN (
     SELECT partition, min("offset") AS "offset" FROM trajectories
@@ -72,7 +82,7 @@ LEFT JOIN (SELECT trajectory, value FROM scores WHERE name = 'reward') s USING (
 _TAKES = f"""
 SELECT step, update, micro_batch, term, timestamp AS taken, len(members) AS trajectories,
        len(groups) AS groups, len(annotations) AS annotations, "offset"
-FROM ledger WHERE {_stands("take/1")}
+FROM {_counting("*")}
 """
 
 _TRAINED = f"""
@@ -80,7 +90,7 @@ SELECT member.trajectory AS trajectory, step, update, micro_batch, term, taken,
        member.at.partition AS partition, member.at."offset" AS "offset", member.hash AS hash
 FROM (
     SELECT step, update, micro_batch, term, timestamp AS taken, unnest(members) AS member
-    FROM ledger WHERE {_stands("take/1")}
+    FROM {_counting("*")}
 )
 """
 
@@ -105,7 +115,9 @@ WITH admitted AS (
         UNION ALL
         SELECT "group", reason_, detail, step, timestamp, "offset"
         FROM ledger WHERE {_stands("group_closed/1")}
-    ) QUALIFY row_number() OVER (PARTITION BY "group" ORDER BY "offset") = 1
+    ) QUALIFY row_number() OVER (
+        PARTITION BY "group" ORDER BY coalesce(starts_with(detail, 'poisoned: '), false) DESC,
+        "offset") = 1
 )
 SELECT a."group", a.wave, len(a.trajectories) AS trajectories, a.timestamp AS admitted,
        coalesce(e.ended, 'open') AS ended, e.detail, e.step, e.timestamp AS ended_at,

@@ -91,7 +91,10 @@ class Groups:
     def end(self, group: int, how: str, time_s: float) -> None:
         """The trainer took the group or closed it."""
         self.open.pop(group, None)
-        if self._ended.add(group):
+        if how == "poisoned":  # it was taken before, and ends otherwise than was thought
+            self.endings["trained"] -= 1
+            self.endings["dead"] += 1
+        elif self._ended.add(group):
             self.endings[how] += 1
             self._ended_s[group] = time_s
             if len(self._ended_s) > ENDED_KEPT:

@@ -21,6 +21,7 @@ from streams.records import (
     Record,
     RolloutStatus,
     StepDone,
+    Superseded,
     Take,
     Trajectory,
     Version,
@@ -102,6 +103,9 @@ class RunState:
                 self.samples.take(record)
                 for members in record.groups:
                     self.groups.end(members.group, "trained", time_s)
+            case Superseded():
+                for group in record.poisoned:
+                    self.groups.end(group, "poisoned", time_s)
             case GroupClosed():
                 self.groups.end(record.group, record.reason, time_s)
             case StepDone():

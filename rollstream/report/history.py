@@ -21,6 +21,7 @@ from streams.records import (
     Record,
     RolloutStatus,
     StepDone,
+    Superseded,
     Take,
     Trajectory,
     WeightsAnnounced,
@@ -84,6 +85,8 @@ class History:
                 self.steps[record.step] = record
             case Take(groups=groups):
                 self.ended["trained"].update(members.group for members in groups)
+            case Superseded():  # its groups are closed as dead behind it
+                self.ended["trained"].difference_update(record.poisoned)
             case GroupClosed():
                 self.ended[record.reason].add(record.group)
                 self.reasons[f"{record.reason}: {record.detail or 'no detail'}"] += 1

@@ -99,3 +99,14 @@ def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging
     (record,) = decided(judging, lambda: not len(judging))
     assert isinstance(record, Trajectory)
     assert (record.reward, record.environment) == (None, "")
+
+
+def test_a_reply_longer_than_the_context_is_cut_where_it_enters(judging_of):
+    """The record holds what the engine holds; with no room left the answer is judged as it is."""
+    judging = judging_of("scripted", dialogue=True)
+    one = growing(1, SCRIPT)
+    judging.context_max = one.length + 1
+    judging.ended(one, "stop")
+    (record,) = decided(judging, lambda: not len(judging))
+    assert isinstance(record, Trajectory)
+    assert (len(record.tokens), record.finish) == (judging.context_max, "length")

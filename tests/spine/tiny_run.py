@@ -216,6 +216,7 @@ class TinyRun:
             term,
             lambda: engine.version,
             late=self.task.reward == "late",
+            context_max=self.rollout.context_max,
         )
         try:
             Rollout(self.rollout, engine, follower, orders, judging, voice).run(stop)

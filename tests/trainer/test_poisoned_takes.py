@@ -5,6 +5,7 @@ import threading
 import pytest
 from hand_fed import HandFed, Killed
 
+from consumers.dispatch.state import DispatchState
 from consumers.replay.recorded import read_recorded
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.ledger import Ledger
@@ -136,3 +137,13 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
     assert run.ledger(Superseded)[0].poisoned == given_up.poisoned
     assert len(run.ledger(Superseded)) == 1
     assert run.offences() == []
+
+
+def test_dispatch_admits_others_for_poisoned_groups():
+    """Accepted groups are the trained ones and those that wait: a dead one leaves the count."""
+    state = DispatchState()
+    for group in (0, 1):
+        state.apply_taken(group)
+    state.apply_superseded(1)
+    state.apply_closed(0)
+    assert (state.trained, state.closed) == (1, 1)
