@@ -38,11 +38,11 @@ from streams.records import (
     GroupClosed,
     Superseded,
     Trajectory,
+    Version,
 )
 
 _OVERDUE = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """How the detail of a closing begins whose group was not complete."""
-BEHIND_MAX = 4  # steps that are trained and not published: two wait, one is published, one is made
 SPREAD_MIN = 2  # rewards of fewer members are always equal, and a group of one is trained as it is
 
 
@@ -56,6 +56,7 @@ class Closing:
     takes: int
     """How many takes the ledger held before it."""
     term: int
+    believed: Version | None
 
 
 @dataclass(slots=True)
@@ -75,6 +76,8 @@ class Decisions:
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
+    _known: Believed = Believed(-1)
+    """Who published which version."""
     _poisoned: set[int] = field(default_factory=set[int])
     """Groups of takes that the learner could not compute: they end dead, whatever the rule says."""
     _is_begun: bool = False
@@ -109,7 +112,7 @@ class Decisions:
 
     def _begin(self) -> None:
         """Behind the ledger: which groups' completions are wanted."""
-        self._is_begun = True
+        self._is_begun, self._known = True, self.taken.believed
         if self.rule is None:
             return
         for group, admission in self.groups.admitted.items():
@@ -151,7 +154,7 @@ class Decisions:
             self.tally.cannot(what)
         if begins_whole(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
-            Waiting(self.groups, self.reads, self.policy, self._oldest).check(held)
+            Waiting(self.groups, self.reads, self.policy, self._oldest, self.taken).check(held)
 
     # ---- the ledger ------------------------------------------------------------------------------
 
@@ -162,7 +165,9 @@ class Decisions:
         if end is not None and end.at == at:  # else `Groups` has said what is wrong
             takes = len(self.reads.takes)
             term = self.reads.term
-            self._closings[closed.group] = Closing(closed, at, self._configured, takes, term)
+            self._closings[closed.group] = Closing(
+                closed, at, self._configured, takes, term, self.reads.believed
+            )
 
     # ---- annotations -----------------------------------------------------------------------------
 
@@ -267,7 +272,7 @@ class Decisions:
         found = [
             self._prepared(group, held, notes, version, believed)
             for notes in variants(held)
-            for believed in self._believed_then(version)
+            for believed in self._believed_about(closing)
         ]
         if any(prepared.ending == said for prepared in found):
             return
@@ -282,7 +287,7 @@ class Decisions:
     def _check_members(self, group: int, step: int, held: Held) -> None:
         notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
         begun = self.reads.of_group(group)
-        believed = self.taken.believed.up_to(None if begun is None else begun.believed)
+        believed = self._known.up_to(None if begun is None else begun.believed)
         prepared = self._prepared(group, held, notes, step - 1, believed)
         wanted = {sample.trajectory for sample in prepared.samples}
         trained = {name for name in held.names if self.taken.uses[name].step}
@@ -344,13 +349,13 @@ class Decisions:
         assert self.rule is not None
         return prepare(group, held.records(), notes, self.rule, version, believed)
 
-    def _believed_then(self, version: int) -> Iterator[Believed | None]:
-        """A closing does not state what was believed: publishing may have been some steps behind
-        the trainer.
+    def _believed_about(self, closing: Closing) -> Iterator[Believed | None]:
+        """A closing does not state what was believed: from what the ledger before it shows to what
+        the next take states.
         """
-        yield None
-        for number in range(version, version - BEHIND_MAX - 1, -1):
-            yield Believed(number, self.taken.believed.terms)
+        yield self._known.up_to(closing.believed)
+        for take in self.reads.takes[closing.takes : closing.takes + 1]:
+            yield self._known.up_to(take.believed)
 
 
 def variants(held: Held) -> Iterator[dict[tuple[str, str], Annotation]]:

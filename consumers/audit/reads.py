@@ -50,6 +50,8 @@ class Reads:
     """By topic and partition: what any term had read."""
     term: int = 0
     """The highest of the trainer that opened the ledger."""
+    believed: Version | None = None
+    """The highest version that the ledger so far shows to be believed."""
     _last: TakeRead | None = None
 
     def apply(self, seen: Seen) -> None:
@@ -61,6 +63,7 @@ class Reads:
             case Take() as take:
                 self._take(take, seen.address)
             case StepDone() as done:
+                self._believe(done.version)
                 self.seconds[self.term, done.step] = done.metrics.get("seconds", 0.0)
             case _:
                 pass
@@ -84,10 +87,15 @@ class Reads:
         """Whether a trainer certainly read this record."""
         return at.offset < self.furthest.get(topic, {}).get(at.partition, 0)
 
+    def _believe(self, version: Version) -> None:
+        self.believed = version if self.believed is None else max(self.believed, version)
+
     def _take(self, take: Take, at: Address) -> None:
         """Only a take that begins groups says something new."""
         if not take.groups:
             return
+        if take.believed is not None:
+            self._believe(take.believed)
         before = self._last
         named = [member.at for group in take.groups for member in group.members]
         used = [note.at for note in take.annotations]

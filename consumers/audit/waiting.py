@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from consumers.audit.groups import Admission, Groups
 from consumers.audit.lag import Policy
 from consumers.audit.reads import Bounds, Reads, TakeRead, within
+from consumers.audit.taken import Taken
 from consumers.trainer.annotated import is_noted
 from consumers.trainer.prepare import Prepared, prepare
 from streams.records import Address, Annotation, Trajectory
@@ -63,6 +64,7 @@ class Waiting:
     reads: Reads
     policy: Policy
     oldest: Mapping[int, int]
+    taken: Taken
 
     def check(self, held: Mapping[int, Held]) -> None:
         """Held groups are those that the ledger does not end."""
@@ -107,7 +109,8 @@ class Waiting:
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
         group = admission.prompt.offset  # any number: only the verdict counts
-        return prepare(group, had.records(), had.notes(), rule, take.step - 1)
+        believed = self.taken.believed.up_to(take.believed)
+        return prepare(group, had.records(), had.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
         since = next((one for one in takes if one.admission >= admission.offset), None)

@@ -49,6 +49,7 @@ from streams.records import (
     Sampling,
     Span,
     StepDone,
+    Superseded,
     Take,
     Trajectory,
     Version,
@@ -120,7 +121,7 @@ class AuditedRun:
         at = publish(self.bus, "annotations", str(record.group), record)
         return AnnotationUsed(record.trajectory, record.name, at, content_hash(encode(record)))
 
-    def say(self, *records: Take | StepDone | GroupClosed | Configured) -> None:
+    def say(self, *records: Take | StepDone | GroupClosed | Configured | Superseded) -> None:
         self.ledger.append([("run", record) for record in records])
 
     def publish_version(self, number: int, parent: Manifest | None) -> Manifest:

@@ -18,6 +18,7 @@ from streams.records import (
     Member,
     Opened,
     ReadTo,
+    Superseded,
     Take,
     Version,
 )
@@ -119,6 +120,22 @@ def closes_as_poisoned(run: AuditedRun) -> Found:
     """A group is closed as poisoned, and none of its takes was superseded."""
     run.say(GroupClosed(5, "dead", "poisoned: the learner failed 3 times on it: overflow", 3))
     return 1, "group 5 is closed as dead, by the rule it is trained"
+
+
+def gives_a_take_up_at_once(run: AuditedRun) -> Found:
+    """A take is superseded that had not failed."""
+    named = (first(run, "5.0"), first(run, "5.1"))
+    run.say(Take(3, 0, 0, named, (GroupMembers(5, named),), (), run.read(), Version(2, 1)))
+    run.say(
+        Superseded(3, 0, (0,), (5,), "overflow"), GroupClosed(5, "dead", "poisoned: overflow", 3)
+    )
+    return 1, "ledger 0:11: take (0,) of step 3 is superseded, and had not failed often enough"
+
+
+def gives_up_what_is_no_take(run: AuditedRun) -> Found:
+    """A take is superseded that the ledger does not hold."""
+    run.say(Superseded(3, 0, (4,), (), "overflow"))
+    return 1, "take 4 of step 3 is superseded, and is none of those open"
 
 
 def skips_a_complete_group(run: AuditedRun) -> Found:
@@ -376,21 +393,24 @@ def orders_other_tokens(run: AuditedRun) -> Found:
 def loses_a_logprob(run: AuditedRun) -> Found:
     """A completion has fewer log-probabilities than generated tokens."""
     record = completion(6, 0, 2)
-    run.complete(replace(record, logprobs=record.logprobs[:-1]))
+    broken = run.complete(replace(record, logprobs=record.logprobs[:-1]))
+    train(run, [broken, run.complete(completion(6, 1, 2))])
     return 3, "6.0: 6 generated tokens but 5 log-probabilities"
 
 
 def loses_a_source(run: AuditedRun) -> Found:
     """A completion has fewer sources than tokens."""
     record = completion(6, 0, 2)
-    run.complete(replace(record, sources=record.sources[:-1]))
+    broken = run.complete(replace(record, sources=record.sources[:-1]))
+    train(run, [broken, run.complete(completion(6, 1, 2))])
     return 3, "6.0: 9 tokens but 8 sources"
 
 
 def reorders_spans(run: AuditedRun) -> Found:
     """The spans of a completion are out of order."""
     record = completion(6, 0, 1, 2)
-    run.complete(replace(record, spans=record.spans[::-1]))
+    broken = run.complete(replace(record, spans=record.spans[::-1]))
+    train(run, [broken, run.complete(completion(6, 1, 2))])
     return 3, "6.0: span [3, 6) where 0 comes next"
 
 
@@ -445,7 +465,7 @@ OF_FIELDS = (
     closes_what_lived, filters_what_differs, expires_what_is_fresh,
     closes_for_a_deadline_what_was_complete, closes_what_is_not_complete,
     counts_completions_that_never_came, closes_by_another_deadline, calls_a_deadline_death,
-    closes_as_poisoned,
+    closes_as_poisoned, gives_a_take_up_at_once, gives_up_what_is_no_take,
     skips_a_complete_group, takes_a_newer_group_first, forgets_a_deadline, trains_equal_rewards,
     trains_without_a_reward, trains_a_lone_survivor, omits_an_admission, omits_a_take,
     takes_a_group_twice, miscounts_groups, miscounts_closings, admits_another_prompt,
