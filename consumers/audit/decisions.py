@@ -76,7 +76,7 @@ class Decisions:
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
-    _known: Believed = Believed(-1)
+    _known: Believed = field(default_factory=lambda: Believed(-1))
     """Who published which version."""
     _poisoned: set[int] = field(default_factory=set[int])
     """Groups of takes that the learner could not compute: they end dead, whatever the rule says."""
