@@ -28,6 +28,7 @@ from producers.rollout.voice import Voice
 from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
 from producers.rollout.worker import Rollout
 from producers.tasks.base import Environment
+from rollstream.bounds import bounds_of
 from rollstream.opening import opening
 from rollstream.profiling import profile_of
 from rollstream.role_place import Place, set_threads
@@ -81,6 +82,7 @@ def build_rollout(place: Place) -> Rollout | None:
         context_max=c.rollouts.context_max,
     )
     rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, keeping=keeping)
+    rollout.work.bounds = bounds_of(c, None)  # an engine knows no token beyond its vocabulary
     if place.grace_s is not None:
         rollout.judged_s = place.grace_s / 2  # the rest is for the log
     return rollout

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from producers.engines.base import Emission, Engine
 from producers.rollout.chain import Gained, Wanted, read_chains
 from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.rollout.voice import Voice
+from streams.admissible import TrainingBounds, refusal
 from streams.errors import DecodeError, EngineRefused
 from streams.records import Assignment, Trajectory
 
@@ -30,6 +33,7 @@ class Work:
     voice: Voice
     keep_version: bool
     clock: Callable[[], float] = time.time
+    bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
     growing: dict[str, Growing] = field(default_factory=dict[str, Growing])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     chains: dict[tuple[str, int], Gained | DecodeError] = field(
@@ -156,10 +160,18 @@ class Work:
     def publish(self) -> None:
         """What is done, and partials that are due."""
         done, self.done = self.done, []
-        self.voice.trajectories(done)
+        self.voice.trajectories([self._admissible(record) for record in done])
         unfinished = [g for t, g in self.growing.items() if not self.judging.has(t)]
         self.voice.partials(unfinished)
         self.voice.give_up(())
+
+    def _admissible(self, record: Trajectory) -> Trajectory:
+        """What the trainer would refuse is published as dead, with the reason (invariant 12)."""
+        refused = None if record.finish == "dead" else refusal(record, self.bounds)
+        if refused is None:
+            return record
+        log.warning("%s died: %s", record.trajectory, refused)
+        return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _leave(self, growing: Growing) -> None:
         """Free its slot and publish what it has, unless it ended this moment."""

@@ -16,6 +16,7 @@ from rollstream.live.scheduling import Scheduling, scheduling_of
 from rollstream.live.state import DeadLetters, RunState, Unarchived
 from rollstream.supervisor import RoleState
 from rollstream.warnings.concern import Concern
+from streams.admissible import KINDS
 from streams.records import StepDone
 
 REASONS_MAX = 4
@@ -84,6 +85,10 @@ class Snapshot:
     task_rewards: Mapping[str, float]
     tasks: Mapping[str, TaskFigures]
     mismatch: Mapping[str, Mismatch]
+    skipped: int
+    """Steps of those kept with an update that was not finite and moved nothing."""
+    refused: Mapping[str, int]
+    """Trajectories that these steps could not train, by kind (`streams/admissible.py`)."""
     drafts: tuple[PassDrafts, ...]
     """Of the last trajectories; empty where nothing is drafted."""
     evaluation: Mapping[str, float] | None
@@ -143,6 +148,8 @@ def snapshot(
         task_rewards=_by_task(recent) or _means(tasks),
         tasks=tasks,
         mismatch=mismatch_of(state.steps),
+        skipped=sum(done.metrics.get("updates_skipped", 0.0) > 0 for done in state.steps),
+        refused=_refused(state.steps),
         drafts=in_order(state.samples.drafts(state.epochs)),
         evaluation=state.evaluations[-1] if state.evaluations else None,
         version=state.weights.version.number if state.weights else None,
@@ -217,3 +224,8 @@ def _deaths(state: RunState, now_s: float) -> tuple[Death, ...]:
         for one in reversed(state.events)
         if one.get("event") == "death"
     )
+
+
+def _refused(steps: Sequence[StepDone]) -> dict[str, int]:
+    counts = {kind: sum(done.counts.get(f"refused_{kind}", 0) for done in steps) for kind in KINDS}
+    return {kind: count for kind, count in counts.items() if count}

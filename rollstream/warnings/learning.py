@@ -126,7 +126,32 @@ def late_annotations(at: Snapshot) -> Iterator[Concern]:
         )
 
 
+def skipped_updates(at: Snapshot) -> Iterator[Concern]:
+    """Even one: its groups count as trained, and nothing was learnt from them."""
+    if at.skipped:
+        yield Concern(
+            "skipped_updates",
+            f"{at.skipped} of the last steps moved nothing: a gradient was not finite, or nothing "
+            "in the step could be trained",
+            "see loss and gradient_norm of those steps (metrics/trainer.jsonl), a lower trainer.lr,"
+            " and whether rewards are as large as they should be",
+        )
+
+
+def refused_trajectories(at: Snapshot) -> Iterator[Concern]:
+    if at.refused:
+        kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
+        yield Concern(
+            "refused_trajectories",
+            f"the trainer refused trajectories that cannot be trained: {kinds}",
+            "find the program that writes them: docs/learning.md says what each kind means, the "
+            "detail of groups that ended dead names some (rollstream tail ledger)",
+        )
+
+
 CHECKS = (
+    skipped_updates,
+    refused_trajectories,
     equal_rewards,
     constant_reward,
     filtered_groups,

@@ -149,6 +149,31 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
         learner.close()
 
 
+class Tight(Learner):
+    """Its memory holds two samples."""
+
+    def _whole(self, samples, version):
+        if len(samples) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super()._whole(samples, version)
+
+
+def test_a_micro_batch_that_memory_is_too_short_for_is_trained_in_halves():
+    """The gradient is the sum over the halves."""
+    (batches,) = stream(1)
+    batch = batches[0][:4]
+    assert len(batch) == 4
+    halved, whole = Tight(build(), settings()), Learner(build(), settings())
+    halved.submit(batch)
+    assert halved.finish_update()["micro_batches_halved"] == 1
+    whole.submit(batch[:2])
+    whole.submit(batch[2:])
+    whole.finish_update()
+    assert halved.state_hash() == whole.state_hash()
+    halved.close()
+    whole.close()
+
+
 def test_an_update_without_trained_tokens_moves_nothing():
     ((batch, *_),) = stream(1)
     hidden = [replace(one, mask=np.zeros_like(one.mask)) for one in batch]
