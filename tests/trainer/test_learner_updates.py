@@ -161,7 +161,7 @@ class Tight(Learner):
 def test_a_micro_batch_that_memory_is_too_short_for_is_trained_in_halves():
     """The gradient is the sum over the halves."""
     (batches,) = stream(1)
-    batch = batches[0][:4]
+    batch = [one for part in batches for one in part][:4]
     assert len(batch) == 4
     halved, whole = Tight(build(), settings()), Learner(build(), settings())
     halved.submit(batch)
