@@ -21,9 +21,7 @@ import psutil
 
 from benchmarks.pipeline import QUICKSTART
 from rollstream.restarts import EXIT_REFUSED
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.counted import counted
-from tests.chaos.moments import EMBEDDED_ONLY, MOMENTS
+from tests.chaos import aiming, counted, moments
 from tests.run_process import kill_all, run_line
 
 ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
@@ -81,7 +79,9 @@ def chaos_run(
     ]  # fmt: skip
     folder.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    strikes = _Strikes(random.Random(seed), AimFolder(folder.parent / f"{folder.name}-aims"), form)
+    strikes = _Strikes(
+        random.Random(seed), aiming.AimFolder(folder.parent / f"{folder.name}-aims"), form
+    )
     process = _start(folder, settings, strikes.aims)
     try:
         while process.poll() != 0:
@@ -103,7 +103,7 @@ class _Strikes:
     """What the seed says is done next, and what was done."""
 
     drawn: random.Random
-    aims: AimFolder
+    aims: aiming.AimFolder
     form: str
     at_random: Counter[str] = field(default_factory=Counter[str])
     moments: list[str] = field(default_factory=list[str])
@@ -124,13 +124,15 @@ class _Strikes:
 
     def _aim(self, process: subprocess.Popen[bytes]) -> None:
         """At the next write of a drawn kind; returns when it was made, or `AIM_S` later."""
-        known = [m for m in MOMENTS if self.form == "embedded" or m not in EMBEDDED_ONLY]
+        known = [
+            m for m in moments.MOMENTS if self.form == "embedded" or m not in moments.EMBEDDED_ONLY
+        ]
         moment = self.drawn.choice(known)
-        victim, kind = self.drawn.choice(MOMENTS[moment])
+        victim, kind = self.drawn.choice(moments.MOMENTS[moment])
         side = self.drawn.choice(("before", "after"))
         everybody = self.drawn.randrange(AIMED_ALL_ONE_IN) == 0
         self.moments.append(f"{'all ' if everybody else ''}during {moment}")
-        self.aims.aim(Aim(victim, kind, side, nth=0, everybody=everybody))
+        self.aims.aim(aiming.Aim(victim, kind, side, nth=0, everybody=everybody))
         give_up = time.monotonic() + AIM_S
         while process.poll() is None and time.monotonic() < give_up and not self.aims.fired()[-1]:
             time.sleep(0.05)
@@ -152,7 +154,9 @@ def _urls(form: str) -> list[str]:
     return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}", "truncate=false"]
 
 
-def _start(folder: Path, settings: Sequence[str], aims: AimFolder) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, settings: Sequence[str], aims: aiming.AimFolder
+) -> subprocess.Popen[bytes]:
     line = run_line(QUICKSTART, folder, settings, "tests.chaos.aimed")
     with (folder.parent / f"{folder.name}.log").open("ab") as output:
         return subprocess.Popen(
@@ -184,7 +188,7 @@ def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:
     """By the audit and by the recount, which must say the same."""
-    found = counted(folder, steps)
+    found = counted.counted(folder, steps)
     return Ended(
         found.trained,
         found.expired,

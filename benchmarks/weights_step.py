@@ -24,7 +24,7 @@ from benchmarks.weights_sides import Sides, nudged
 from consumers.settings import TrainerSettings
 from consumers.trainer.learner import Learner
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import Publisher, Snapshot
+from consumers.trainer.publisher import Publisher, Retention, Snapshot
 from consumers.trainer.sample import Sample
 from producers.engines.base import Request, Update
 from producers.engines.torch_engine import TorchEngine
@@ -99,7 +99,7 @@ class _Stepper:
         ledger.open(Position())
         metrics = MetricsFile(folder / "trainer.jsonl")
         store = self._sides.store
-        self._publisher = Publisher(store, self._sides.versions, ledger, metrics, 1)
+        self._publisher = Publisher(store, self._sides.versions, ledger, metrics, Retention(1))
         self._step = -1
         self._snapshots: list[float] = []
         self._busy: dict[bool, list[float]] = {True: [], False: []}

@@ -17,7 +17,7 @@ from consumers.replay.training import Output, ledger_position
 from consumers.trainer.learning import Learning
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.pins import HeldVersions
-from consumers.trainer.publisher import Publisher
+from consumers.trainer.publisher import Publisher, Retention
 from consumers.trainer.step_lines import missing_lines
 from consumers.trainer.versions import VersionWriter
 from rollstream.config import Configuration, fingerprint
@@ -85,7 +85,7 @@ def output(
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
             for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
                 metrics.append(line)
-            publisher = Publisher(store, versions, ledger, metrics, c.checkpoints.keep)
+            publisher = Publisher(store, versions, ledger, metrics, Retention(c.checkpoints.keep))
             every = c.checkpoints.every
             out = Output(publisher, ledger, c.weights.dtype, every, configured, term, left)
             if behind.ledger is None:

@@ -24,7 +24,7 @@ ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
 KEY_CHARACTERS_MAX = 200
 
 
-class DeadLetters:
+class DeadLetterWriter:
     """The owner's side of one topic; not for several threads at once."""
 
     def __init__(self, bus: Bus, topic: str) -> None:

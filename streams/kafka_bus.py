@@ -33,7 +33,7 @@ from streams.kafka.followed import Followed
 from streams.kafka.member import KafkaGroupReader
 from streams.kafka.topic_settings import (
     BATCH_ROOM_BYTES,
-    Described,
+    BrokerTopic,
     check_unbounded,
     configs_of,
     recorded,
@@ -252,7 +252,7 @@ class KafkaBus:
             self._topics[topic] = recorded(found[topic].topic)
         return self._topics[topic]
 
-    def _warn(self, topics: Sequence[Topic], found: Mapping[str, Described]) -> None:
+    def _warn(self, topics: Sequence[Topic], found: Mapping[str, BrokerTopic]) -> None:
         """Once per process, at its start: what works and is not as it should be."""
         grown = [
             f"{topic.name} ({topic.partitions} of {found[topic.name].topic.partitions})"
@@ -271,7 +271,7 @@ class KafkaBus:
             if lacking := single_copies(found, brokers):
                 log.warning("%s: %s", self._address, lacking)
 
-    def _described(self, topics: Sequence[str]) -> dict[str, Described]:
+    def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
         """Those topics that exist, as they are on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.ask("look up topics", lambda a: a.copies(names.values()))
@@ -279,12 +279,12 @@ class KafkaBus:
         if not present:
             return {}
         configs = self._control.ask("look up topics", lambda a: a.configs(present.values()))
-        found: dict[str, Described] = {}
+        found: dict[str, BrokerTopic] = {}
         for topic, name in present.items():
             described = topic_of(topic, len(copies[name]), configs[name])
             check_unbounded(described, configs[name])
             min_isr = int(configs[name]["min.insync.replicas"])
-            found[topic] = Described(described, min(copies[name]), min_isr)
+            found[topic] = BrokerTopic(described, min(copies[name]), min_isr)
         return found
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from streams.bus import Bus, Message
 from streams.codec import Decoded, Envelope, content_hash, decode
-from streams.dead_letters import DeadLetters
+from streams.dead_letters import DeadLetterWriter
 from streams.deadline import Deadline
 from streams.errors import BusError, DecodeError, NewerRelease, PositionLost
 from streams.judging import judge
@@ -105,7 +105,7 @@ class TopicReader:
         *,
         with_opened: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetterWriter | None = None,
     ) -> None:
         settings = bus.settings(topic)
         self.positions = dict(positions)

@@ -1,4 +1,5 @@
-"""Every record that flows, one frozen msgspec struct each, and the few values they are made of.
+"""Every record that flows, one frozen msgspec struct each; the values they are made of are defined
+in `values.py` and can be imported from here.
 
 Array fields are NumPy arrays of the dtype in their annotation; all other fields travel in the
 record's one JSON header (`codec.py`), under their own names. An array field names itself on the
@@ -9,36 +10,33 @@ schema name.
 Structs rather than dataclasses because roles make and read records by the thousand: a msgspec
 struct is built straight from JSON, and in a tenth of a frozen dataclass's time.
 
-Positions: `Address` names one record of a topic, `Position` says where to read on and carries the
-fence there. Token indices: `Span`s count *generated* tokens of a trajectory (0 is its first
-generated token), so the spans of a trajectory tile `[0, len(logprobs))` exactly (invariant 3);
-`Partial.start` counts all tokens.
+`Partial.start` counts all tokens of a trajectory, `Span`s the generated ones.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, dataclass_transform, get_args
+from typing import Literal, dataclass_transform, get_args
 
 import msgspec
-import numpy as np
 from msgspec import field
-from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    Tokens = NDArray[np.uint32]
-    Sources = NDArray[np.uint8]
-    Floats = NDArray[np.float32]
-    Bytes = NDArray[np.uint8]
-else:
-    # In a header an array field is its number of items; the bound keeps count * item size far from
-    # overflow, the record's length is the real one.
-    Tokens = Sources = Floats = Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+from streams.values import (
+    Address,
+    AnnotationUsed,
+    Bytes,
+    Drafts,
+    Floats,
+    GroupMembers,
+    Member,
+    ReadTo,
+    Sampling,
+    Sources,
+    Span,
+    Tokens,
+    Version,
+)
+from streams.values import Fence as Fence
+from streams.values import Position as Position
 
 PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token came from
-
-
-@dataclass_transform(frozen_default=True, order_default=True)
-class _Value(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Compared by value; nothing in it can form a cycle."""
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(field,))
@@ -50,113 +48,6 @@ class _Record(
     @classmethod
     def schema(cls) -> str:
         return str(cls.__struct_config__.tag)
-
-
-# ---- values --------------------------------------------------------------------------------------
-
-
-class Version(_Value):
-    """Number of steps behind a set of weights, and the term of the trainer that published it."""
-
-    number: int
-    term: int
-
-    def __str__(self) -> str:
-        return f"v{self.number:08d}-t{self.term:04d}"
-
-
-class Span(_Value):
-    """Generated tokens `[start, end)` were emitted under `version`."""
-
-    start: int
-    end: int
-    version: Version
-
-
-class Address(_Value):
-    """Where one record lies in its topic."""
-
-    partition: int
-    offset: int
-
-
-class Fence(_Value):
-    """Highest term whose `Opened` was read, and the next sequence number expected of it.
-    `presumed`: no `Opened` was read, the reader began behind it (`fence.py`).
-    """
-
-    term: int = 0
-    sequence: int = 0
-    presumed: bool = False
-
-
-class Position(_Value):
-    """Where to read on in one partition, and the fence there; in topics of many writers the fence
-    stays empty.
-    """
-
-    offset: int = 0
-    fence: Fence = Fence()
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to draw tokens; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    tokens_max: int = 256
-    stop: tuple[int, ...] = ()
-
-
-class Drafts(_Value):
-    """How generated tokens came of drafts. `runs` counts them in order: so many that the model drew
-    itself, then so many that had been guessed and were right, and so on in turn (the first run may
-    be 0). They came in `steps` passes of the model; of `asked` look-ups, which took `lookup_s`,
-    `found` gave a draft, `guessed` tokens in all.
-    """
-
-    runs: tuple[int, ...]
-    steps: int
-    guessed: int
-    asked: int
-    found: int
-    lookup_s: float
-
-
-class Member(_Value):
-    """One trajectory record by its address and the xxh3-64 of its bytes (hex)."""
-
-    trajectory: str
-    at: Address
-    hash: str
-
-
-class AnnotationUsed(_Value):
-    """One annotation record that a step used."""
-
-    trajectory: str
-    name: str
-    at: Address
-    hash: str
-
-
-class GroupMembers(_Value):
-    """All completions of a group, dead ones included, fixed by the group's first `Take`."""
-
-    group: int
-    members: tuple[Member, ...]
-
-
-class ReadTo(_Value):
-    """How far a topic was read: the next offset of each partition, from partition 0 on."""
-
-    topic: str
-    offsets: tuple[int, ...]
-
-
-# ---- records -------------------------------------------------------------------------------------
 
 
 class Opened(_Record, tag="opened/1"):

@@ -27,7 +27,7 @@ from consumers.audit.rows import Rows
 from consumers.audit.seen import Coverage, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
-from consumers.audit.waiting import Held, Waiting, recent
+from consumers.audit.waiting import GroupRecords, OpenGroupCheck, recent
 from consumers.trainer.annotated import REWARD, is_noted
 from consumers.trainer.prepare import Prepared, Rule, prepare
 from streams.admissible import Believed
@@ -72,7 +72,7 @@ class Decisions:
     tally: Tally = field(init=False)
     _configured: str = ""
     _closings: dict[int, Closing] = field(default_factory=dict[int, Closing])
-    _held: dict[int, Held] = field(default_factory=dict[int, Held])
+    _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
@@ -119,14 +119,14 @@ class Decisions:
             if group in self._poisoned:
                 continue
             if group not in self.groups.ended or group in self._closings:
-                self._held[group] = Held(admission.names)
+                self._held[group] = GroupRecords(admission.names)
         odd: dict[int, list[str]] = {u.group: [] for u in self.taken.uses.values() if not u.step}
         for name, use in self.taken.uses.items() if odd else ():
             if use.group in odd:
                 odd[use.group].append(name)
         for group, names in odd.items():
             if group not in self._poisoned:
-                self._held[group] = Held(tuple(names))
+                self._held[group] = GroupRecords(tuple(names))
         late = {id(take) for take in recent(self.reads.last_term())}
         takes = self.reads.takes
         self._oldest = {g: 1 << 62 for g, i in self.reads.begun.items() if id(takes[i]) in late}
@@ -154,7 +154,9 @@ class Decisions:
             self.tally.cannot(what)
         if begins_whole(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
-            Waiting(self.groups, self.reads, self.policy, self._oldest, self.taken).check(held)
+            OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.taken).check(
+                held
+            )
 
     # ---- the ledger ------------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class Decisions:
 
     # ---- what the rule says ----------------------------------------------------------------------
 
-    def _decide(self, group: int, held: Held) -> None:
+    def _decide(self, group: int, held: GroupRecords) -> None:
         """All completions are here: a closed or trained group is judged, and let go."""
         closing, end = self._closings.get(group), self.groups.ended.get(group)
         if closing is not None and self._is_overdue(group):
@@ -267,7 +269,7 @@ class Decisions:
             return
         del self._held[group]
 
-    def _check_closing(self, group: int, closing: Closing, held: Held) -> None:
+    def _check_closing(self, group: int, closing: Closing, held: GroupRecords) -> None:
         said, version = closing.record.reason, closing.record.step - 1
         found = [
             self._prepared(group, held, notes, version, believed)
@@ -284,7 +286,7 @@ class Decisions:
         what = f"group {group} is closed as {said}, by the rule it is {by_rule}{detail}"
         self.tally.offend(what, "ledger", closing.at)
 
-    def _check_members(self, group: int, step: int, held: Held) -> None:
+    def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
         notes = {key: note for key, (note, _) in held.noted.items() if key in self.taken.notes}
         begun = self.reads.of_group(group)
         believed = self._known.up_to(None if begun is None else begun.believed)
@@ -306,7 +308,9 @@ class Decisions:
         closing = self._closings.get(group)
         return closing is not None and bool(_OVERDUE.match(closing.record.detail))
 
-    def _incomplete(self, group: int, closing: Closing, held: Held, coverage: Coverage) -> None:
+    def _incomplete(
+        self, group: int, closing: Closing, held: GroupRecords, coverage: Coverage
+    ) -> None:
         """A closed group of which not all completions are there, or were not when it was closed."""
         if not begins_whole(coverage["trajectories"]):
             self.tally.cannot("why groups were closed whose completions are gone")
@@ -320,7 +324,7 @@ class Decisions:
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.tally.offend(what, "ledger", closing.at)
 
-    def _wrong_overdue(self, group: int, closing: Closing, held: Held) -> str:
+    def _wrong_overdue(self, group: int, closing: Closing, held: GroupRecords) -> str:
         """Why a group cannot have been closed for its deadline; "" where it can."""
         found = _OVERDUE.match(closing.record.detail)
         if found is None:
@@ -341,7 +345,7 @@ class Decisions:
     def _prepared(
         self,
         group: int,
-        held: Held,
+        held: GroupRecords,
         notes: Mapping[tuple[str, str], Annotation],
         version: int,
         believed: Believed | None,
@@ -358,7 +362,7 @@ class Decisions:
             yield self._known.up_to(take.believed)
 
 
-def variants(held: Held) -> Iterator[dict[tuple[str, str], Annotation]]:
+def variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
     """The annotations that the trainer may have known: all, or without rewards that came as well as
     the rollout's own; nobody can say when those were read.
     """

@@ -12,7 +12,7 @@ import msgspec
 from consumers.audit.seen import Coverage, Kept, Seen, begins_whole
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
-from consumers.trainer.poison import Attempts
+from consumers.trainer.poison import TakeAttempts
 from streams.records import Address, Admitted, GroupClosed, StepDone, Superseded, Take
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
@@ -48,7 +48,7 @@ class Groups:
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
-    _attempts: Attempts = field(default_factory=Attempts)
+    _attempts: TakeAttempts = field(default_factory=TakeAttempts)
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     """Members of each take of a step that is not done."""
 

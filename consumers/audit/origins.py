@@ -40,7 +40,7 @@ Who = tuple[str, int]
 """A rollout and its term."""
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class PromptDigest(msgspec.Struct, frozen=True, gc=False):
     """What a prompt asks for; `hash` is of its `count` tokens."""
 
     count: int
@@ -64,7 +64,7 @@ class Origins:
     chains: Chains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     _served: set[Version] = field(default_factory=set[Version])
-    _asked: dict[int, Asked] = field(default_factory=dict[int, Asked])
+    _asked: dict[int, PromptDigest] = field(default_factory=dict[int, PromptDigest])
     _ordered: set[int] = field(default_factory=set[int])
     """Hashes of (trajectory, attempt, rollout, term)."""
     _newest: dict[Who, Version] = field(default_factory=dict[Who, Version])
@@ -164,7 +164,7 @@ class Origins:
             if asked_for != (at, prompt.samples):
                 self._elsewhere.append((f"{what}; here are {prompt.samples}", at, asked_for[0]))
         count, found = len(prompt.tokens), _hash(prompt.tokens)
-        asked = Asked(count, found, prompt.task, prompt.sampling.temperature, at)
+        asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
 
     def _order(self, order: Assignment, seen: Seen) -> None:

@@ -25,7 +25,7 @@ RECENT_STEPS = 3  # a group that is passed over for ever is so in the last steps
 
 
 @dataclass(slots=True)
-class Held:
+class GroupRecords:
     """A group's first completions and annotations, as far as they were read by the audit."""
 
     names: tuple[str, ...]
@@ -36,11 +36,11 @@ class Held:
         default_factory=dict[tuple[str, str], tuple[Annotation, Address]]
     )
 
-    def before(self, trajectories: Bounds, annotations: Bounds) -> "Held":
+    def before(self, trajectories: Bounds, annotations: Bounds) -> "GroupRecords":
         """What of it lies in what a trainer had read."""
         arrived = {n: one for n, one in self.arrived.items() if _lies(trajectories, one[1])}
         noted = {k: one for k, one in self.noted.items() if _lies(annotations, one[1])}
-        return Held(self.names, arrived, noted)
+        return GroupRecords(self.names, arrived, noted)
 
     def records(self) -> list[Trajectory]:
         return [record for record, _ in self.arrived.values()]
@@ -57,7 +57,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Waiting:
+class OpenGroupCheck:
     """`oldest` has the smallest version of each group that a recent take began."""
 
     groups: Groups
@@ -66,7 +66,7 @@ class Waiting:
     oldest: Mapping[int, int]
     taken: Taken
 
-    def check(self, held: Mapping[int, Held]) -> None:
+    def check(self, held: Mapping[int, GroupRecords]) -> None:
         """Held groups are those that the ledger does not end."""
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
@@ -78,7 +78,9 @@ class Waiting:
                 at = Address(0, admission.offset)
                 self.groups.tally.offend(f"group {group} is open: {wrong}", "admissions", at)
 
-    def _wrong(self, group: int, admission: Admission, held: Held, takes: list[TakeRead]) -> str:
+    def _wrong(
+        self, group: int, admission: Admission, held: GroupRecords, takes: list[TakeRead]
+    ) -> str:
         last = takes[-1]
         looked = self._looked_at(admission, held, takes, last)
         if looked is None:
@@ -98,7 +100,7 @@ class Waiting:
         return ""
 
     def _looked_at(
-        self, admission: Admission, held: Held, takes: list[TakeRead], take: TakeRead
+        self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> Prepared | None:
         """What the rule makes of it at this take; None where it waited, or may have."""
         rule = self.policy.rule

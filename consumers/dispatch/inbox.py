@@ -21,7 +21,7 @@ from consumers.dispatch.plausible import (
 from consumers.dispatch.state import DispatchState, Released
 from storage.relay.chain import RELAY_TERMS
 from streams.bus import Bus
-from streams.dead_letters import DeadLetters
+from streams.dead_letters import DeadLetterWriter
 from streams.reader import Received, TopicReader, from_begin
 from streams.records import (
     Address,
@@ -173,7 +173,7 @@ class Inbox:
         ):  # nothing is folded of it: what an older trainer truncated is no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
-        dead_letters = DeadLetters(self._bus, topic) if topic in DEAD_LETTERED else None
+        dead_letters = DeadLetterWriter(self._bus, topic) if topic in DEAD_LETTERED else None
         reader = TopicReader(self._bus, topic, positions, dead_letters=dead_letters)
         self._readers[topic] = reader
         return reader

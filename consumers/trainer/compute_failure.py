@@ -2,8 +2,6 @@
 short.
 """
 
-# pyright: reportUnknownMemberType=false
-
 import torch
 
 from streams.errors import RollstreamError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from consumers.trainer.annotated import REWARD, is_noted
 from streams.admissible import is_usable
 from streams.bus import Bus
-from streams.dead_letters import DeadLetters
+from streams.dead_letters import DeadLetterWriter
 from streams.reader import Received, TopicReader, read_all_at, read_at
 from streams.records import (
     Address,
@@ -94,7 +94,7 @@ class Intake:
         self._bus, self._monotonic, self._names = bus, monotonic, tuple(names)
         self._readers = {
             t: TopicReader(
-                bus, t, positions[t], monotonic=monotonic, dead_letters=DeadLetters(bus, t)
+                bus, t, positions[t], monotonic=monotonic, dead_letters=DeadLetterWriter(bus, t)
             )
             for t in self.TOPICS
         }

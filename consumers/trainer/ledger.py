@@ -8,7 +8,7 @@ after a crash the ledger names everything that may have been trained, and a take
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from consumers.trainer.poison import Attempts, Voided
+from consumers.trainer.poison import TakeAttempts, Voided
 from streams.bus import Bus
 from streams.reader import TopicReader
 from streams.records import (
@@ -40,7 +40,7 @@ class Recorded:
     """The version of each step that was done: the first `StepDone` counts, a later one is that of a
     repetition with other bits.
     """
-    attempts: Attempts = field(default_factory=Attempts)
+    attempts: TakeAttempts = field(default_factory=TakeAttempts)
     voided: Voided = field(default_factory=Voided)
     since: Position = field(default_factory=Position)
     """From where it was read."""

@@ -38,7 +38,7 @@ Tried = tuple[int, int, tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class Attempts:
+class TakeAttempts:
     """A fold over the ledger: recorded failures and silent deaths of each take, since where it was
     read from.
     """

@@ -66,6 +66,14 @@ class Snapshot:
     """Groups by how they ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How many checkpoints are kept, and what truncates the topics behind them; None: nothing."""
+
+    checkpoints: int
+    forgetting: Forgetting | None = None
+
+
 class Publisher:
     """Owns the thread. What fails in it surfaces in `submit` and `close` of the
     trainer's thread.
@@ -77,15 +85,13 @@ class Publisher:
         versions: VersionWriter,
         ledger: Ledger,
         metrics: MetricsFile,
-        checkpoints_kept: int,
-        forgetting: Forgetting | None = None,
+        retention: Retention,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._timer = timer
         self._store, self._versions, self._ledger = store, versions, ledger
-        self._metrics, self._kept, self._clock = metrics, checkpoints_kept, clock
-        self._forgetting = forgetting
+        self._metrics, self._retention, self._clock = metrics, retention, clock
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
         self.weights = Copies(QUEUE_MAX + 2)
@@ -176,10 +182,11 @@ class Publisher:
         its listing would delete what its successor reads.
         """
         stored = stored_checkpoints(self._store)
-        unwanted = plan_checkpoints(stored, self._kept)
+        unwanted = plan_checkpoints(stored, self._retention.checkpoints)
         for one in unwanted:
             check_term(self._store, self._versions.term)
             delete_checkpoints(self._store, [one])  # 6
         check_term(self._store, self._versions.term)
-        if self._forgetting is not None:
-            self._forgetting.run(s.id for s in stored if s.whole and s.id not in unwanted)
+        forgetting = self._retention.forgetting
+        if forgetting is not None:
+            forgetting.run(s.id for s in stored if s.whole and s.id not in unwanted)

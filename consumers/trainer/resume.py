@@ -28,7 +28,7 @@ from consumers.trainer.patience import Patience
 from consumers.trainer.pins import HeldVersions, PinnedVersions
 from consumers.trainer.poison import supersede
 from consumers.trainer.prepare import Rule
-from consumers.trainer.publisher import Publisher
+from consumers.trainer.publisher import Publisher, Retention
 from consumers.trainer.recall import Recall
 from consumers.trainer.service import Trainer
 from consumers.trainer.takes import Takes
@@ -101,50 +101,29 @@ def build_trainer(
 ) -> Trainer:
     """A trainer that is about to train the step after the newest checkpoint."""
     choose = load_choice(plan.trainer.choose)  # refused before anybody is fenced
-    versions = VersionWriter(
-        store,
-        FencedWriter(bus, "weights", "trainer", provenance.term),
-        provenance.run,
-        provenance.term,
-        plan.weights,
-        begin.model_files,
-        PinnedVersions(bus, store, monotonic)
-        if plan.rule.keep_version
-        else HeldVersions(bus, monotonic),
-    )
-    versions.open()  # 1
+    versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
     learner = open_learner(begin.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
     recall = Recall(bus, store, provenance.run)
     ledger = Ledger(recall, provenance.term)
-    recorded = ledger.open(Position() if state is None else state.ledger)  # 3
+    recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
     accepted = _accepted(provenance, recorded, state)
     positions = _begin_positions(recall) if state is None else state.intake_positions()
     intake = Intake(recall, positions, monotonic, plan.rule.names)
     if state is None:
-        state = _start(store, versions, learner, intake, provenance, plan)
-    restore_intake(intake, state)  # 4
-    _give_up(ledger, recorded)
-    _end_closed(intake, recorded, state.step)
-    _say_configured(ledger, provenance, state.step, accepted)
-    log.info(
-        "trainer term %d goes on after step %d; the ledger has %d steps to repeat",
-        provenance.term,
-        state.step,
-        max(0, recorded.steps() - state.step),
-    )
+        state = _start(store, versions, learner, intake, provenance, plan)  # 2
+    _restore_groups(ledger, intake, recorded, state)  # 4
+    _record_configured(ledger, provenance, recorded, state.step, accepted)
     patience = Patience(plan.rule.names)
     takes = Takes(
         recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience,
         lambda: versions.highest, _terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
-    publisher = Publisher(
-        store, versions, ledger, metrics, plan.checkpoints.keep, forgetting, timer=monotonic
-    )
+    retention = Retention(plan.checkpoints.keep, forgetting)
     return Trainer(
         takes,
-        publisher,
+        Publisher(store, versions, ledger, metrics, retention, timer=monotonic),
         recorded,
         state.step,
         provenance.term,
@@ -153,6 +132,28 @@ def build_trainer(
         provenance.configuration_hash,
         monotonic,
     )
+
+
+def _fence_store(
+    bus: Bus,
+    store: ObjectStore,
+    plan: Plan,
+    begin: Begin,
+    provenance: Provenance,
+    monotonic: Callable[[], float],
+) -> VersionWriter:
+    """The writer of versions; no earlier term can publish one after it."""
+    announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
+    pins = (
+        PinnedVersions(bus, store, monotonic)
+        if plan.rule.keep_version
+        else HeldVersions(bus, monotonic)
+    )
+    versions = VersionWriter(
+        store, announcements, provenance.run, provenance.term, plan.weights, begin.model_files, pins
+    )
+    versions.open()
+    return versions
 
 
 def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
@@ -190,6 +191,15 @@ def _start(
     state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
     write_checkpoint(store, 0, provenance.term, learner.state(), state.encode())
     return state
+
+
+def _restore_groups(
+    ledger: Ledger, intake: Intake, recorded: Recorded, state: TrainerState
+) -> None:
+    """The checkpoint's groups are open again, without those that the ledger ends."""
+    restore_intake(intake, state)
+    _give_up(ledger, recorded)
+    _end_closed(intake, recorded, state.step)
 
 
 def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
@@ -261,7 +271,9 @@ def _check_run(provenance: Provenance, found: Configured) -> None:
         )
 
 
-def _say_configured(ledger: Ledger, provenance: Provenance, step: int, accepted: bool) -> None:
+def _record_configured(
+    ledger: Ledger, provenance: Provenance, recorded: Recorded, step: int, accepted: bool
+) -> None:
     ledger.append(
         [
             Configured(
@@ -272,4 +284,10 @@ def _say_configured(ledger: Ledger, provenance: Provenance, step: int, accepted:
                 run_id=provenance.run_id,
             )
         ]
+    )
+    log.info(
+        "trainer term %d goes on after step %d; the ledger has %d steps to repeat",
+        provenance.term,
+        step,
+        max(0, recorded.steps() - step),
     )

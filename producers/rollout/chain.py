@@ -36,7 +36,7 @@ class Gained:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChainRequest:
     """A chain: the trajectory's oldest partial (None where the order does not name it) and the
     newest of the chain. `start` is the length of the prompt, `tokens_max` bounds what can follow.
     """
@@ -71,13 +71,13 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
     """All that was gained up to `newest`; a link that does not fit raises `DecodeError` and names
     it.
     """
-    found = read_chains(bus, [Wanted(trajectory, newest)])[trajectory]
+    found = read_chains(bus, [ChainRequest(trajectory, newest)])[trajectory]
     if isinstance(found, DecodeError):
         raise found
     return found
 
 
-def read_chains(bus: Bus, wanted: Collection[Wanted]) -> dict[str, Gained | DecodeError]:
+def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, Gained | DecodeError]:
     """By trajectory what its chain holds, or what is wrong with it. Each partition is read forward
     once for all chains in it, so that 64 resumes of one dead rollout cost one pass.
     """
@@ -93,7 +93,7 @@ def read_chains(bus: Bus, wanted: Collection[Wanted]) -> dict[str, Gained | Deco
     return found
 
 
-def _links(bus: Bus, partition: int, wanted: Collection[Wanted]) -> Mapping[str, Links]:
+def _links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mapping[str, Links]:
     """By trajectory its partials between the addresses of its order. Memory holds those, up to
     `LINKS_BYTES_MAX` of one trajectory, and of the others one answer.
     """
@@ -131,13 +131,13 @@ def _collect(links: Mapping[str, Links], offset: int, value: bytes) -> None:
         mine.by_offset[offset] = record
 
 
-def _first_offset(one: Wanted) -> int:
+def _first_offset(one: ChainRequest) -> int:
     """Where the chain can begin; 0 where the order does not say it."""
     is_known = one.first is not None and one.first.partition == one.newest.partition
     return one.first.offset if one.first is not None and is_known else 0
 
 
-def _chain(one: Wanted, links: Links) -> list[Partial]:
+def _chain(one: ChainRequest, links: Links) -> list[Partial]:
     """From the oldest to the newest link, followed backwards in memory; `DecodeError` where it
     breaks. Offsets fall with each step, so that a cycle ends too.
     """
@@ -157,7 +157,7 @@ def _chain(one: Wanted, links: Links) -> list[Partial]:
         at, above = link.previous, at.offset
 
 
-def _gained(chain: list[Partial], one: Wanted) -> Gained:
+def _gained(chain: list[Partial], one: ChainRequest) -> Gained:
     if one.start is not None and chain[0].start != one.start:
         raise DecodeError(f"the chain of {one.trajectory} starts at {chain[0].start}")
     generated = sum(len(link.logprobs) for link in chain)

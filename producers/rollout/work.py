@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from producers.engines.base import Emission, Engine
-from producers.rollout.chain import Gained, Wanted, read_chains
+from producers.rollout.chain import ChainRequest, Gained, read_chains
 from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.rollout.voice import Voice
@@ -202,7 +202,7 @@ def _key(order: Assignment) -> tuple[str, int]:
     return order.trajectory, order.attempt
 
 
-def _wanted(order: Assignment) -> Wanted:
+def _wanted(order: Assignment) -> ChainRequest:
     assert order.partial is not None, "only a resume has a chain"
     most = order.sampling.tokens_max
-    return Wanted(order.trajectory, order.partial, order.first, len(order.tokens), most)
+    return ChainRequest(order.trajectory, order.partial, order.first, len(order.tokens), most)

@@ -25,7 +25,7 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class BrokerTopic:
     """A topic as the broker has it; `copies` are those of its least copied partition."""
 
     topic: Topic
@@ -100,7 +100,7 @@ def recorded(found: Topic, partitions: int | None = None) -> Topic:
     return dataclasses.replace(found, partitions=min(partitions, found.partitions))
 
 
-def single_copies(found: Mapping[str, Described], brokers: int) -> str:
+def single_copies(found: Mapping[str, BrokerTopic], brokers: int) -> str:
     """What to warn of: topics of one copy, or whose records are acknowledged on one; "" if none, or
     where there is one broker.
     """

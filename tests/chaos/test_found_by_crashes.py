@@ -12,7 +12,7 @@ from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_s
 from consumers.trainer.forgetting import Forgetting
 from consumers.trainer.intake import Intake
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import Publisher
+from consumers.trainer.publisher import Publisher, Retention
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import stored_checkpoints, write_checkpoint
 from storage.manifest import version_folder
@@ -147,7 +147,7 @@ def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_p
         store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
     )
     with MetricsFile(tmp_path / "lines") as lines:
-        publisher = Publisher(store, versions, Ledger(bus, 1), lines, 1, None)
+        publisher = Publisher(store, versions, Ledger(bus, 1), lines, Retention(1))
         take_pointer(store, "run", 2)
         with pytest.raises(Fenced, match="term 2 decides"):
             publisher._clear()
@@ -171,7 +171,7 @@ def test_a_trainer_that_is_replaced_between_two_deletions_deletes_no_more(tmp_pa
         store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
     )
     with MetricsFile(tmp_path / "lines") as lines:
-        publisher = Publisher(store, versions, Ledger(bus, 1), lines, 1, None)
+        publisher = Publisher(store, versions, Ledger(bus, 1), lines, Retention(1))
         with pytest.raises(Fenced, match="term 2 decides"):
             publisher._clear()
         publisher.close()

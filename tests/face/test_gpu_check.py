@@ -11,9 +11,9 @@ import pytest
 from planted import SAMPLES, done, finished
 
 from benchmarks.cards import peak_of
-from benchmarks.gpu_check import Check, report
-from benchmarks.gpu_check_read import Seen
-from benchmarks.gpu_check_setup import DRY, TINY, configuration, make_model
+from benchmarks.gpu_check.__main__ import Check, report
+from benchmarks.gpu_check.read import Seen
+from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
 from rollstream.config import load
 
 ROOT = Path(__file__).parents[2]

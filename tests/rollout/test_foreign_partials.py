@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from producers.rollout import chain
-from producers.rollout.chain import Gained, Wanted, read_chains
+from producers.rollout.chain import ChainRequest, Gained, read_chains
 from streams.bus import Entry
 from streams.errors import DecodeError
 from streams.memory_bus import MemoryBus
@@ -45,12 +45,12 @@ def link(trajectory: str, start: int, previous: Address | None, count: int = 2) 
     )  # fmt: skip
 
 
-def chained(bus: MemoryBus, trajectory: str, links: int) -> Wanted:
+def chained(bus: MemoryBus, trajectory: str, links: int) -> ChainRequest:
     """A chain of so many partials."""
     first = at = publish(bus, "partials", trajectory, link(trajectory, 2, None))
     for number in range(1, links):
         at = publish(bus, "partials", trajectory, link(trajectory, 2 + 2 * number, at))
-    return Wanted(trajectory, at, first, start=2)
+    return ChainRequest(trajectory, at, first, start=2)
 
 
 def test_many_chains_of_one_dead_rollout_are_one_pass():
@@ -65,7 +65,7 @@ def test_a_chain_whose_order_names_no_first_partial_is_found_too():
     """As a dispatch of an earlier release writes it."""
     bus = Counts()
     one = chained(bus, "3.1", 5)
-    found = read_chains(bus, [Wanted("3.1", one.newest)])["3.1"]
+    found = read_chains(bus, [ChainRequest("3.1", one.newest)])["3.1"]
     assert isinstance(found, Gained)
     assert len(found.tokens) == 10
 
@@ -103,7 +103,7 @@ def test_a_bad_link_ends_the_chain(what: str):
     first = publish(bus, "partials", "3.1", link("3.1", 2, None))
     newest = publish(bus, "partials", "3.1", BAD[what](first))
     other = chained(bus, "4.0", 3)
-    found = read_chains(bus, [Wanted("3.1", newest, first, start=2), other])
+    found = read_chains(bus, [ChainRequest("3.1", newest, first, start=2), other])
     assert isinstance(found["3.1"], DecodeError)
     assert isinstance(found["4.0"], Gained)
     assert bus.calls["read"] == 1
@@ -111,7 +111,7 @@ def test_a_bad_link_ends_the_chain(what: str):
 
 @pytest.mark.parametrize("at", [Address(7, 0), Address(0, 99), Address(0, 1 << 70), Address(-1, 0)])
 def test_a_chain_that_lies_nowhere_is_broken(at: Address):
-    assert isinstance(read_chains(Counts(), [Wanted("3.1", at, at)])["3.1"], DecodeError)
+    assert isinstance(read_chains(Counts(), [ChainRequest("3.1", at, at)])["3.1"], DecodeError)
 
 
 def test_a_cycle_of_empty_partials_ends():
@@ -119,7 +119,7 @@ def test_a_cycle_of_empty_partials_ends():
     empty = replace(link("3.1", 4, Address(0, 1), 0), spans=())
     for _ in range(3):
         newest = publish(bus, "partials", "3.1", empty)
-    assert isinstance(read_chains(bus, [Wanted("3.1", newest)])["3.1"], DecodeError)
+    assert isinstance(read_chains(bus, [ChainRequest("3.1", newest)])["3.1"], DecodeError)
 
 
 def test_a_chain_that_truncation_cut_is_broken():
@@ -132,7 +132,7 @@ def test_a_chain_that_truncation_cut_is_broken():
 def test_a_chain_is_no_longer_than_its_order_allows():
     bus = Counts()
     one = chained(bus, "3.1", 5)
-    short = Wanted("3.1", one.newest, one.first, 2, tokens_max=9)
+    short = ChainRequest("3.1", one.newest, one.first, 2, tokens_max=9)
     assert isinstance(read_chains(bus, [short])["3.1"], DecodeError)
 
 

@@ -13,7 +13,7 @@ from storage.file_store import FileStore
 from storage.hashing import content_hash
 from streams.bus import Entry
 from streams.codec import CLAIM_START, Envelope, encode
-from streams.dead_letters import DeadLetters
+from streams.dead_letters import DeadLetterWriter
 from streams.errors import CorruptObject, RecordTooLarge, StoreTimeout
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
@@ -75,7 +75,7 @@ def blobs(store: FileStore) -> list[str]:
 
 
 def read(bus) -> list:
-    letters = DeadLetters(bus, "annotations")
+    letters = DeadLetterWriter(bus, "annotations")
     reader = TopicReader(bus, "annotations", from_begin(bus, "annotations"), dead_letters=letters)
     return sorted(reader.read_to(bus.end("annotations")), key=lambda r: r.record.group)
 

@@ -9,7 +9,7 @@ import pytest
 from sample_records import trajectory
 
 from streams.bus import Bus, Entry
-from streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetters
+from streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
 from streams.errors import BusTimeout
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
@@ -46,7 +46,7 @@ class LosesAcknowledgements:
 
 def owner(bus: Bus, positions: dict[int, Position] | None = None) -> TopicReader:
     """The role that acts on the topic, from its begin or from a checkpoint."""
-    letters = DeadLetters(bus, TOPIC)
+    letters = DeadLetterWriter(bus, TOPIC)
     return TopicReader(bus, TOPIC, positions or from_begin(bus, TOPIC), dead_letters=letters)
 
 

@@ -12,7 +12,7 @@ from storage.log import open_log
 from streams.bus import Bus, Entry, Message
 from streams.connect import open_bus
 from streams.errors import BusError, PositionLost, RecordTooLarge
-from streams.kafka.topic_settings import Described, single_copies
+from streams.kafka.topic_settings import BrokerTopic, single_copies
 from streams.records import Position
 from streams.topics import Topic, catalogue, partition_of
 from tests.servers.kafka_broker import new_url, server
@@ -179,7 +179,7 @@ def test_fewer_partitions_are_refused(bus: Bus, url: str) -> None:
 def test_one_copy_on_several_brokers_is_a_warning(
     copies: int, min_isr: int, brokers: int, says: str
 ) -> None:
-    warned = single_copies({"ledger": Described(Topic("ledger"), copies, min_isr)}, brokers)
+    warned = single_copies({"ledger": BrokerTopic(Topic("ledger"), copies, min_isr)}, brokers)
     assert warned.startswith(says)
     assert bool(warned) == bool(says)
 

@@ -12,7 +12,7 @@ from test_codec import sealed, tampered
 from streams import release
 from streams.bus import Bus, Entry
 from streams.codec import Envelope, decode, encode
-from streams.dead_letters import DeadLetters
+from streams.dead_letters import DeadLetterWriter
 from streams.errors import NewerRelease
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
@@ -133,7 +133,7 @@ def test_every_schema_beyond_the_first_release_is_declared() -> None:
 def test_in_a_topic_of_many_writers_it_is_dead_lettered(run: Bus) -> None:
     append(run, "trajectories", tampered(encode(trajectory(4)), {"record": {"schema": "t/2"}}))
     publish(run, "trajectories", "7", trajectory(4), 0)
-    begin, owned = from_begin(run, "trajectories"), DeadLetters(run, "trajectories")
+    begin, owned = from_begin(run, "trajectories"), DeadLetterWriter(run, "trajectories")
     reader = TopicReader(run, "trajectories", begin, dead_letters=owned)
     assert len(reader.poll()) == 1
     (dead,) = TopicReader(run, "trajectories.dead", from_begin(run, "trajectories.dead")).poll()
@@ -145,7 +145,7 @@ def test_a_claim_that_cannot_be_redeemed_is_not_taken_for_a_newer_release(run: B
     FencedWriter(run, "ledger", "trainer", 1).open()
     claim = Claim("blobs/ledger/2026-11-21T13/0123", 2_000_000, "0123456789abcdef")
     append(run, "ledger", encode(claim, Envelope("trainer", 1, 1)))
-    begin, owned = from_begin(run, "ledger"), DeadLetters(run, "ledger")
+    begin, owned = from_begin(run, "ledger"), DeadLetterWriter(run, "ledger")
     assert TopicReader(run, "ledger", begin, dead_letters=owned).poll() == []
     assert run.end("ledger.dead") == {0: 1}
 

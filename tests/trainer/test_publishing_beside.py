@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
+from consumers.trainer.publisher import QUEUE_MAX, Publisher, Retention, Snapshot
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import CheckpointId, read_checkpoint
 from storage.file_store import FileStore
@@ -61,7 +61,9 @@ def publishing(tmp_path: Path):
     versions.open()
     ledger = Ledger(bus, 1)
     ledger.open(Position())
-    publisher = Publisher(store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), STEPS)
+    publisher = Publisher(
+        store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), Retention(STEPS)
+    )
     yield publisher, store
     store.gate.set()
     bus.close()

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.cards import peak_of
-from benchmarks.gpu_check_read import Seen, seen
-from benchmarks.gpu_check_setup import DRY, ON_A_GPU, Size, configuration, make_model
+from benchmarks.gpu_check.read import Seen, seen
+from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
 from producers.engines.vllm_engine.environment import INSTALL, installed
 from tests.run_process import kill_all, run_line
 
@@ -134,7 +134,7 @@ def _bare(check: Check, found: Seen) -> tuple[float | None, str]:
     asked = {"model": str(check.model), "share": check.share, "requests": requests}
     file = check.folder / "bare.json"
     file.write_text(json.dumps(asked | {"slots": size.slots, "context": size.context}))
-    line = [sys.executable, "-m", "benchmarks.gpu_check_bare", str(file)]
+    line = [sys.executable, "-m", "benchmarks.gpu_check.bare", str(file)]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=BARE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Bare vLLM on prompts and lengths of a run: `python -m benchmarks.gpu_check_bare FILE`.
+"""Bare vLLM on prompts and lengths of a run: `python -m benchmarks.gpu_check.bare FILE`.
 
 A process of its own, so that it has the card to itself. Speed is over the time in which every slot
 is filled, as it is in a run: not the tail, when the last requests decode alone. Prints one JSON

@@ -1,0 +1,130 @@
+"""The values that records are made of: array types, and small frozen structs that are compared by
+value.
+
+Positions: `Address` names one record of a topic, `Position` is where reading resumes and carries
+the fence there. Token indices: `Span`s count *generated* tokens of a trajectory (0 is its first
+generated token), so the spans of a trajectory tile `[0, len(logprobs))` exactly (invariant 3).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, dataclass_transform
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    Tokens = NDArray[np.uint32]
+    Sources = NDArray[np.uint8]
+    Floats = NDArray[np.float32]
+    Bytes = NDArray[np.uint8]
+else:
+    # In a header an array field is its number of items; the bound keeps count * item size far from
+    # overflow, the record's length is the real one.
+    Tokens = Sources = Floats = Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+@dataclass_transform(frozen_default=True, order_default=True)
+class _Value(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Compared by value; nothing in it can form a cycle."""
+
+
+class Version(_Value):
+    """Number of steps behind a set of weights, and the term of the trainer that published it."""
+
+    number: int
+    term: int
+
+    def __str__(self) -> str:
+        return f"v{self.number:08d}-t{self.term:04d}"
+
+
+class Span(_Value):
+    """Generated tokens `[start, end)` were emitted under `version`."""
+
+    start: int
+    end: int
+    version: Version
+
+
+class Address(_Value):
+    """Where one record lies in its topic."""
+
+    partition: int
+    offset: int
+
+
+class Fence(_Value):
+    """Highest term whose `Opened` was read, and the next sequence number expected of it.
+    `presumed`: no `Opened` was read, the reader began behind it (`fence.py`).
+    """
+
+    term: int = 0
+    sequence: int = 0
+    presumed: bool = False
+
+
+class Position(_Value):
+    """Where to read on in one partition, and the fence there; in topics of many writers the fence
+    stays empty.
+    """
+
+    offset: int = 0
+    fence: Fence = Fence()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    tokens_max: int = 256
+    stop: tuple[int, ...] = ()
+
+
+class Drafts(_Value):
+    """How generated tokens came of drafts. `runs` counts them in order: so many that the model drew
+    itself, then so many that had been guessed and were right, and so on in turn (the first run may
+    be 0). They came in `steps` passes of the model; of `asked` look-ups, which took `lookup_s`,
+    `found` gave a draft, `guessed` tokens in all.
+    """
+
+    runs: tuple[int, ...]
+    steps: int
+    guessed: int
+    asked: int
+    found: int
+    lookup_s: float
+
+
+class Member(_Value):
+    """One trajectory record by its address and the xxh3-64 of its bytes (hex)."""
+
+    trajectory: str
+    at: Address
+    hash: str
+
+
+class AnnotationUsed(_Value):
+    """One annotation record that a step used."""
+
+    trajectory: str
+    name: str
+    at: Address
+    hash: str
+
+
+class GroupMembers(_Value):
+    """All completions of a group, dead ones included, fixed by the group's first `Take`."""
+
+    group: int
+    members: tuple[Member, ...]
+
+
+class ReadTo(_Value):
+    """How far a topic was read: the next offset of each partition, from partition 0 on."""
+
+    topic: str
+    offsets: tuple[int, ...]
