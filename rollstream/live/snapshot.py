@@ -130,11 +130,10 @@ def snapshot(
     at_s = min(now_s, newest_s) if over else now_s
     lines = rollout_lines(state, at_s)
     tasks = state.samples.tasks(plan.samples_per_group)
-    began_s = state.began_s if started_s is None else started_s
     return Snapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
-        seconds=max(0.0, at_s - began_s) if began_s is not None else 0.0,
+        seconds=_seconds(state.began_s if started_s is None else started_s, at_s),
         phase=phase,
         is_over=over,
         is_quiet=quiet,
@@ -165,6 +164,10 @@ def snapshot(
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
     )
+
+
+def _seconds(began_s: float | None, at_s: float) -> float:
+    return 0.0 if began_s is None else max(0.0, at_s - began_s)
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
