@@ -27,6 +27,7 @@ from rollstream.folder import RunFolder, run_log
 from rollstream.replay_output import Behind, newest_of, output, own_ledger
 from rollstream.role_place import set_threads
 from storage.model import load_model
+from streams.admissible import TrainingBounds
 from streams.records import StepDone, Trajectory
 from streams.topics import catalogue
 
@@ -57,7 +58,7 @@ class Offline:
 
         with closing(run_log(self.configuration, self.folder.path)) as log:
             log.create(catalogue())
-            rules = Rules(self.vocabulary, fill)
+            rules = Rules(TrainingBounds(self.vocabulary), fill)
             return gather(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from consumers.replay.continued import Continued, begin, refuse_others
 from consumers.replay.copying import batches
+from streams.admissible import TrainingBounds, refusal
 from streams.bus import Bus, Entry, Message
 from streams.codec import decode, encode
 from streams.errors import ConfigurationError, DecodeError
@@ -90,9 +91,11 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`vocabulary` bounds tokens; `fill` adds the log-probabilities that a draft lacks."""
+    """What is beyond `bounds` is left out; `fill` adds the log-probabilities that a draft lacks, so
+    tokens of such a draft are checked before (`check`).
+    """
 
-    vocabulary: int
+    bounds: TrainingBounds
     fill: Callable[[Trajectory], Trajectory]
 
 
@@ -116,7 +119,9 @@ def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Coun
 def _put_drafts(
     writer: Continued, one: Named, rules: Rules, counts: Counter[str]
 ) -> dict[str, int]:
-    """The group of each trajectory, -1 of one that was left out; the first of a name counts."""
+    """The group of each trajectory, -1 of one that was left out; the first of a name counts. One
+    that cannot be trained is left out by the rule that the trainer has (invariant 12).
+    """
     found: dict[str, int] = {}
     groups: dict[str, int] = {}
     for draft in one.source.drafts():
@@ -125,19 +130,23 @@ def _put_drafts(
             counts["duplicate"] += 1
             continue
         found[record.trajectory] = -1
-        check(one.label, record, rules.vocabulary)
         if not one.keep(draft):
             counts["filtered_out"] += 1
             continue
+        group = groups.get(draft.group, counts["groups"])
+        filled = record if draft.has_logprobs else rules.fill(record)
+        renamed = _renamed(filled, one.label, group)
+        if renamed.finish != "dead" and (wrong := refusal(renamed, rules.bounds)) is not None:
+            counts[f"refused_{wrong.kind}"] += 1
+            continue
         if draft.group not in groups:
-            groups[draft.group] = counts["groups"]
+            groups[draft.group] = group
             counts["groups"] += 1
-        found[record.trajectory] = group = groups[draft.group]
-        if not draft.has_logprobs:
-            record = rules.fill(record)
-            counts["logprobs_computed"] += 1
+        found[record.trajectory] = group
         counts["trajectories"] += 1
-        _put(writer, group, _renamed(record, one.label, group))
+        if not draft.has_logprobs:
+            counts["logprobs_computed"] += 1
+        _put(writer, group, renamed)
     return found
 
 

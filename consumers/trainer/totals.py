@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streams.admissible import KINDS
 from streams.figures import LAGS, SECONDS, Figures, Tally
 from streams.records import StepDone
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
+REFUSED = {kind: f"refused_{kind}" for kind in KINDS}
+"""Names of these counts in a `StepDone`."""
 
 
 @dataclass(slots=True)
@@ -38,7 +41,7 @@ class Totals:
         """A step whose `StepDone` was appended."""
         self.steps += 1
         self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
-        for name in ("masked_tokens", "trained", "dropped"):
+        for name in ("masked_tokens", "trained", "dropped", *REFUSED.values()):
             self.sums[name] += done.counts.get(name, 0)
         for name in self.seconds:
             self.seconds[name] += done.metrics.get(name, 0.0)
@@ -57,6 +60,7 @@ class Totals:
             "trainer_tokens_masked_total": self.sums["masked_tokens"],
             "trainer_samples_trained_total": self.sums["trained"],
             "trainer_samples_dropped_total": self.sums["dropped"],
+            "trainer_refused_total": {kind: self.sums[name] for kind, name in REFUSED.items()},
             "trainer_groups_total": {name: self.outcomes[name] for name in OUTCOMES},
             "trainer_wait_seconds_total": self.seconds["wait_s"],
             "trainer_busy_seconds_total": self.seconds["busy_s"],

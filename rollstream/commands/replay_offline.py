@@ -28,6 +28,7 @@ from rollstream.replay_source import Opened, opened
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
+from streams.admissible import KINDS
 from streams.errors import ConfigurationError
 from streams.records import Address
 
@@ -37,6 +38,10 @@ WORDS = {
     "filtered_out": "others are left out by --where",
     "duplicate": "others are repeats of a trajectory: the first counts",
     "unreadable": "records are unreadable and left out",
+    **{
+        f"refused_{kind}": f"others cannot be trained ({kind}: docs/learning.md) and are left out"
+        for kind in KINDS
+    },
 }
 
 

@@ -57,6 +57,7 @@ class Groups:
     late_notes: int = 0
     """Annotations of groups that had ended when they were appended."""
     _ended: NumberSet = field(default_factory=NumberSet)
+    _poisoned: NumberSet = field(default_factory=NumberSet)
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
@@ -91,14 +92,19 @@ class Groups:
     def end(self, group: int, how: str, time_s: float) -> None:
         """The trainer took the group or closed it."""
         self.open.pop(group, None)
-        if how == "poisoned":  # it was taken before, and ends otherwise than was thought
-            self.endings["trained"] -= 1
-            self.endings["dead"] += 1
-        elif self._ended.add(group):
+        if self._ended.add(group):
             self.endings[how] += 1
             self._ended_s[group] = time_s
             if len(self._ended_s) > ENDED_KEPT:
                 self._ended_s.popitem(last=False)
+
+    def supersede(self, group: int) -> None:
+        """A group that was taken is dead; of one whose take was not read only the closing counts,
+        which follows. The same record twice changes nothing.
+        """
+        if group in self._ended and self._poisoned.add(group):
+            self.endings["trained"] -= 1
+            self.endings["dead"] += 1
 
     def ready(self) -> int:
         """Open groups that wait for nothing but the trainer."""

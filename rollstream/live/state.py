@@ -105,7 +105,7 @@ class RunState:
                     self.groups.end(members.group, "trained", time_s)
             case Superseded():
                 for group in record.poisoned:
-                    self.groups.end(group, "poisoned", time_s)
+                    self.groups.supersede(group)
             case GroupClosed():
                 self.groups.end(record.group, record.reason, time_s)
             case StepDone():

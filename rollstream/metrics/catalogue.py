@@ -204,6 +204,12 @@ TRAINER = (
             ("trainer_tokens_masked_total", "tokens", "above `max_lag`, masked"),
             ("trainer_samples_trained_total", "trajectories", "trained"),
             ("trainer_samples_dropped_total", "trajectories", "above `max_lag`, dropped"),
+            (
+                "trainer_refused_total",
+                "trajectories",
+                "that cannot be trained (invariant 12)",
+                "kind",
+            ),
             ("trainer_groups_total", "groups", "by how they ended (invariant 1)", "outcome"),
             (
                 "trainer_completions_total",

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from asked_run import archive, open_log
 
 from rollstream.analysis.place import find_place
 from rollstream.analysis.session import Session
 from rollstream.analysis.views import VIEWS
+from streams.records import GroupClosed, Superseded
+from streams.writer import FencedWriter
 
 
 def rows_of(folder, sql):
@@ -73,6 +76,25 @@ def test_every_group_has_one_ending(asked):
         (2, "filtered", "all rewards are 1", 2),
         (3, "open", None, None),
     ]
+
+
+@pytest.mark.parametrize("state", ["live", "archive"])
+def test_a_superseded_take_trained_nothing_and_its_poisoned_group_is_dead(folders, tmp_path, state):
+    folder = tmp_path / "run"
+    shutil.copytree(folders["live"], folder)
+    bus, why = open_log(folder), "the learner failed 3 times on it"
+    trainer = FencedWriter(bus, "ledger", "trainer", 3)
+    trainer.open()
+    closed = GroupClosed(1, "dead", f"poisoned: {why}", 2)
+    trainer.append([("run", Superseded(2, 0, (0,), (1,), why)), ("run", closed)])
+    bus.close()
+    if state == "archive":
+        archive(folder)
+        shutil.rmtree(folder / "bus")
+    assert rows_of(folder, "SELECT step, micro_batch FROM takes") == [(1, 0)]
+    assert rows_of(folder, "SELECT DISTINCT step FROM trained") == [(1,)]
+    ends = rows_of(folder, 'SELECT "group", ended, detail, step FROM groups')
+    assert ends[:2] == [(0, "trained", "", 1), (1, "dead", f"poisoned: {why}", 2)]
 
 
 def test_of_a_repeated_step_the_later_term_stands(asked):

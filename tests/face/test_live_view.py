@@ -20,7 +20,7 @@ from rollstream.live.state import RunState
 from rollstream.live.view import LiveView
 from rollstream.supervisor import RoleState
 from streams.connect import open_bus
-from streams.records import GroupClosed
+from streams.records import GroupClosed, Superseded
 
 NOW_S = STARTED_S + 61 * STEP_S
 NBSP = "\N{NO-BREAK SPACE}"
@@ -91,6 +91,30 @@ def test_a_group_that_ended_is_not_open_in_whatever_order_topics_are_read():
         assert state.groups.open == {}
         assert state.groups.endings == {"trained": 4, "expired": 1}
         assert [step.step for step in state.steps] == [1]
+
+
+def test_the_groups_of_a_superseded_take_are_dead_and_counted_once():
+    why = "the learner failed 3 times on it"
+    records = [
+        *map(admitted, range(4)),
+        take(1, range(4)),
+        Superseded(1, 0, (0,), (2,), why),
+        GroupClosed(2, "dead", f"poisoned: {why}", 1),
+        done(1),
+    ]
+    state = planted.plan().state()
+    for record in [*records, *records]:
+        state.apply(record, NOW_S)
+    assert state.groups.endings == {"trained": 3, "dead": 1}
+    assert "3 trained · 1 dead" in planted.drawn(planted.moment(state), 160)
+
+
+def test_a_superseded_take_that_was_not_read_leaves_the_closing_to_count():
+    """`top` of a long run begins in the middle of the ledger."""
+    state = RunState()
+    for record in (Superseded(1, 0, (0,), (2,), ""), GroupClosed(2, "dead", "poisoned: ", 1)):
+        state.apply(record)
+    assert state.groups.endings == {"dead": 1}
 
 
 def test_invariant_2_late_and_second_completions_are_counted():

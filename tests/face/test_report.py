@@ -19,6 +19,7 @@ from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
 from rollstream.report.write import report
+from streams.records import GroupClosed, Superseded
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,18 @@ def test_records_read_twice_and_repeated_steps_count_once():
     assert once.outcomes() == twice.outcomes()
     assert once.metric("reward_mean") == twice.metric("reward_mean")
     assert once.rollouts["rollout-0"].idle_s() == twice.rollouts["rollout-0"].idle_s()
+
+
+def test_the_groups_of_a_superseded_take_are_dead_with_their_reason():
+    why = "the learner failed 3 times on it: RuntimeError: CUDA error"
+    history = History()
+    ending = [Superseded(1, 0, (0,), (1,), why), GroupClosed(1, "dead", f"poisoned: {why}", 1)]
+    records = [admitted(0), admitted(1), take(1, range(2)), *ending, done(1)]
+    for record in [*records, *records]:
+        history.apply(record)
+    counts = history.outcomes()
+    assert (counts["trained"], counts["dead"], counts["open"]) == (1, 1, 0)
+    assert f"poisoned: {why}" in report(history, summarise(history))
 
 
 def test_the_timeline_shows_each_version_where_it_was_served(history):

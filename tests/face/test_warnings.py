@@ -142,3 +142,20 @@ def test_annotations_that_come_too_late():
     for index in range(SAMPLES):
         state.apply(note(0, index), NOW_S)
     assert kinds(state) == ["late_annotations"]
+
+
+def test_a_step_that_moved_nothing_is_said():
+    state = healthy()
+    state.apply(planted.done(STEPS, updates_skipped=1.0))
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "skipped_updates"
+    assert concern.what.startswith("1 of the last steps moved nothing")
+
+
+def test_trajectories_that_cannot_be_trained_are_said_by_kind():
+    state = healthy()
+    for step, counts in ((19, {"refused_logprobs": 2}), (20, {"refused_logprobs": 1})):
+        state.apply(planted.done(step, counts={**counts, "refused_spans": 1, "trained": 8}))
+    (concern,) = concerns_of(moment(state))
+    assert concern.kind == "refused_trajectories"
+    assert concern.what.endswith("cannot be trained: 3 for logprobs, 2 for spans")

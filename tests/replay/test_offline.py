@@ -122,7 +122,7 @@ def test_lines_keep_what_they_say(run: Path, tmp_path: Path):
         ({"prompt": [1], "completion": [2]}, "missing required field `reward`"),
         ({"prompt": [1], "completion": [], "reward": 1}, "no generated token"),
         ({"prompt": [], "completion": [2], "reward": 1}, "at least one token must precede"),
-        ({"prompt": [1], "completion": [2], "reward": 1, "logprobs": [0.5]}, "above 0"),
+        ({"prompt": [1], "completion": [2], "reward": 1, "logprobs": [0.5]}, "of 0.5, outside"),
         ({"prompt": [1], "completion": [2], "reward": 1, "logprobs": []}, "0 log-prob"),
         ({"prompt": [1], "completion": [-2], "reward": 1}, "`int` >= 0"),
         ({"tokens": [1, 2], "reward": 1}, "need `sources`"),

@@ -14,6 +14,7 @@ from producers.settings import TaskSettings
 from producers.tasks.remainder import Remainder
 from producers.tasks.scripted import Scripted
 from producers.tasks.tokenizer import EOS
+from streams.errors import EngineRefused
 from streams.records import Tokens, Version
 
 ENCODE = Remainder().tokenizer().encode
@@ -124,3 +125,21 @@ def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():
     assert [one.request.group for one in first.values()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert sum(not one.sampled for one in first.values()) == 3
     assert {one.request.sampling.stop for one in first.values()} == {(EOS,)}
+
+
+class Strict(Parrot):
+    """It knows none of the tokens that an environment replies with."""
+
+    def append(self, trajectory: str, tokens: Tokens) -> None:
+        raise EngineRefused(f"token {tokens[0]} is out of its vocabulary")
+
+
+def test_an_answer_whose_environment_replies_unknown_tokens_is_dead_and_the_others_are_judged():
+    task, plan = Scripted(turns=2), Plan(4, 1, 100, 0)
+    pool = RewardPool(TaskSettings(name="scripted"))
+    engine = Strict(greedy=ENCODE("0;"), sampled=[EOS])  # sampled ones give up and get no reply
+    figures = evaluate(task, plan, pool, engine)  # pyright: ignore
+    pool.close()
+    assert figures.dead == 4
+    assert figures.accuracy_greedy == 0.0
+    assert sorted(engine.aborted) == sorted(answers(task, plan))  # each slot is freed, once
