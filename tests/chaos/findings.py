@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
+from consumers.trainer.poison import Voided
 from consumers.trainer.prepare import rule_of
 from storage.archive.whole import whole_topic
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.records import GroupClosed, Prompt, Record, StepDone, Take
+from streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from tests.chaos.stepped_run import MAX_LAG, RUN, Shape, trainer_settings
 
 
@@ -20,6 +21,8 @@ class Findings:
     wrong: list[str] = field(default_factory=list[str])
     trained: int = 0
     closed: Counter[str] = field(default_factory=Counter[str])
+    poisoned: dict[int, str] = field(default_factory=dict[int, str])
+    """Groups of superseded takes that end dead, and why."""
 
 
 def policy_of(shape: Shape) -> Policy:
@@ -42,7 +45,11 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     def records(topic: str, kind: type[Record]) -> list:
         return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
 
-    takes = records("ledger", Take)
+    voided = Voided()
+    for record in records("ledger", Superseded):
+        voided.apply(record)
+    takes = [voided.effective(take) for take in records("ledger", Take)]
+    found.poisoned = {group: why for group, (_, why) in voided.poisoned.items()}
     used = Counter(member.trajectory for take in takes for member in take.members)
     found.wrong += [f"{t} was trained {count} times" for t, count in used.items() if count > 1]
     found.trained = sum(len(take.groups) for take in takes)

@@ -17,6 +17,7 @@ from consumers.archive.service import Archive
 from consumers.dispatch.admit import Pace
 from consumers.dispatch.service import Dispatch
 from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
+from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Provenance, build_trainer
 from consumers.trainer.resume import Plan as TrainerPlan
@@ -42,7 +43,7 @@ from streams.bus import Bus
 from streams.errors import Fenced, RollstreamError
 from streams.records import Sampling
 from streams.topics import catalogue
-from tests.chaos.baton import Baton, Process, Stop
+from tests.chaos.baton import Baton, Crashed, Process, Stop
 from tests.chaos.crashes import Gate, Plan
 from tests.chaos.crashing_bus import CrashingBus
 from tests.chaos.crashing_store import CrashingStore
@@ -50,6 +51,7 @@ from tests.chaos.fake_engine import FakeEngine, FakeRewards
 from tests.chaos.restless import Restless
 from tests.chaos.stepped_history import remembering
 from tests.chaos.stepped_publisher import SteppedPublisher
+from tests.trainer.hand_fed import Breaking
 
 RUN = "stepped"
 SIZES = {
@@ -88,6 +90,9 @@ class Shape:
     """Answers take long, every token of them is in a partial, and the log forgets nothing."""
     drafts: bool = False
     """Rollouts remember what the log says, whichever of them holds the lock."""
+    micro_batch_tokens: int = 64
+    uncomputable: str = ""
+    """The learner raises on a micro-batch with this trajectory, which ends the trainer."""
 
 
 @dataclass(eq=False)
@@ -238,12 +243,19 @@ class SteppedRun:
             MetricsFile(self.folder / "trainer.jsonl"),
             self.baton.clock,
         )
+        if shape.uncomputable:
+            names = frozenset({shape.uncomputable})
+            trainer.takes.learner = Breaking(trainer.takes.learner, names, ComputeFailed)  # type: ignore[assignment]
         inner, publisher = trainer.publisher, SteppedPublisher(trainer.publisher, self.baton)
         trainer.publisher = publisher  # type: ignore[assignment]
         self.baton.start(process, publisher.run)
         try:
             if trainer.run(self._stops["trainer"]):  # type: ignore[arg-type]
                 self.complete = True
+        except ComputeFailed:  # recorded; the process ends, its publisher too
+            self.asked["trainer failed"] += 1
+            self.baton.kill(process)
+            raise Crashed from None
         finally:
             trainer.takes.learner.close()
             inner.close()
@@ -285,7 +297,7 @@ class SteppedRun:
 def trainer_settings(shape: Shape) -> TrainerSettings:
     return TrainerSettings(
         steps=shape.steps, groups_per_step=shape.groups, samples_per_group=shape.samples,
-        micro_batch_tokens=64, workers=1,
+        micro_batch_tokens=shape.micro_batch_tokens, workers=1,
     )  # fmt: skip
 
 

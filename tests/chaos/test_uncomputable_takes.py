@@ -1,0 +1,43 @@
+"""A trajectory that the learner cannot compute does not hold a run, whatever else is killed
+(invariant 12, last sentence).
+"""
+
+import pytest
+
+from consumers.trainer.poison import FAILED_MAX
+from storage.archive.whole import whole_topic
+from storage.memory_store import MemoryStore
+from streams.memory_bus import MemoryBus
+from streams.records import GroupClosed
+from tests.chaos.baton import Baton
+from tests.chaos.crashes import Drawn, Rates
+from tests.chaos.stepped_run import RUN, Shape, SteppedRun
+from tests.chaos.trials import scratch_folder, tried
+
+GROUP = 3
+SHAPE = Shape(  # each sample is a micro-batch: no other group is in the one that fails
+    4, 2, 2, checkpoint_every=2, micro_batch_tokens=1, uncomputable=f"{GROUP}.0"
+)
+RATES = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(0, 0), (1, 8), (2, 8), (3, 8)])
+def test_its_group_ends_dead_and_every_other_group_is_trained(seed: int, kills: int) -> None:
+    """`findings`: steps × groups are trained, each trajectory once, and the audit is clean."""
+    with scratch_folder() as folder:
+        baton = Baton(seed)
+        medium = (MemoryBus(baton.clock), MemoryStore())
+        run = SteppedRun(lambda: medium, folder, baton, SHAPE)
+        plan = run.plan = Drawn(baton, run.alive, RATES, most=kills)
+        trial = tried(run, f"seed {seed}", plan)
+        assert trial.found.wrong == []
+        assert trial.found.poisoned.keys() == {GROUP}
+        assert trial.found.trained == SHAPE.steps * SHAPE.groups
+        dead = [
+            record
+            for record in whole_topic(*medium, RUN, "ledger")
+            if isinstance(record, GroupClosed) and record.reason == "dead"
+        ]
+        assert [(closed.group, closed.detail[:10]) for closed in dead] == [(GROUP, "poisoned: ")]
+        assert run.asked["trainer failed"] >= FAILED_MAX
+        assert sum(plan.happened.values()) == kills
