@@ -52,6 +52,14 @@ def partition_of(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
 
 
+def is_in_place(group: int, partition: int, partitions: int) -> bool:
+    """Whether a record of this group lies in the partition of its key. In another one it has no
+    place in the order of its group's partition, so which completion is first would depend on the
+    order in which a reader takes the partitions (invariant 2).
+    """
+    return 0 <= group < 1 << 63 and partition_of(str(group).encode(), partitions) == partition
+
+
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
     """All topics of a run; `spread` partitions for those that many processes share, plus a `.dead`
     beside each.

@@ -22,14 +22,15 @@ from consumers.audit.once import Once
 from consumers.audit.origins import Origins
 from consumers.audit.reads import Reads
 from consumers.audit.rows import RowChecker, Rows
-from consumers.audit.seen import Checker, Kept
+from consumers.audit.seen import Checker, Kept, Seen
 from consumers.audit.spans import Foreign, OneVersion, Spans
 from consumers.audit.taken import Taken
 from consumers.audit.tally import Tally
 from consumers.audit.versions import Participants, Versions
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.topics import catalogue
+from streams.records import Annotation, Trajectory
+from streams.topics import catalogue, is_in_place
 
 ENDS = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
@@ -119,6 +120,7 @@ class Audit:
 
     def _read(self, source: Source, topic: str, folds: Folds) -> Kept:
         count = gone = 0
+        partitions = folds.reads.partitions.get(topic, 0)
         for one in source.messages(topic):
             if isinstance(one, Hole):
                 folds.fences.passed_over(topic, one)
@@ -126,12 +128,20 @@ class Audit:
                 continue
             if isinstance(one, Rows):
                 count += len(one)
-                for fold in folds.rows:
-                    fold.apply_rows(one)
+                misplaced = len(one)
+                for rows in one.in_place(partitions):
+                    misplaced -= len(rows)
+                    for fold in folds.rows:
+                        fold.apply_rows(rows)
+                if misplaced:
+                    self.reading.counts["misplaced"] += misplaced
                 continue
             count += 1
             seen = folds.fences.judged(one, source.is_archived)
             if seen is None:
+                continue
+            if partitions and _is_misplaced(seen, partitions):
+                self.reading.counts["misplaced"] += 1
                 continue
             folds.taken.apply(seen)
             folds.reads.apply(seen)
@@ -152,6 +162,13 @@ class Audit:
             self.reading.cannot(text)
         else:
             self.reading.notes.append(f"{text} (forgotten, as nothing needs them)")
+
+
+def _is_misplaced(seen: Seen, partitions: int) -> bool:
+    """What trainer and dispatch pass over; takes say how many partitions the trainer read."""
+    record, partition = seen.record, seen.address.partition
+    is_keyed = isinstance(record, Trajectory | Annotation)
+    return is_keyed and not is_in_place(record.group, partition, partitions)
 
 
 def _lines(folds: Sequence[Checker], unknown: str) -> list[Tally]:

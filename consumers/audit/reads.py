@@ -48,6 +48,8 @@ class Reads:
     """(term, step) → how long the trainer of that term worked at the step."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     """By topic and partition: what any term had read."""
+    partitions: dict[str, int] = field(default_factory=dict[str, int])
+    """Of each topic, as many as the trainer reads; none where no take says so."""
     term: int = 0
     """The highest of the trainer that opened the ledger."""
     believed: Version | None = None
@@ -96,6 +98,7 @@ class Reads:
             return
         if take.believed is not None:
             self._believe(take.believed)
+        self.partitions |= {read.topic: len(read.offsets) for read in take.read}
         before = self._last
         named = [member.at for group in take.groups for member in group.members]
         used = [note.at for note in take.annotations]

@@ -24,6 +24,7 @@ from consumers.audit.seen import Seen
 from streams.bus import Message
 from streams.codec import decode
 from streams.records import GENERATED, Address, Trajectory
+from streams.topics import is_in_place
 
 if TYPE_CHECKING:  # where nothing is archived nobody waits for pyarrow
     import pyarrow as pa
@@ -79,6 +80,21 @@ class Rows:
     @cached_property
     def spans(self) -> Spans:
         return Spans(self._batch.column("spans"))
+
+    def in_place(self, partitions: int) -> Iterator[Rows]:
+        """Those that lie in their group's partition; all of them where `partitions` is 0."""
+        if not partitions:
+            yield self
+            return
+        here = {g: is_in_place(g, self.partition, partitions) for g in set(self.groups)}
+        if all(here.values()):
+            yield self
+            return
+        placed = [here[group] for group in self.groups]
+        edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
+        for start, end in pairwise(edges):
+            if placed[start]:
+                yield Rows(self._batch.slice(start, end - start), self.partition)
 
     def seen(self, row: int) -> Seen:
         """One row as a record."""

@@ -40,6 +40,7 @@ from streams.records import (
     Trajectory,
     WeightsAnnounced,
 )
+from streams.topics import is_in_place
 from streams.truncation import before_oldest
 
 log = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ class Inbox:
             case Prompt():
                 self._prompt(record, received.address)
             case Trajectory():
-                self._complete(record)
+                self._complete(record, received.address.partition)
             case Partial():
                 state.apply_partial(record, received.address)
             case RolloutStatus():
@@ -225,9 +226,15 @@ class Inbox:
             case _:
                 pass  # records of other roles in the ledger and relays' status
 
-    def _complete(self, record: Trajectory) -> None:
-        """Its length is history for the next pass; that of a dead one says nothing."""
+    def _complete(self, record: Trajectory, partition: int) -> None:
+        """Its length is history for the next pass; that of a dead one says nothing. One outside its
+        group's partition is late, as for the trainer.
+        """
         group = self._state.groups.get(record.group)
+        partitions = self._bus.partitions("trajectories")
+        if not is_in_place(record.group, partition, partitions):
+            self._state.late += 1
+            return
         lived = len(record.logprobs) if record.finish != "dead" else None
         counts = self._state.apply_completion(record.group, record.trajectory, lived)
         if counts and lived is not None and group is not None and group.prompt is not None:

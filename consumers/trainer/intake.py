@@ -2,12 +2,13 @@
 too late.
 
 Invariant 2 lives here. The first completion of a trajectory in the order of its partition wins,
-whatever its attempt (a group's completions share a partition, because the group is their key). A
-completion whose group is not open waits until `admissions` was read to its present end: dispatch
-admits before it orders, so an admission that this completion follows lies below that end. So `read`
-takes completions first and admissions, to an end asked for afterwards, second; only then it looks
-whether the group is open. This stops the interleaving in which the trainer reads a fast completion
-before the admission that it follows, and would drop a good sample as late.
+whatever its attempt (a group's completions share a partition, because the group is their key; one
+that lies elsewhere is counted and changes nothing). A completion whose group is not open waits
+until `admissions` was read to its present end: dispatch admits before it orders, so an admission
+that this completion follows lies below that end. So `read` takes completions first and admissions,
+to an end asked for afterwards, second; only then it looks whether the group is open. This stops the
+interleaving in which the trainer reads a fast completion before the admission that it follows, and
+would drop a good sample as late.
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ from streams.records import (
     Record,
     Trajectory,
 )
+from streams.topics import is_in_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class Intake:
         group = self.open.get(record.group)
         if group is None or record.trajectory not in group.admitted.trajectories:
             self.counts["late"] += 1
+        elif not self._is_in_place(received, record.group):
+            self.counts["misplaced"] += 1
         elif isinstance(record, Annotation):
             self._note(group, record, received)
         elif record.trajectory in group.arrived:
@@ -188,6 +192,10 @@ class Intake:
         else:
             member = Member(record.trajectory, received.address, received.hash)
             group.arrived[record.trajectory] = Arrived(member, record)
+
+    def _is_in_place(self, received: Received, group: int) -> bool:
+        partitions = self._bus.partitions(received.topic)
+        return is_in_place(group, received.address.partition, partitions)
 
     def _note(self, group: OpenGroup, record: Annotation, received: Received) -> None:
         """The first of a (trajectory, name) counts; what the run did not name is others' affair."""

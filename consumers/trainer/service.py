@@ -148,7 +148,8 @@ class Trainer:
             "trainer_groups_complete": sum(group.is_finished() for group in groups),
             "trainer_oldest_group_age_seconds": max((now - g.since_s for g in groups), default=0.0),
             "trainer_completions_total": {
-                kind: intake.counts[kind] for kind in ("late", "duplicate", "malformed")
+                kind: intake.counts[kind]
+                for kind in ("late", "duplicate", "malformed", "misplaced")
             },
             "trainer_version_published": self.publisher.version,
             "trainer_publish_waiting": self.publisher.waiting(),

@@ -214,7 +214,7 @@ TRAINER = (
             (
                 "trainer_completions_total",
                 "records",
-                "that changed nothing: late, duplicate, malformed",
+                "that changed nothing: late, duplicate, malformed, misplaced",
                 "kind",
             ),
             ("trainer_wait_seconds_total", "s", "waiting for data"),

@@ -35,7 +35,7 @@ from streams.records import (
     Trajectory,
     Version,
 )
-from streams.topics import catalogue
+from streams.topics import catalogue, partition_of
 from streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import PACE, V3, partial, status
 
@@ -186,3 +186,18 @@ def test_a_partial_of_an_attempt_that_nobody_ordered_moves_no_chain():
     assert not scene.state.orders["0.0"].given_up
     assert scene.inbox.refused["partials"] == 3
     assert scene.state.chains["0.0"].version == V3
+
+
+def test_a_completion_outside_its_groups_partition_ends_no_trajectory():
+    """The trainer passes it over, so the trajectory still has to be generated."""
+    scene = Scene()
+    other = 1 - partition_of(b"0", 2)
+    at = "a", 1, np.ones(2, np.uint32), np.array([0, 1], np.uint8), np.zeros(1, np.float32)
+    spans, version = (Span(0, 1, Version(4, 1)),), Version(4, 1)
+    record = Trajectory("0.0", 0, 0, 1, "t", *at, spans, "stop", 0.0, version, 0.0, 1.0)
+    publish(scene.bus, "trajectories", "0", record, other)
+    scene.round()
+    assert (scene.state.completed, scene.state.late) == (0, 1)
+    publish(scene.bus, "trajectories", "0", record)
+    scene.round()
+    assert (scene.state.completed, scene.state.late) == (1, 1)

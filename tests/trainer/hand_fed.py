@@ -91,9 +91,10 @@ class HandFed:
     deadline_s: float = 600.0
     bus: Bus = field(default_factory=lambda: open_bus("memory:"))
     terms: int = 0
+    partitions: int = 1
 
     def __post_init__(self) -> None:
-        self.bus.create(catalogue(1))
+        self.bus.create(catalogue(self.partitions))
         self.store = open_store(f"file:{self.folder / 'store'}")
         self.admissions = FencedWriter(self.bus, "admissions", "dispatch", 1)
         self.admissions.open()

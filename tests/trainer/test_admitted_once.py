@@ -2,10 +2,14 @@
 ends the trainer.
 """
 
+import threading
+
 import numpy as np
 import pytest
 from hand_fed import HandFed, completion
 
+from consumers.archive.service import Archive
+from consumers.settings import ArchiveSettings
 from consumers.trainer.figures import OTHERS, StepFigures
 from consumers.trainer.lag import lags_of, mask_by_lag
 from consumers.trainer.layout import rows_of
@@ -14,6 +18,8 @@ from consumers.trainer.progress import Progress
 from consumers.trainer.sample import admitted_sample
 from streams.admissible import KINDS, Believed, TrainingBounds, believed_terms, refusal
 from streams.records import GroupClosed, Span, StepDone, Take, Version
+from streams.topics import partition_of
+from streams.writer import publish
 
 BOUNDS = TrainingBounds(vocabulary=32, context_max=8)
 V0, V1 = Version(0, 1), Version(1, 1)
@@ -171,3 +177,25 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
     }
     assert members[0] == ["0.0", "0.1", "0.2"]
     assert {r.topic: r.offsets for r in take.read} == {"trajectories": (5,), "annotations": (0,)}
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_a_completion_outside_its_groups_partition_is_first_of_nothing(tmp_path, is_archived):
+    """Invariant 2: in which order partitions are read must not decide what is trained; audit and
+    trainer pass the same records over.
+    """
+    run = HandFed(tmp_path, partitions=2, settings={"filter_equal_rewards": False})
+    for group in range(4):
+        foreign = completion(f"{group}.0", reward=9.0, rollout="x")
+        publish(run.bus, "trajectories", "x", foreign, 1 - partition_of(str(group).encode(), 2))
+    run.feed(*range(4))
+    assert run.train()
+    trained = {m.at.partition for t in run.ledger(Take) for m in t.members if m.trajectory == "0.0"}
+    assert trained == {partition_of(b"0", 2)}
+    if is_archived:
+        stop = threading.Event()
+        stop.set()
+        Archive(run.bus, run.store, "hand", ArchiveSettings()).run(stop)
+        for topic in ("trajectories", "annotations"):
+            run.bus.truncate(topic, run.bus.end(topic))
+    assert run.offences() == []

@@ -15,7 +15,7 @@ from streams.connect import open_bus
 from streams.errors import DecodeError
 from streams.reader import from_begin
 from streams.records import Address, Admitted, Annotation, Span, Trajectory, Version
-from streams.topics import catalogue
+from streams.topics import catalogue, partition_of
 from streams.writer import FencedWriter, publish
 
 RECORD = Trajectory(
@@ -89,3 +89,23 @@ def test_a_log_probability_that_is_no_number_makes_a_dead_member_not_a_dead_upda
     broken = msgspec.structs.replace(RECORD, logprobs=np.array([np.nan], np.float32))
     with pytest.raises(DecodeError, match="not finite"):
         sample_of(broken, 0.0, 1.0)
+
+
+def test_a_completion_in_another_partition_than_its_groups_is_counted_and_not_used():
+    """Else which of two is first would depend on the order in which partitions are read."""
+    bus = open_bus("memory:")
+    bus.create(catalogue(2))
+    writer = FencedWriter(bus, "admissions", "dispatch", 1)
+    writer.open()
+    writer.append([("0", Admitted(0, 0, ("0.0",), 60.0, Address(0, 0)))])
+    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
+    intake, note = Intake(bus, positions, lambda: 0.0), np.array([1.0], np.float32)
+    other = 1 - partition_of(b"0", 2)
+    publish(bus, "trajectories", "0", RECORD, other)
+    publish(bus, "annotations", "0", Annotation("0.0", 0, "reward", note, "scorer"), other)
+    intake.read()
+    assert intake.counts == {"misplaced": 2}
+    assert not intake.open[0].arrived
+    at = publish(bus, "trajectories", "0", RECORD)
+    intake.read()
+    assert intake.open[0].arrived["0.0"].member.at == at
