@@ -46,8 +46,13 @@ class Opened:
 
 @pytest.fixture
 def opened() -> Opened:
+    return open_intake(partitions=1)
+
+
+def open_intake(partitions: int) -> Opened:
+    """Group 0 is admitted."""
     bus = open_bus("memory:")
-    bus.create(catalogue(1))
+    bus.create(catalogue(partitions))
     writer = FencedWriter(bus, "admissions", "dispatch", 1)
     writer.open()
     writer.append([("0", Admitted(0, 0, ("0.0",), 60.0, Address(0, 0)))])
@@ -93,13 +98,8 @@ def test_a_log_probability_that_is_no_number_makes_a_dead_member_not_a_dead_upda
 
 def test_a_completion_in_another_partition_than_its_groups_is_counted_and_not_used():
     """Else which of two is first would depend on the order in which partitions are read."""
-    bus = open_bus("memory:")
-    bus.create(catalogue(2))
-    writer = FencedWriter(bus, "admissions", "dispatch", 1)
-    writer.open()
-    writer.append([("0", Admitted(0, 0, ("0.0",), 60.0, Address(0, 0)))])
-    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
-    intake, note = Intake(bus, positions, lambda: 0.0), np.array([1.0], np.float32)
+    found = open_intake(partitions=2)
+    bus, intake, note = found.bus, found.intake, np.array([1.0], np.float32)
     other = 1 - partition_of(b"0", 2)
     publish(bus, "trajectories", "0", RECORD, other)
     publish(bus, "annotations", "0", Annotation("0.0", 0, "reward", note, "scorer"), other)
