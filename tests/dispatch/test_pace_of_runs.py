@@ -9,6 +9,7 @@ import pytest
 
 from consumers.settings import DispatchSettings
 from producers.settings import TaskSettings
+from storage.roles import next_term
 from streams.records import (
     Admitted,
     Assignment,
@@ -78,6 +79,7 @@ def test_rollouts_go_on_with_what_they_have_while_dispatch_is_away(tmp_path: Pat
 
 def pretend(run: TinyRun, stop: threading.Event) -> None:
     """A rollout that lives, takes one order, and never does anything about it."""
+    next_term(run.store, "rollouts", "ghost")
     while not stop.wait(0.1):
         ordered = any(o.rollout == "ghost" for o in run.records("assignments", Assignment))
         health = "draining" if ordered else "generating"
