@@ -47,6 +47,10 @@ def finished_by(folder: Path, name: str) -> list[Trajectory]:
     return [t for t in read(folder, "trajectories", Trajectory) if t.rollout == name]
 
 
+def begun(folder: Path) -> set[str]:
+    return {p.trajectory for p in read(folder, "partials", Partial)}
+
+
 def ended(folder: Path) -> set[str]:
     return {t.trajectory for t in read(folder, "trajectories", Trajectory)}
 
@@ -78,11 +82,13 @@ def test_a_preemptible_rollout_gives_everything_up_within_its_grace_and_exits_0(
 ) -> None:
     """Promise 1: whoever goes on has every token that it generated."""
     folder = tmp_path / "run"
-    with by_hand(folder, model, PACED) as run:
+    slow = ["paced.time_scale=1", "rollouts.partial_tokens=8"]  # begun is far from finished
+    with by_hand(folder, model, [*PACED, *slow]) as run:
         for name in ("trainer", "prompts", "dispatch", "archive"):
             run.start(name)
         with rollout(folder, "spot", ["--preemptible", "--grace", "30"]) as spot:
             run.wait_for(lambda: finished_by(folder, "spot"))
+            run.wait_for(lambda: begun(folder) - ended(folder))
             spot.signal(signal.SIGTERM)
             assert spot.process.wait(WAIT_S) == 0, spot.said()
         said = [s for s in read(folder, "status", RolloutStatus) if s.rollout == "spot"]
