@@ -3,7 +3,6 @@
 * `vllm_logprob_error`: an in-flight update between two greedy tokens (`vllm_exact.py`).
 * `vllm_overhead`: a whole rollout worker against bare `AsyncLLM` (`vllm_overhead.py`).
 * `vllm_update_pause`, full and delta, and `vllm_updates_lost` (`vllm_pause.py`).
-* `vllm_kv_handover` at two lengths of context (`vllm_handover.py`).
 * `vllm_drafts_batch_1`, `vllm_drafts_batch_8`, `vllm_drafts_worst` (`vllm_drafts.py`).
 
 In each arm vLLM's core computes with one thread and this process with one, so two cores are enough.
@@ -17,7 +16,6 @@ import torch
 from benchmarks.case import Case
 from benchmarks.vllm_drafts import drafts
 from benchmarks.vllm_exact import logprob_error
-from benchmarks.vllm_handover import kv_handover
 from benchmarks.vllm_overhead import BATCH, overhead
 from benchmarks.vllm_pause import update_pause, updates_lost
 
@@ -31,7 +29,6 @@ def cases(quick: bool) -> Iterator[Case]:
         yield overhead(pairs=2 if quick else 6, lengths=[32 if quick else 128] * 3 * BATCH)
         yield updates_lost(20 if quick else 200, BATCH)
         yield from update_pause(pairs=1 if quick else 5)
-        yield from kv_handover(pairs=3 if quick else 11)
         yield from drafts(quick)
     finally:
         torch.set_num_threads(threads)

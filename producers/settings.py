@@ -107,10 +107,6 @@ class VllmSettings(Settings):
     """Logits in float32 whatever `dtype` is, as in the trainer; false where vLLM cannot: a
     quantised head.
     """
-    kv_handover: bool = False
-    """A trajectory that moves between engines of one node takes its KV cache along, through shared
-    memory; what cannot be handed over is computed anew.
-    """
     url: str | None = Field(default=None, pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?$")
     """A vLLM server that computes instead (`http://host:8000`), for this rollout alone; what else
     is said here is then the server's to decide.

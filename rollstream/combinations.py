@@ -91,8 +91,6 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
         yield Problem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
     if c.rollouts.has_server and c.rollouts.count != 1:
         yield Problem("rollouts.count", "must be 1 with rollouts.vllm.url (one for each server)")
-    if c.rollouts.engine == "vllm" and c.rollouts.vllm.kv_handover:
-        yield from _handover(c)
     longest = _positions(c)
     if isinstance(longest, int) and c.rollouts.context_max > longest:
         where = "model.config.max_position_embeddings"
@@ -106,15 +104,6 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
     if c.dispatch.stuck_timeout_s < c.dispatch.heartbeat_timeout_s:
         least = f"dispatch.heartbeat_timeout_s ({c.dispatch.heartbeat_timeout_s:g})"
         yield Problem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
-
-
-def _handover(c: "Configuration") -> Iterator[Problem]:
-    key, vllm = "rollouts.vllm.kv_handover", c.rollouts.vllm
-    if vllm.url:
-        yield Problem(key, "must be false with rollouts.vllm.url: that server keeps its KV cache")
-    if vllm.tensor_parallel > 1:
-        parallel = f"rollouts.vllm.tensor_parallel > 1 ({vllm.tensor_parallel})"
-        yield Problem(key, f"must be false with {parallel}: KV is cut between its GPUs")
 
 
 def _paced(c: "Configuration") -> Iterator[Problem]:

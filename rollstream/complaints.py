@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollstream.layers import Layers, leaves
+from rollstream.layers import REMOVED, Layers, leaves
 
 VALUE_CHARACTERS_MAX = 80
 _SECRET = re.compile(r"password|secret|token$|api_?key|credential", re.IGNORECASE)
@@ -109,6 +109,8 @@ def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel
 
 def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
     """What to write instead of an unknown key."""
+    if key in REMOVED:
+        return "this setting was removed; delete it"
     known = _known(key, model)
     tables = sorted({name.split(".")[0] for name in known if "." in name})
     wanted = nearest(key, tables if isinstance(details["input"], dict) else known)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import xxhash
@@ -32,7 +32,14 @@ from producers.settings import (
 )
 from rollstream.combinations import impossible
 from rollstream.complaints import complain, explain
-from rollstream.layers import Layers, environment_layer, file_layer, lay, overrides_layer
+from rollstream.layers import (
+    REMOVED,
+    Layers,
+    environment_layer,
+    file_layer,
+    lay,
+    overrides_layer,
+)
 from storage.relay.settings import RelaySettings
 from storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
 from streams.errors import ConfigurationError
@@ -197,7 +204,9 @@ def load(
     `key=value`.
     """
     layers = _resolved(Path(path))
-    if Path(path).suffix != ".json":
+    if Path(path).suffix == ".json":
+        _refuse_removed(layers, Path(path))
+    else:
         layers = lay(layers, environment_layer(environment, Configuration))
     return checked(lay(layers, overrides_layer(overrides, Configuration)))
 
@@ -238,7 +247,41 @@ def _resolved(path: Path) -> Layers:
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
         layers.values["folder"] = str(path.parent)
+        for key, default in REMOVED.items():
+            if _leaf(layers, key) == (default,):
+                _drop_leaf(layers, key)
     return layers
+
+
+def _refuse_removed(layers: Layers, path: Path) -> None:
+    """`ConfigurationError` for a removed setting that the run had at another value than its
+    default: without it the run would not be the same.
+    """
+    for key, default in REMOVED.items():
+        for value in _leaf(layers, key):
+            raise ConfigurationError(
+                f"{path} has {key} = {json.dumps(value)}, and release {RELEASE} has no such "
+                f"setting any more; set it to {json.dumps(default)} there to resume without it"
+            )
+
+
+def _leaf(layers: Layers, key: str) -> tuple[Any, ...]:
+    """The value of a dotted key, alone in a tuple; nothing where the layers do not have it."""
+    value: Any = layers.values
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return ()
+        value = cast(dict[str, Any], value)[part]
+    return (value,)
+
+
+def _drop_leaf(layers: Layers, key: str) -> None:
+    *tables, leaf = key.split(".")
+    table = layers.values
+    for name in tables:
+        table = table[name]
+    del table[leaf]
+    layers.origins.pop(key, None)
 
 
 def truncates(configuration: Configuration) -> bool:
@@ -319,9 +362,11 @@ def fingerprint(configuration: Configuration) -> str:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Of two essentials, by key. A setting that `before` has not, because an earlier program wrote
-    it, was its default then.
+    it, was its default then; one that was removed since and had its default then is no difference.
     """
-    defaults, before = essentials(Configuration()), _placed(before)
+    defaults = essentials(Configuration())
+    kept = {k: v for k, v in before.items() if k not in REMOVED or v != REMOVED[k]}
+    before = _placed(kept)
     pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
     return [Difference(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
 

@@ -23,6 +23,11 @@ METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
 RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
 """Variables with this prefix that are no settings: words to one process, not to the run."""
 
+REMOVED: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
+"""Settings that earlier releases had and this one refuses, each with its default. A recorded
+configuration may still hold them at their default (`config.load`).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:

@@ -38,7 +38,6 @@ from storage.model import config_from_version
 from storage.roles import next_term
 from storage.versions.fetch import fetch_file
 from streams.bus import Bus
-from streams.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -150,25 +149,9 @@ def engine_of(
         switch=Switch(RULES[c.rollouts.drafts_window]),
         vllm=c.rollouts.vllm,
     )
-    if c.rollouts.engine == "vllm" and c.rollouts.vllm.kv_handover:
-        _hand_over(place, engine)
     profile = profile_of(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)
     return engine, c.rollouts.batch_max or profiled
-
-
-def _hand_over(place: Place, engine: Engine) -> None:
-    """KV goes between the rollouts of this run and node; without a folder for it nothing does."""
-    from producers.engines.vllm_engine import VllmEngine
-    from producers.engines.vllm_engine.handover.place import handover_folder
-
-    assert isinstance(engine, VllmEngine), "what was opened"
-    c = place.configuration
-    folder = handover_folder(c.run, place.folder, socket.gethostname())
-    try:
-        engine.hand_over(c.run, folder, c.rollouts.on_update)
-    except StoreError as error:
-        log.warning("%s; what moves is prefilled again (rollouts.vllm.kv_handover)", error)
 
 
 def _first(place: Place, follower: WeightsFollower) -> Fetched | None:

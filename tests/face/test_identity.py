@@ -10,7 +10,14 @@ import pytest
 from consumers.trainer.resume import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
 from rollstream.accepting import accept_change, key_of
 from rollstream.commands.configured import configured
-from rollstream.config import Configuration, essentials, fingerprint, load, load_to_look
+from rollstream.config import (
+    Configuration,
+    differences,
+    essentials,
+    fingerprint,
+    load,
+    load_to_look,
+)
 from rollstream.folder import RunFolder, settle
 from rollstream.identity import KEY, agreeing, check_agrees, identify, record
 from rollstream.main import main, parser
@@ -191,3 +198,33 @@ def test_who_only_looks_warns_of_unknown_keys_and_roles_refuse_them(
         load(path, (), {})
     assert main(["report", str(tmp_path)]) == 0
     assert main(["train", str(path)]) == 2
+
+
+def test_a_removed_setting_is_ignored_in_a_recorded_configuration_at_its_default_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settle(RunFolder(tmp_path), of())
+    path, toml = tmp_path / "config.json", tmp_path / "new.toml"
+    values = json.loads(path.read_text())
+    values["rollouts"]["vllm"]["kv_handover"] = False
+    path.write_text(json.dumps(values))
+    assert load(path, (), {}).rollouts == load_to_look(path).rollouts == of().rollouts
+    assert "kv_handover" not in capsys.readouterr().err
+    settle(RunFolder(tmp_path), of())
+    values["rollouts"]["vllm"]["kv_handover"] = True
+    path.write_text(json.dumps(values))
+    with pytest.raises(ConfigurationError, match=r"kv_handover = true, .* set it to false there"):
+        load(path, (), {})
+    assert load_to_look(path).rollouts == of().rollouts
+    assert "kv_handover" in capsys.readouterr().err
+    toml.write_text("[rollouts.vllm]\nkv_handover = false\n")
+    with pytest.raises(ConfigurationError, match=r"key rollouts\.vllm\.kv_handover in new\.toml"):
+        load(toml, (), {})
+
+
+def test_a_removed_setting_in_recorded_essentials_is_a_difference_unless_it_is_the_default() -> (
+    None
+):
+    now, key = essentials(of()), "rollouts.vllm.kv_handover"
+    assert differences(now | {key: False}, now) == []
+    assert [found.key for found in differences(now | {key: True}, now)] == [key]

@@ -21,9 +21,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from producers.engines.vllm_engine.asking import ask, ask_from_now_on
+from producers.engines.vllm_engine.asking import replace_core_calls
 from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
-from producers.engines.vllm_engine.handover.connection import connection
 from producers.engines.vllm_engine.needed import architecture_of
 from producers.engines.vllm_engine.proposer import known_by, speculation
 from producers.engines.vllm_engine.settings import EngineShape
@@ -85,7 +84,6 @@ class Core:
                 async_scheduling=None if shape.process and not shape.drafts else False,
                 speculative_config=speculation(shape.drafts, shape.slots, shape.eager),
                 worker_extension_cls=WORKER,
-                kv_transfer_config=connection(shape, [core.of[1] for core in _KEPT]),
                 weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             )
             self._engine = LLMEngine.from_engine_args(
@@ -94,7 +92,7 @@ class Core:
                 enable_multiprocessing=shape.process,
             )
         if shape.process:
-            ask_from_now_on(self._engine.engine_core)
+            replace_core_calls(self._engine.engine_core)
         _KEPT.append(self)
         cache = self._engine.vllm_config.cache_config
         self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(cache.block_size)  # one is vLLM's
@@ -114,8 +112,7 @@ class Core:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=known_by(order.prompt, order.group, order.place, order.stay)
-            | self._handed(order),
+            extra_args=known_by(order.prompt, order.group, order.place, order.stay),
         )
         prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
         with self._entered():
@@ -169,15 +166,6 @@ class Core:
         with self._entered():
             return self._engine.collective_rpc(method, args=arguments)[0]
 
-    def ask(self, wait_s: float, method: str, *arguments: Any) -> Any:
-        """The same, but None where a process of its own does not answer in time."""
-        if not self.has_process:
-            return self.call(method, *arguments)
-        with self._entered(), contextlib.suppress(TimeoutError):
-            asked = ("collective_rpc", method, None, arguments)
-            return ask(self._engine.engine_core, wait_s, *asked)[0]
-        return None
-
     def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
         """Guess from this history (`proposer_worker`) and say in this tally what it comes to; None:
         not any more.
@@ -200,12 +188,6 @@ class Core:
         self.add(Order("try", [0], Sampling(temperature=0), 1, 0, "try"))
         while not any(gained.finish for gained in self.step(1.0)):
             pass
-
-    def _handed(self, order: Order) -> dict[str, Any]:
-        """The extra arguments for our connector, if there is one."""
-        if not self.of[1].handover:
-            return {}
-        return {"kv_transfer_params": {"key": order.key, **(order.handed or {})}}
 
     @contextlib.contextmanager
     def _entered(self) -> Generator[None]:

@@ -10,7 +10,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig
@@ -30,7 +29,6 @@ from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.vllm_engine.drafting import drafting_by
 from producers.engines.vllm_engine.exchange import Gained, Order, check_temperature
-from producers.engines.vllm_engine.handover.part import Handover, handing_over
 from producers.engines.vllm_engine.opening import open_parts
 from producers.engines.vllm_engine.sequence import Sequence
 from producers.settings import VllmSettings
@@ -74,7 +72,6 @@ class VllmEngine:
         )
         weakref.finalize(self, self._core.give_back).atexit = False
         self._drafting = drafting_by(self._core, drafts, switch, slots)
-        self._handover: Handover | None = None
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._inside: dict[str, Sequence] = {}  # by key
@@ -123,8 +120,6 @@ class VllmEngine:
         if sequence is None:
             return None
         if sequence.key in self._inside:
-            if self._handover is not None:
-                self._handover.offer(sequence)
             self._leave(sequence)
             self._say(sequence)
         elif self._held.pop(trajectory, None) is None:
@@ -152,27 +147,11 @@ class VllmEngine:
         self._postpone(paused.let_go)
         if mode == "in_flight_recompute":  # 3
             self._core.forget_cache()
-        if self._handover is not None:
-            self._handover.update(self._known.values(), self.version, mode)
         self._core.resume()
         self._serving = True
 
     def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        compared = self._weights.compare(names, tensors)
-        if compared.differing and self._handover is not None:
-            self._handover.is_in_doubt = True
-        return compared
-
-    def hand_over(self, run: str, folder: Path, mode: UpdateMode) -> None:
-        """From here on what is aborted leaves its KV in `folder`, and what comes may take it from
-        there; `EngineRefused` where this vLLM cannot, `StoreError` where the folder cannot be had.
-        """
-        assert not self._known, "of what is here already nothing is known"
-        self._handover = handing_over(self._core, run, folder, mode)
-
-    def handed_over(self) -> Mapping[str, int]:
-        """Counts since its vLLM began, of earlier engines on it too (`connector.Counts`)."""
-        return {} if self._handover is None else self._handover.counts()
+        return self._weights.compare(names, tensors)
 
     def running(self) -> list[str]:
         return list(self._known)
@@ -214,7 +193,6 @@ class VllmEngine:
                 others = (other.marks for other in self._inside.values())
                 sequence.marks = self._drafting.marks(self._stays, others)
             self._inside[sequence.key] = sequence
-            handed = None if self._handover is None else self._handover.take(sequence, self.version)
             self._core.add(
                 Order(
                     key=sequence.key,
@@ -222,12 +200,11 @@ class VllmEngine:
                     sampling=sequence.request.sampling,
                     room=sequence.room,
                     seed=sequence.seed,
-                    salt=sequence.salt(self.version, self._core.loads),
+                    salt=f"{self.version}/{self._core.loads}",
                     prompt=sequence.prompt,
                     group=sequence.request.group,
                     place=0 if sequence.marks is None else sequence.marks.place,
                     stay=self._stays,
-                    handed=handed,
                 )
             )
 

@@ -20,8 +20,7 @@ TEMPERATURES = (0.01, 2.0)
 @dataclass(frozen=True, slots=True)
 class Order:
     """Generate `room` tokens after these. Blocks of the prefix cache are shared by equal `salt`; a
-    history knows the sequence by `prompt` and `group`, a tally by `place` and `stay`; `handed` is
-    where KV of it lies.
+    history knows the sequence by `prompt` and `group`, a tally by `place` and `stay`.
     """
 
     key: str
@@ -34,7 +33,6 @@ class Order:
     group: int = 0
     place: int = 0
     stay: int = 0
-    handed: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

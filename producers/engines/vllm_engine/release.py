@@ -6,13 +6,7 @@ Importing this imports vLLM, so it is done after `require_vllm` and inside of fu
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 from vllm import EngineArgs, SamplingParams
-from vllm.config import KVTransferConfig, WeightTransferConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-    SupportsHMA,
-)
+from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -33,7 +27,6 @@ from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.sample import rejection_sampler
 
@@ -43,16 +36,10 @@ __all__ = [
     "EngineArgs",
     "EngineCoreRequestType",
     "EngineDeadError",
-    "FullAttentionSpec",
-    "KVConnectorBase_V1",
-    "KVConnectorMetadata",
-    "KVConnectorRole",
-    "KVTransferConfig",
     "LLMEngine",
     "RequestOutputKind",
     "SamplingParams",
     "StatLoggerBase",
-    "SupportsHMA",
     "WeightTransferConfig",
     "WeightTransferEngine",
     "WeightTransferEngineFactory",

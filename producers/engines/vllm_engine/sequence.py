@@ -1,6 +1,5 @@
 """One trajectory inside the engine: its tokens so far, and what of them was not said yet."""
 
-from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,12 +26,6 @@ class Sequence:
     """Tokens gained in this stay."""
     said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Versions of these, each with the first of its tokens."""
-    cached: set[Version] = field(default_factory=set[Version])
-    """All under which any of its KV in vLLM may have been computed."""
-    is_mixed: bool = False
-    """Of what it was handed, some is of another version than was served then: its blocks are for
-    nobody else.
-    """
     finish: Finish | None = None
     marks: Marks | None = None
     """Of the tokens of this stay, where there are drafts."""
@@ -82,17 +75,6 @@ class Sequence:
     def enter(self, key: str) -> None:
         """A new stay in vLLM."""
         self.key, self.stay, self.said = key, 0, []
-
-    def draw_on(self, version: Version, handed: Set[Version] = frozenset()) -> None:
-        """Its KV is computed under this version from here on, after what it was handed."""
-        self.is_mixed = self.is_mixed or bool(handed - {version})
-        kept = self.cached if self.is_mixed else set[Version]()
-        self.cached = kept | handed | {version}
-
-    def salt(self, version: Version, loads: int) -> str:
-        """Whose blocks of the prefix cache it shares."""
-        own = f"/{self.request.trajectory}" if self.is_mixed else ""
-        return f"{version}/{loads}{own}"
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
         """The versions of this stay, what is unsaid being of this one."""

@@ -18,7 +18,7 @@ class EngineShape:
     """`block` tokens a block and `blocks` of them in `kv_bytes` of memory; a step takes at most
     `step_tokens`, and with `chunked` parts of a prompt. None is vLLM's own choice. With `process`
     vLLM's core is one of its own, with `head_float32` logits are products in float32. At most
-    `drafts` tokens of a sequence are guessed per step. With `handover` KV may be handed over.
+    `drafts` tokens of a sequence are guessed per step.
     """
 
     slots: int
@@ -35,7 +35,6 @@ class EngineShape:
     step_tokens: int | None = None
     drafts: int = 0
     head_float32: bool = False
-    handover: bool = False
 
 
 def shape_for(
@@ -64,7 +63,6 @@ def shape_for(
             kv_bytes=given,
             drafts=drafts,
             head_float32=head,
-            handover=settings.kv_handover,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK
     blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # one block is vLLM's own
@@ -87,7 +85,6 @@ def shape_for(
         step_tokens=max(CPU_STEP, context_max, slots * (1 + drafts)),
         drafts=drafts,
         head_float32=head,
-        handover=settings.kv_handover,
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from producers.engines.vllm_engine.ending import end_with_parent
-from producers.engines.vllm_engine.handover.worker import HandingWorker
 from producers.engines.vllm_engine.proposer_worker import DraftingWorker, mend_sampler
 from producers.engines.vllm_engine.release import WeightTransferEngineFactory
 from producers.engines.vllm_engine.served import served_tensors
@@ -27,7 +26,7 @@ if "rollstream" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("rollstream", VersionTransfer)
 
 
-class RolloutWorker(DraftingWorker, HandingWorker):
+class RolloutWorker(DraftingWorker):
     """Methods of vLLM's worker, whose attributes they use."""
 
     weight_transfer_engine: Any
