@@ -23,6 +23,7 @@ from transformers import (
 
 from benchmarks.case import Case, paired
 from producers.engines.base import Request
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.records import Sampling, Version
 
@@ -103,7 +104,9 @@ def _processor_s(run: Callable[[], None]) -> float:
 
 
 def _engine(model: PreTrainedModel, lengths: list[int], slots: int) -> Callable[[], None]:
-    engine = TorchEngine(model.config, model.state_dict(), Version(0, 1), slots, CONTEXT)
+    engine = TorchEngine(
+        model.config, model.state_dict(), Version(0, 1), EngineOptions(slots, CONTEXT)
+    )
     prompts = _prompts(len(lengths))
     nothing, sources = np.zeros(0, np.float32), np.zeros(PROMPT, np.uint8)
     requests = [

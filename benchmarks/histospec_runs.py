@@ -18,6 +18,7 @@ from benchmarks.measured_run import run
 from producers.engines.base import DraftStats, Emission, Request
 from producers.engines.drafts import Answer, History
 from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from producers.rollout.remembering import LOOK_RECORDS, answer_of
 from rollstream.config import load
@@ -128,7 +129,10 @@ def generate(
     """All of it through one engine; without a history the engine knows nothing of drafts."""
     weights = of.model.state_dict()
     engine = TorchEngine(
-        of.model.config, weights, Version(0, 1), slots, CONTEXT, drafts=history, switch=switch
+        of.model.config,
+        weights,
+        Version(0, 1),
+        EngineOptions(slots, CONTEXT, drafts=history, switch=switch),
     )
     for request in asked:
         engine.submit(request)

@@ -19,6 +19,7 @@ from consumers.trainer.packing import pack
 from consumers.trainer.prepare import prepare, rule_of
 from producers.engines.base import Emission, Engine, Request, Update
 from producers.engines.connect import open_engine
+from producers.engines.options import EngineOptions
 from producers.tasks.base import Task
 from rollstream.config import Configuration, load
 from rollstream.run_task import task_of
@@ -45,7 +46,11 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
     config = model.config
     learner = Learner(model, settings)
     engine = open_engine(
-        "torch", config, tensors, Version(0, 1), slots=slots, context_max=c.rollouts.context_max
+        "torch",
+        config,
+        tensors,
+        Version(0, 1),
+        EngineOptions(slots=slots, context_max=c.rollouts.context_max),
     )
     task = task_of(c, Path(c.folder or "."))
     rule = rule_of(settings, None, keep_version=False)

@@ -30,6 +30,7 @@ from benchmarks.histospec_runs import (
 )
 from producers.engines.base import DraftStats, Request
 from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.records import Version
@@ -133,10 +134,8 @@ def _opened(arm: str, pair: Pair, now: Pass, before: Pass) -> VllmEngine:
         model.config,
         model.state_dict(),
         Version(0, 1),
-        *sizes,
+        EngineOptions(*sizes, drafts=known, switch=Switch()),
         settings=settings,
-        drafts=known,
-        switch=Switch(),
     )
 
 

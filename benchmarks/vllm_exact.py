@@ -8,6 +8,7 @@ import torch
 from benchmarks.case import Case, alone
 from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
 from producers.engines.base import Request, Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from streams.records import PROMPT, Sampling
 from tests.engine.old_cache import over_old_cache
@@ -17,7 +18,7 @@ ERROR_MAX = 1e-4
 
 def logprob_error(tokens: int, slots: int) -> Case:
     old, new = small_model(0), small_model(1)
-    engine = VllmEngine(old.config, old.state_dict(), V1, slots, CONTEXT)
+    engine = VllmEngine(old.config, old.state_dict(), V1, EngineOptions(slots, CONTEXT))
     sources = np.full(PROMPT_TOKENS, PROMPT, np.uint8)
     sampling, nothing = Sampling(temperature=0, tokens_max=tokens), np.zeros(0, np.float32)
     engine.submit(Request("t", 0, prompt_of(0), sources, sampling, 0, nothing))

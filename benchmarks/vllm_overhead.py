@@ -28,6 +28,7 @@ from benchmarks.vllm_models import CONTEXT, V1, prompt_of, small_model
 from producers.engines.drafts import History
 from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
@@ -104,7 +105,7 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     node.take_over()
     source = WithRunning(node, History(BATCH * CONTEXT))
     weights = model.state_dict()
-    engine = VllmEngine(model.config, weights, V1, BATCH, CONTEXT, drafts=source)
+    engine = VllmEngine(model.config, weights, V1, EngineOptions(BATCH, CONTEXT, drafts=source))
     voice = Voice(bus, Outbox(bus), "rollout-0", 1, settings, Pulse(settings.status_s))
     judging = Judging(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
     orders = Orders(bus, "rollout-0", 1)

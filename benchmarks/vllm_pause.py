@@ -19,6 +19,7 @@ import torch
 from benchmarks.case import Case, alone
 from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
 from producers.engines.base import Request, Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from storage.tensors import untie
 from storage.versions.held import Patch
@@ -42,7 +43,7 @@ def update_pause(pairs: int) -> list[Case]:
         other.load_state_dict(new)
         other.save_pretrained(folder)
         del other
-        engine = VllmEngine(model.config, old, V1, RUNNING, CONTEXT)
+        engine = VllmEngine(model.config, old, V1, EngineOptions(RUNNING, CONTEXT))
         bench = _Pauses(engine, folder)
         for kind, update in (("full", None), ("delta", patches)):
             for pair in range(pairs + 1):  # the first one warms up
@@ -125,7 +126,7 @@ class _Pauses:
 def updates_lost(count: int, slots: int) -> Case:
     """Requests that are missing, cut short or said twice after `count` updates under load."""
     states = [dict(small_model(seed).state_dict()) for seed in (0, 1)]
-    engine = VllmEngine(small_model(0).config, states[0], V1, slots, CONTEXT)
+    engine = VllmEngine(small_model(0).config, states[0], V1, EngineOptions(slots, CONTEXT))
     tokens, finished, spans = dict[str, int](), list[str](), 0
 
     def read(wait_s: float) -> None:

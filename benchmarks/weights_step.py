@@ -27,6 +27,7 @@ from consumers.trainer.ledger import Ledger
 from consumers.trainer.publisher import Publisher, Retention, Snapshot
 from consumers.trainer.sample import Sample
 from producers.engines.base import Request, Update
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from storage.file_store import FileStore
 from storage.metrics import MetricsFile
@@ -181,7 +182,9 @@ def measure_gap(quick: bool) -> Case:
         sides = Sides(FileStore(Path(folder) / "store"), Path(folder) / "bus", deltas=True)
         sides.publish(_tied(tensors, tied))
         first = sides.fetched(None).update
-        engine = TorchEngine(model.config, first.tensors, first.version, ROWS, CONTEXT)
+        engine = TorchEngine(
+            model.config, first.tensors, first.version, EngineOptions(ROWS, CONTEXT)
+        )
         sides.follower.prepare = engine.prepare
         ratios: list[float] = []
         gaps: list[float] = []

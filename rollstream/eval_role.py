@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from producers.engines.connect import open_engine
+from producers.engines.options import EngineOptions
 from producers.evaluator import Plan, evaluate
 from producers.rewards import RewardPool
 from producers.tasks.base import Task
@@ -150,8 +151,7 @@ class Evaluator:
                 config,
                 self.held.tensors,
                 version,
-                slots=c.evaluation.slots,
-                context_max=c.rollouts.context_max,
+                EngineOptions(slots=c.evaluation.slots, context_max=c.rollouts.context_max),
                 vllm=c.rollouts.vllm,
             )
         plan = Plan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)

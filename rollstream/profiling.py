@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from producers.engines.options import EngineOptions
 from producers.engines.profiles import Profile, model_key, profile_path, read_profile
 from rollstream.config import Configuration
 from rollstream.folder import model_folder
@@ -66,7 +67,11 @@ def measure_profile(
     slots, context = c.rollouts.slots, c.rollouts.context_max
     weights = model.state_dict()
     engine = open_engine(
-        c.rollouts.engine, model.config, weights, Version(0, 0), slots=slots, context_max=context
+        c.rollouts.engine,
+        model.config,
+        weights,
+        Version(0, 0),
+        EngineOptions(slots=slots, context_max=context),
     )
     timing = Timing(engine, slots, context, int(model.config.vocab_size))
     points: list[Point] = []

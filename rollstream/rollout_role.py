@@ -16,6 +16,7 @@ from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.segment import segment_folder
 from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import RULES
+from producers.engines.options import EngineOptions
 from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
 from producers.rollout.heartbeat import Heartbeat
@@ -143,10 +144,12 @@ def engine_of(
         model,
         tensors,
         announced.version,
-        slots=slots,
-        context_max=context,
-        drafts=drafts,
-        switch=Switch(RULES[c.rollouts.drafts_window]),
+        EngineOptions(
+            slots=slots,
+            context_max=context,
+            drafts=drafts,
+            switch=Switch(RULES[c.rollouts.drafts_window]),
+        ),
         vllm=c.rollouts.vllm,
     )
     profile = profile_of(c, place.folder, model)

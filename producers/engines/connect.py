@@ -6,8 +6,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from producers.engines.base import Engine
-from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.paced.engine import PacedEngine, Shape
 from producers.engines.paced.lengths import Lengths, LogNormal, mixture_of, read_trace
 from producers.engines.paced.pace import RealPace
@@ -25,29 +24,19 @@ def open_engine(
     model_config: PreTrainedConfig,
     tensors: Mapping[str, torch.Tensor],
     version: Version,
+    options: EngineOptions,
     *,
-    slots: int,
-    context_max: int,
-    device: str = "cpu",
-    drafts: DraftSource | None = None,
-    switch: Switch | None = None,
     vllm: VllmSettings | None = None,
 ) -> Engine:
     """The engine of this name that computes a model, serving `version`. `ConfigurationError` for a
     name that there is not, or an engine that is not installed.
     """
     if name == "torch":
-        return TorchEngine(
-            model_config, tensors, version, slots, context_max,
-            device=device, drafts=drafts, switch=switch,
-        )  # fmt: skip
+        return TorchEngine(model_config, tensors, version, options)
     if name == "vllm":
         from producers.engines.vllm_engine import VllmEngine  # only where it is asked for
 
-        return VllmEngine(
-            model_config, tensors, version, slots, context_max,
-            settings=vllm, drafts=drafts, switch=switch,
-        )  # fmt: skip
+        return VllmEngine(model_config, tensors, version, options, settings=vllm)
     raise ConfigurationError(
         f"rollouts.engine: no engine {name!r} computes a model; there are 'torch' and 'vllm'"
     )

@@ -15,6 +15,7 @@ import torch
 
 from producers.engines.base import Request
 from producers.engines.draws import trajectory_key, uniforms
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from rollstream.config import load
 from rollstream.folder import store_url
@@ -56,7 +57,9 @@ def _differing(
     context_max: int,
 ) -> Iterator[str]:
     model = model_from_version(store, version).eval()
-    engine = TorchEngine(model.config, model.state_dict(), version, SLOTS, context_max)
+    engine = TorchEngine(
+        model.config, model.state_dict(), version, EngineOptions(SLOTS, context_max)
+    )
     requests = {one.trajectory: request_of(one, prompts[one.group]) for one in records}
     for request in requests.values():
         engine.submit(request)

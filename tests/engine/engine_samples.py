@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from producers.engines.base import Emission, Engine, Request
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.records import GENERATED, PROMPT, Sampling, Span, Tokens, Version
 
@@ -88,7 +89,9 @@ def random_model(make: Callable[[], PreTrainedModel], seed: int) -> PreTrainedMo
 def open_torch(
     model: PreTrainedModel, slots: int = 4, context_max: int = 96, emit_every: int = 64
 ) -> TorchEngine:
-    return TorchEngine(model.config, model.state_dict(), V1, slots, context_max, emit_every)
+    return TorchEngine(
+        model.config, model.state_dict(), V1, EngineOptions(slots, context_max, emit_every)
+    )
 
 
 def prompt(length: int, seed: int = 0) -> Tokens:

@@ -29,6 +29,7 @@ from producers.engines.drafts import History, prompt_key
 from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import MULTIPLICATIVE
 from producers.engines.draws import trajectory_key, uniforms
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.drafted import joined, right_of
 from streams.records import Drafts, Sampling, Version
@@ -46,11 +47,9 @@ def drafting(
         model.config,
         model.state_dict(),
         V1,
-        slots,
-        context_max,
-        emit_every,
-        drafts=history,
-        switch=switch or Switch(forced=True),
+        EngineOptions(
+            slots, context_max, emit_every, drafts=history, switch=switch or Switch(forced=True)
+        ),
     )
 
 
@@ -179,7 +178,9 @@ def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
     """Without drafts no word of them; while the switch is off every token is the model's own."""
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
     for drafts, wanted in ((None, None), (History(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
-        engine = TorchEngine(model.config, model.state_dict(), V1, 4, 96, drafts=drafts)
+        engine = TorchEngine(
+            model.config, model.state_dict(), V1, EngineOptions(4, 96, drafts=drafts)
+        )
         engine.submit(request)
         assert [emission.drafts for emission in engine.poll(60.0)] == [wanted]
 
@@ -308,7 +309,7 @@ def test_the_difference_that_rounding_does_not_explain_is_found() -> None:
 def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
     """Bit for bit: the same steps are taken."""
     model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)))
-    bare = TorchEngine(model.config, model.state_dict(), V1, 4, 96)
+    bare = TorchEngine(model.config, model.state_dict(), V1, EngineOptions(4, 96))
     plain = run_all(bare, requests)
     off = run_all(drafting(model, History(64), switch=Switch()), requests)
     assert {k: (v.tokens, v.logprobs) for k, v in off.items()} == {

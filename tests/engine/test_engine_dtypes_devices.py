@@ -5,6 +5,7 @@ import pytest
 import torch
 from engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
 
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine, attention
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.order import Segment
@@ -30,7 +31,9 @@ def test_attention_of_other_devices_gives_the_same() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_half_precision_stays_near_fp32(family: str) -> None:
     model = tiny_model(family).to(torch.bfloat16).float()
-    engine = TorchEngine(model.config, model.state_dict(), V1, 2, 64, dtype=torch.bfloat16)
+    engine = TorchEngine(
+        model.config, model.state_dict(), V1, EngineOptions(2, 64), dtype=torch.bfloat16
+    )
     mine = run_all(engine, [ask("t", prompt(6), Sampling(tokens_max=40))])["t"]
     wanted = chosen_logprobs(model, prompt(6), mine.tokens).numpy()
     assert np.abs(np.array(mine.logprobs) - wanted).mean() < 0.05
@@ -45,7 +48,9 @@ def test_the_head_of_half_precision_is_computed_in_fp32() -> None:
             state[name] = torch.zeros_like(state[name])
     asked = ask("t", prompt(6), Sampling(tokens_max=40))
     half, whole = (
-        run_all(TorchEngine(model.config, state, V1, 2, 64, dtype=dtype), [asked])["t"]
+        run_all(TorchEngine(model.config, state, V1, EngineOptions(2, 64), dtype=dtype), [asked])[
+            "t"
+        ]
         for dtype in (torch.bfloat16, torch.float32)
     )
     assert half.tokens == whole.tokens

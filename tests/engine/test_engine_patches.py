@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from producers.engines.base import Update
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from producers.engines.torch_engine.weights import Prepared, Write
 from storage.tensors import untie
@@ -87,7 +88,7 @@ def delta(old: Tensors, new: Tensors, whole: tuple[str, ...] = ()) -> Update:
 def engine_of(
     config: PreTrainedConfig, tensors: Tensors, dtype: torch.dtype = torch.float32
 ) -> TorchEngine:
-    return TorchEngine(config, tensors, V1, 2, 64, dtype=dtype)
+    return TorchEngine(config, tensors, V1, EngineOptions(2, 64), dtype=dtype)
 
 
 def assert_same_bits(patched: TorchEngine, loaded: TorchEngine) -> None:

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from producers.engines.connect import open_engine
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import ConfigurationError, EngineRefused
 from streams.records import Sampling
@@ -49,13 +50,13 @@ def test_a_model_that_cannot_be_served_is_refused_by_name(
     if not config.is_encoder_decoder and "CLIP" not in type(config).__name__:
         tensors = AutoModelForCausalLM.from_config(config).state_dict()
     with pytest.raises(EngineRefused, match=named):
-        TorchEngine(config, tensors, V1, 2, 96)
+        TorchEngine(config, tensors, V1, EngineOptions(2, 96))
 
 
 def test_a_sliding_window_that_holds_the_context_is_served() -> None:
     config = MistralConfig(**SIZES, sliding_window=96)
     tensors = AutoModelForCausalLM.from_config(config).state_dict()
-    engine = TorchEngine(config, tensors, V1, 2, 96)
+    engine = TorchEngine(config, tensors, V1, EngineOptions(2, 96))
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=5)))
     assert len(engine.poll(10.0)[0].tokens) == 5
 
@@ -64,4 +65,6 @@ def test_a_sliding_window_that_holds_the_context_is_served() -> None:
 def test_an_unknown_engine_is_a_configuration_error(name: str) -> None:
     model = tiny_model("llama")
     with pytest.raises(ConfigurationError, match=name):
-        open_engine(name, model.config, model.state_dict(), V1, slots=2, context_max=64)
+        open_engine(
+            name, model.config, model.state_dict(), V1, EngineOptions(slots=2, context_max=64)
+        )

@@ -17,6 +17,7 @@ from engine_samples import (
 from transformers import PreTrainedModel
 
 from producers.engines.base import Engine, Update
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import EngineRefused
 from streams.records import Sampling
@@ -88,7 +89,7 @@ def test_a_prefilled_prompt_is_not_reused_across_versions() -> None:
 def test_bf16_tensors_are_served_as_their_fp32_values() -> None:
     rounded = tiny_model("llama").to(torch.bfloat16)
     tensors = dict(rounded.state_dict())
-    engine = TorchEngine(rounded.config, tensors, V1, 2, 64)
+    engine = TorchEngine(rounded.config, tensors, V1, EngineOptions(2, 64))
     mine = run_all(engine, [ask("t", prompt(6), Sampling(tokens_max=20))])["t"]
     wanted = chosen_logprobs(rounded.float(), prompt(6), mine.tokens)
     torch.testing.assert_close(torch.tensor(mine.logprobs), wanted, atol=1e-4, rtol=0)

@@ -14,6 +14,7 @@ from engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 from producers.engines.base import Update
 from producers.engines.connect import open_engine
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import environment
 from producers.engines.vllm_engine.chunks import checked, patch_chunks, whole_chunks
 from producers.engines.vllm_engine.messages import stage_patches, stage_tensors, staged_patches
@@ -48,7 +49,9 @@ def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
     monkeypatch.setattr(environment, "version", found)
     model = tiny_model("llama")
     with pytest.raises(ConfigurationError, match=said):
-        open_engine("vllm", model.config, model.state_dict(), V1, slots=2, context_max=64)
+        open_engine(
+            "vllm", model.config, model.state_dict(), V1, EngineOptions(slots=2, context_max=64)
+        )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])

@@ -9,6 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from consumers.trainer.versions import VersionWriter
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from producers.rewards import RewardPool
 from producers.rollout.judging import Judging
@@ -80,7 +81,9 @@ class Followed:
     def engine(self) -> TorchEngine:
         """Serving the newest version; the follower prepares for it from now on."""
         fetched = self.fetched(None)
-        engine = TorchEngine(CONFIG, fetched.update.tensors, fetched.announced.version, 4, 64)
+        engine = TorchEngine(
+            CONFIG, fetched.update.tensors, fetched.announced.version, EngineOptions(4, 64)
+        )
         self.follower.prepare = engine.prepare
         return engine
 

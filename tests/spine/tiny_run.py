@@ -18,6 +18,7 @@ from consumers.trainer.prepare import rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
 from consumers.trainer.service import Trainer
 from producers.engines.connect import open_engine
+from producers.engines.options import EngineOptions
 from producers.prompt_source import PromptOrder, PromptSource
 from producers.rewards import RewardPool
 from producers.rollout.heartbeat import Heartbeat
@@ -199,8 +200,7 @@ class TinyRun:
             config,
             fetched.update.tensors,
             version,
-            slots=self.rollout.slots,
-            context_max=self.rollout.context_max,
+            EngineOptions(slots=self.rollout.slots, context_max=self.rollout.context_max),
         )
         task = load_task(self.task)
         rewards = RewardPool(self.task)

@@ -12,6 +12,7 @@ from consumers.trainer.learner import Learner
 from consumers.trainer.mismatch import TOKEN_MAX, Gaps, gaps_of
 from consumers.trainer.sample import Sample, sample_of
 from producers.engines.base import Request
+from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from rollstream.config import Configuration
 from rollstream.live.plan import plan_of
@@ -36,7 +37,7 @@ def model() -> PreTrainedModel:
 def generated(task: str, drawn_at: float, said: float, count: int = 12) -> list[Trajectory]:
     """Of the engine itself, drawn at one temperature and recorded as of another."""
     policy = model()
-    engine = TorchEngine(policy.config, policy.state_dict(), V0, count, 64)
+    engine = TorchEngine(policy.config, policy.state_dict(), V0, EngineOptions(count, 64))
     sampling = Sampling(temperature=drawn_at, tokens_max=40)
     prompt = np.arange(1, 5, dtype=np.uint32)
     sources = np.full(4, PROMPT, np.uint8)

@@ -34,6 +34,7 @@ from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.drafted import joined, marks, right_of
@@ -58,12 +59,8 @@ def drafting(
         model.config,
         model.state_dict(),
         V1,
-        slots,
-        96,
-        emit_every,
+        EngineOptions(slots, 96, emit_every, drafts=history, switch=Switch(forced=forced)),
         settings=VllmSettings(process=process),
-        drafts=history,
-        switch=Switch(forced=forced),
     )
 
 

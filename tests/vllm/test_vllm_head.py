@@ -6,6 +6,7 @@ import torch
 from engine_samples import V1, ask, prompt, run_all
 from vllm_samples import vllm_model
 
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.records import Sampling
@@ -26,7 +27,7 @@ def mean_error(head_float32: bool) -> float:
     state["model.norm.weight"] = torch.ones_like(state["model.norm.weight"])
     model.load_state_dict(state)
     settings = VllmSettings(process=False, dtype="bfloat16", head_float32=head_float32)
-    engine = VllmEngine(model.config, state, V1, 4, 96, settings=settings)
+    engine = VllmEngine(model.config, state, V1, EngineOptions(4, 96), settings=settings)
     tokens = prompt(6)
     mine = run_all(engine, [ask("t", tokens, Sampling(tokens_max=60))])["t"]
     whole = torch.tensor([[*tokens.tolist(), *mine.tokens]])

@@ -7,6 +7,7 @@ from engine_samples import V1, V2, ask, prompt, run_all
 from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Compared, Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.engines.vllm_engine.staging import Staged
 from producers.settings import VllmSettings
@@ -19,7 +20,7 @@ GREEDY = Sampling(temperature=0, tokens_max=40)
 def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
     old, new = vllm_model("qwen3", 0), dict(vllm_model("qwen3", 1).state_dict())
     settings = VllmSettings(tensor_parallel=2)
-    two = VllmEngine(old.config, old.state_dict(), V1, 4, 96, settings=settings)
+    two = VllmEngine(old.config, old.state_dict(), V1, EngineOptions(4, 96), settings=settings)
     one = open_vllm(old)
     for version in (V1, V2):
         asked = [ask(f"{version}.{i}", prompt(6, i), GREEDY) for i in range(3)]

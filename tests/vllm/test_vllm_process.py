@@ -27,6 +27,7 @@ from engine_samples import (
 from vllm_samples import check_two_hundred_updates, vllm_model
 
 from producers.engines.base import Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
 from streams.records import Sampling
@@ -40,7 +41,7 @@ GREEDY = Sampling(temperature=0, tokens_max=70)
 def open_process(emit_every: int = 5) -> VllmEngine:
     """Always of one shape, so that the tests of this module share one process."""
     model = vllm_model("qwen3")
-    return VllmEngine(model.config, model.state_dict(), V1, 4, 96, emit_every)
+    return VllmEngine(model.config, model.state_dict(), V1, EngineOptions(4, 96, emit_every))
 
 
 def test_in_flight_keeps_the_cache_and_stamps_spans(monkeypatch: pytest.MonkeyPatch) -> None:

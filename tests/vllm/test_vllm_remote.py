@@ -37,6 +37,7 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
 from vllm_samples import check_all_whole, take_updates, vllm_model
 
 from producers.engines.base import Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine, chunks
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError, EngineRefused
@@ -75,7 +76,9 @@ def connect(
 ) -> VllmEngine:
     model, sizes = vllm_model("qwen3"), (slots, context_max, emit_every)
     settings = VllmSettings(url=server.url, api_key_env="KEY_OF_THE_SERVER")
-    return VllmEngine(model.config, model.state_dict(), V1, *sizes, settings=settings)
+    return VllmEngine(
+        model.config, model.state_dict(), V1, EngineOptions(*sizes), settings=settings
+    )
 
 
 @pytest.fixture

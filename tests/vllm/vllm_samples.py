@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from producers.engines.base import Update
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.records import Sampling, Version
@@ -37,7 +38,9 @@ def open_vllm(
 ) -> VllmEngine:
     """In this process, so stepped by hand."""
     state, sizes = model.state_dict(), (slots, context_max, emit_every)
-    return VllmEngine(model.config, state, V1, *sizes, settings=VllmSettings(process=False))
+    return VllmEngine(
+        model.config, state, V1, EngineOptions(*sizes), settings=VllmSettings(process=False)
+    )
 
 
 def check_two_hundred_updates(engine: VllmEngine, poll_s: float) -> None:

@@ -23,11 +23,12 @@ from producers.engines.base import (
     Update,
     UpdateMode,
 )
-from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.torch_engine.batch import Batch
+from producers.engines.torch_engine.decoder import Decoder
 from producers.engines.torch_engine.drafted import DraftedBatch
 from producers.engines.torch_engine.open_decoder import open_decoder
 from producers.engines.torch_engine.prefill import Extension, extend
@@ -52,30 +53,16 @@ class TorchEngine:
         model_config: PreTrainedConfig,
         tensors: Mapping[str, torch.Tensor],
         version: Version,
-        slots: int,
-        context_max: int,
-        emit_every: int = 64,
+        options: EngineOptions,
         *,
-        device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        drafts: DraftSource | None = None,
-        switch: Switch | None = None,
     ) -> None:
-        assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
-        assert context_max >= 2, "a prompt token and a generated one"
         self.version = version
-        self.slots, self.context_max = slots, context_max
-        self._decoder = open_decoder(
-            model_config, tensors, context_max, dtype, torch.device(device)
-        )
-        self._batch = (
-            Batch(self._decoder, slots, context_max, emit_every)
-            if drafts is None
-            else DraftedBatch(
-                self._decoder, slots, context_max, emit_every, drafts, switch or Switch()
-            )
-        )
-        self._prefixes = PrefixStore(self._decoder, slots * context_max // 4)
+        self.slots, self.context_max = options.slots, options.context_max
+        device = torch.device(options.device or "cpu")
+        self._decoder = open_decoder(model_config, tensors, self.context_max, dtype, device)
+        self._batch = _open_batch(self._decoder, options)
+        self._prefixes = PrefixStore(self._decoder, self.slots * self.context_max // 4)
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._ready: deque[Sequence] = deque()
@@ -250,3 +237,11 @@ class TorchEngine:
         for sequence, kv in zip(held, fresh[len(rows) :], strict=True):
             assert kv is not None
             self._parked[sequence.trajectory] = kv
+
+
+def _open_batch(decoder: Decoder, options: EngineOptions) -> Batch:
+    """A batch that verifies drafts where `options` has a source for them."""
+    sizes = options.slots, options.context_max, options.emit_every
+    if options.drafts is None:
+        return Batch(decoder, *sizes)
+    return DraftedBatch(decoder, *sizes, options.drafts, options.switch or Switch())

@@ -23,8 +23,8 @@ from producers.engines.base import (
     Update,
     UpdateMode,
 )
-from producers.engines.drafts.source import DraftSource
 from producers.engines.drafts.switch import Switch
+from producers.engines.options import EngineOptions
 from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
 from producers.engines.vllm_engine.drafting import drafting_by
@@ -51,27 +51,21 @@ class VllmEngine:
         model_config: PreTrainedConfig,
         tensors: Mapping[str, torch.Tensor],
         version: Version,
-        slots: int,
-        context_max: int,
-        emit_every: int = 64,
+        options: EngineOptions,
         *,
-        device: str | None = None,
         settings: VllmSettings | None = None,
-        drafts: DraftSource | None = None,
-        switch: Switch | None = None,
     ) -> None:
-        assert min(slots, emit_every) >= 1, "at least one slot, and one token per emission"
-        assert context_max >= 2, "a prompt token and a generated one"
         self.version = version
-        self.slots, self.context_max, self._emit_every = slots, context_max, emit_every
+        self.slots, self.context_max = options.slots, options.context_max
+        self._emit_every = options.emit_every
         self.vocabulary = int(model_config.vocab_size)
-        switch = switch or Switch()
-        longest = 0 if drafts is None else switch.rule.most
+        switch = options.switch or Switch()
+        longest = 0 if options.drafts is None else switch.rule.most
         self._core, self._weights = open_parts(
-            model_config, slots, context_max, device, settings or VllmSettings(), longest
+            model_config, options, settings or VllmSettings(), longest
         )
         weakref.finalize(self, self._core.give_back).atexit = False
-        self._drafting = drafting_by(self._core, drafts, switch, slots)
+        self._drafting = drafting_by(self._core, options.drafts, switch, self.slots)
         self._known: dict[str, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._inside: dict[str, Sequence] = {}  # by key

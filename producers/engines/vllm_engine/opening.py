@@ -4,6 +4,7 @@ own, or on a server that others run.
 
 from transformers import PreTrainedConfig
 
+from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine.core import open_core
 from producers.engines.vllm_engine.environment import has_gpu, require_vllm
 from producers.engines.vllm_engine.exchange import EngineCore, Weights
@@ -15,9 +16,7 @@ from producers.settings import VllmSettings
 
 def open_parts(
     config: PreTrainedConfig,
-    slots: int,
-    context_max: int,
-    device: str | None,
+    options: EngineOptions,
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, Weights]:
@@ -27,9 +26,10 @@ def open_parts(
     if settings.url is not None:
         from producers.engines.vllm_engine.remote.opening import open_remote  # only for a URL
 
-        return open_remote(config, slots, context_max, settings)
+        return open_remote(config, options.slots, options.context_max, settings)
     require_vllm()
-    device = device or ("cuda" if has_gpu() else "cpu")
+    device = options.device or ("cuda" if has_gpu() else "cpu")
     needed = needed_by(config)
-    core = open_core(config, shape_for(config, slots, context_max, device, settings, drafts))
+    sizes = options.slots, options.context_max
+    core = open_core(config, shape_for(config, *sizes, device, settings, drafts))
     return core, ServedWeights(core, needed, in_place=device != "cpu")
