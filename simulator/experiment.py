@@ -9,9 +9,9 @@ from simulator.constants import MODELS, ROLLOUT_SHARES, Model
 from simulator.policies import Policy, ablation, policy_of
 from simulator.result import Result
 from simulator.settings import ClusterSettings, LengthSettings, SimulationSettings
+from simulator.simulation import simulate
 from simulator.traces import read_lengths
 from simulator.workload import Lengths, Workload
-from simulator.world import simulate
 from streams.errors import ConfigurationError
 
 

@@ -5,21 +5,20 @@ are exponential, drawn from the workload's seed.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.repacking import Repacking
 from simulator.seat import Seat
-
-if TYPE_CHECKING:
-    from simulator.world import World
+from simulator.world import World
 
 
 @dataclass(slots=True, eq=False)
 class Faults:
     """Strikes rollouts of the world, and brings them back."""
 
-    world: "World"
+    world: World
+    repacking: Repacking
     random: np.random.Generator
     count: int = 0
 
@@ -41,7 +40,7 @@ class Faults:
     def strike(self, seat: Seat) -> None:
         """Between two steps: everything that it has is nobody's."""
         world, sudden = self.world, seat.failing == "failure"
-        world.repacking.forget(seat)
+        self.repacking.forget(seat)
         for work in seat.replica.give_up():
             if sudden:
                 tokens = work.done % world.cluster.partial_every

@@ -9,8 +9,8 @@ from producers.engines.paced.lengths import Distribution
 from producers.engines.paced.roofline import Roofline, batch_max
 from simulator.cluster import Cluster, Job
 from simulator.policies import IN_FLIGHT, OURS, PARTIAL
+from simulator.simulation import simulate
 from simulator.workload import Lengths, Recorded, Workload
-from simulator.world import simulate
 from streams.errors import ConfigurationError
 
 ROUND_S = 0.05  # of the service

@@ -1,17 +1,14 @@
 """What happens, written down while it happens, and the result at the end."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from simulator.cluster import Job
+from simulator.cluster import Cluster, Job
+from simulator.dispatching import Dispatching
 from simulator.policies import Policy
 from simulator.result import Arrow, Counts, Result, Row, lag_shares
 from simulator.seat import Seat
-from simulator.trainer import Step
+from simulator.trainer import Step, Trainer
 from simulator.usage import Reading
-
-if TYPE_CHECKING:
-    from simulator.world import World
 
 ROWS_MAX = 32  # rollouts in the timeline
 ARROWS_MAX = 4_000
@@ -21,9 +18,12 @@ ARROWS_MAX = 4_000
 class Recorder:
     """Readings at the borders of what is measured; arrows of the timeline."""
 
+    cluster: Cluster
     job: Job
     policy: Policy
     seats: dict[str, Seat]
+    dispatching: Dispatching
+    trainer: Trainer
     since_s: float = 0.0
     before: Reading = field(default_factory=Reading)
     trainer_before_s: float = 0.0
@@ -50,13 +50,13 @@ class Recorder:
         name = seat.replica.name
         self._draw(Arrow("drain", now_s, now_s, name, name))
 
-    def result(self, world: "World") -> Result:
-        """Of a finished run."""
-        now_s, steps = world.now, tuple(world.trainer.steps)
+    def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> Result:
+        """The measurements of a finished run that ends at `now_s`."""
+        steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)
         after, count = self._reading(now_s), len(self.seats)
-        trainer_s = world.trainer.busy_s - self.trainer_before_s
+        trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
         kv_s = after.kv_s - self.before.kv_s
         return Result(
@@ -64,20 +64,19 @@ class Recorder:
             tokens_per_s=sum(step.tokens for step in measured) / window_s,
             generated_per_s=(after.tokens - self.before.tokens) / window_s,
             step_s=window_s / len(measured),
-            kv_utilisation=kv_s / (window_s * count * world.cluster.kv_capacity),
+            kv_utilisation=kv_s / (window_s * count * self.cluster.kv_capacity),
             idle_share=1 - (after.busy_s - self.before.busy_s) / max(1e-12, offered_s * count),
             trainer_idle_share=1 - trainer_s / window_s,
             lags=lag_shares(measured),
             seconds=now_s,
-            counts=self._counts(world),
+            counts=self._counts(after, moves, moved_samples, failures),
             steps=steps,
             rows=self._rows(),
             arrows=tuple(self.arrows),
         )
 
-    def _counts(self, world: "World") -> Counts:
-        dispatching, trainer = world.dispatching, world.trainer
-        after = self._reading(world.now)
+    def _counts(self, after: Reading, moves: int, moved_samples: int, failures: int) -> Counts:
+        dispatching, trainer = self.dispatching, self.trainer
         held = sum(seat.given() for seat in self.seats.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.homeless)
@@ -89,12 +88,12 @@ class Recorder:
             ready=sum(len(samples) for _, _, samples in trainer.ready),
             finished_open=sum(len(group.finished) for group in dispatching.groups.values()),
             unfinished=held + unplaced,
-            moves=world.repacking.moves,
-            moved_samples=world.repacking.moved,
+            moves=moves,
+            moved_samples=moved_samples,
             pulls=self.pulls,
             restarts=dispatching.restarts,
             preempted=sum(seat.replica.usage.preempted for seat in self.seats.values()),
-            failures=world.faults.count,
+            failures=failures,
             generated_tokens=after.tokens,
             lost_tokens=dispatching.lost_tokens,
             masked_tokens=sum(step.masked for step in trainer.steps),

@@ -7,18 +7,14 @@ steps of the rollout that gives up; what it had stands still for `move_s`, then 
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from consumers.dispatch.outliers import UNFINISHED_MAX, Running, plan_outliers
 from consumers.dispatch.repack import Load, plan_repack
 from consumers.dispatch.tempo import Budget, Steps, budget_of
 from simulator.seat import Seat
 from simulator.work import Work
+from simulator.world import World
 from streams.records import Version
-
-if TYPE_CHECKING:
-    from simulator.world import World
-
 
 AGAIN = ""  # instead of a rollout: it starts again
 
@@ -35,7 +31,7 @@ class Landing:
 class Repacking:
     """Plans, and the trajectories that are on their way."""
 
-    world: "World"
+    world: World
     moves: int = 0
     moved: int = 0
     deferred: int = 0

@@ -7,8 +7,8 @@ from producers.engines.paced.roofline import Roofline
 from simulator.cluster import Cluster, Job
 from simulator.policies import Policy, policy_of
 from simulator.result import Result
+from simulator.simulation import simulate
 from simulator.workload import Lengths, Workload
-from simulator.world import simulate
 
 STEADY = Roofline(weights_s=0.01, kv_token_s=0.0, row_s=0.0, prefill_token_s=0.0)
 SMALL = Cluster(

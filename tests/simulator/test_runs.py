@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from producers.engines.paced.roofline import Roofline
 from simulator.policies import POLICIES, ablation, policy_of
 from simulator.replica import Replica
+from simulator.simulation import Simulation
 from simulator.work import Work
 from simulator.world import World
 from streams.errors import ConfigurationError
@@ -48,8 +49,9 @@ def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int)
         replace(SMALL, rollouts=3, slots=4, batch_max=4), WAVY, policy_of(name),
         workload(TAILED, seed),
     )  # fmt: skip
+    simulation = Simulation(world)
     seen: list[str] = []
-    train = world._train
+    train = simulation._train
 
     def look_then_train() -> None:
         for _, group, samples in world.trainer.ready:
@@ -58,8 +60,8 @@ def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int)
                 seen.extend(work.name for work in samples)
         train()
 
-    world._train = look_then_train  # type: ignore[method-assign]
-    world.run()
+    simulation._train = look_then_train  # type: ignore[method-assign]
+    simulation.run()
     assert len(seen) == len(set(seen)) > 0
 
 
@@ -78,7 +80,8 @@ def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
         replace(SMALL, slots=4, batch_max=4, kv_capacity=2_000), WAVY, policy_of(name),
         workload(TAILED, seed),
     )  # fmt: skip
-    happen = world._happen
+    simulation = Simulation(world)
+    happen = simulation._happen
 
     def watch(kind: str, about: object) -> None:
         happen(kind, about)  # type: ignore[arg-type]
@@ -90,8 +93,8 @@ def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
             )
             assert len(replica.running) <= replica.slots
 
-    world._happen = watch  # type: ignore[method-assign]
-    world.run()
+    simulation._happen = watch  # type: ignore[method-assign]
+    simulation.run()
 
 
 @settings(max_examples=25, deadline=None)
