@@ -28,6 +28,7 @@ from benchmarks.case import Case, alone
 from rollstream.config import Configuration, load
 from rollstream.folder import run_log
 from rollstream.main import main
+from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from storage.connect import open_store
 from storage.documents import encode as encode_object
@@ -220,10 +221,11 @@ def _run(world: World, role: str, until=lambda: False) -> BaseException | None:
 
     def work() -> None:
         try:
-            run_role(
-                role, world.configuration, world.folder, name=_name(role), stop=stop,
-                nonce="skew", handed_nonce=_nonce(world, role),
+            launch = RoleLaunch(
+                role=role, configuration=world.configuration, folder=world.folder,
+                name=_name(role), stop=stop, nonce="skew", handed_nonce=_nonce(world, role),
             )  # fmt: skip
+            run_role(launch)
         except (RollstreamError, SystemExit) as error:
             errors.append(error)
 

@@ -5,14 +5,11 @@ problems out.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from producers.settings import OWN_VARIABLES
+from rollstream.settings import Configuration
 from storage.checkpoint_folder import CONFIG, checkpoint_folder
 from streams.kafka.address import parse as parse_kafka
-
-if TYPE_CHECKING:  # config.py calls us
-    from rollstream.config import Configuration
 
 ENGINES = ("torch", "vllm", "paced")
 
@@ -25,13 +22,13 @@ class Problem:
     must: str
 
 
-def impossible(configuration: "Configuration") -> list[Problem]:
+def impossible(configuration: Configuration) -> list[Problem]:
     """Everything that cannot work, in the order of the settings."""
     checks = (_places, _model, _task, _sampling, _rollouts, _paced, _pace, _training)
     return [problem for check in checks for problem in check(configuration)]
 
 
-def _places(c: "Configuration") -> Iterator[Problem]:
+def _places(c: Configuration) -> Iterator[Problem]:
     for key, url in (("bus", c.bus), ("store", c.store)):
         if url.startswith("memory:"):
             yield Problem(key, "must be shared by several processes")
@@ -42,7 +39,7 @@ def _places(c: "Configuration") -> Iterator[Problem]:
             parse_kafka(url)  # what it raises repeats no secret of the options
 
 
-def _model(c: "Configuration") -> Iterator[Problem]:
+def _model(c: Configuration) -> Iterator[Problem]:
     is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # of which there is none
     if c.model.path is None and not is_made:
         yield Problem("model.path", "must be given when warmup.enabled is false")
@@ -52,7 +49,7 @@ def _model(c: "Configuration") -> Iterator[Problem]:
         yield Problem("model.path", must)
 
 
-def _task(c: "Configuration") -> Iterator[Problem]:
+def _task(c: Configuration) -> Iterator[Problem]:
     t, mixture = c.task, 'with task.name = "mixture"'
     if t.parts and t.name != "mixture":
         yield Problem("task.parts", f"must be given {mixture} only")
@@ -68,7 +65,7 @@ def _task(c: "Configuration") -> Iterator[Problem]:
             yield Problem("task.environment", must)
 
 
-def _sampling(c: "Configuration") -> Iterator[Problem]:
+def _sampling(c: Configuration) -> Iterator[Problem]:
     kept = "(the kept set is not recorded, so its log-probabilities cannot be trained on)"
     if c.sampling.temperature == 0:
         yield Problem("sampling.temperature", "must be > 0 when training (greedy never explores)")
@@ -81,7 +78,7 @@ def _sampling(c: "Configuration") -> Iterator[Problem]:
         yield Problem("sampling.tokens_max", f"must be < {limit}")
 
 
-def _rollouts(c: "Configuration") -> Iterator[Problem]:
+def _rollouts(c: Configuration) -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
     if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
@@ -106,7 +103,7 @@ def _rollouts(c: "Configuration") -> Iterator[Problem]:
         yield Problem("dispatch.stuck_timeout_s", f"must be ≥ {least}")
 
 
-def _paced(c: "Configuration") -> Iterator[Problem]:
+def _paced(c: Configuration) -> Iterator[Problem]:
     p, is_paced = c.paced, c.rollouts.engine == "paced"
     if is_paced != (c.trainer.learner == "paced"):
         must = "must be 'paced' with, and only with, rollouts.engine = 'paced': no model is trained"
@@ -125,7 +122,7 @@ def _paced(c: "Configuration") -> Iterator[Problem]:
                 yield Problem(f"paced.lengths.{key}", must)
 
 
-def _positions(c: "Configuration") -> object:
+def _positions(c: Configuration) -> object:
     """The longest sequence of the model, as far as its configuration says."""
     if c.model.path is None:
         return c.model.config.get("max_position_embeddings")
@@ -137,14 +134,14 @@ def _positions(c: "Configuration") -> object:
         return None
 
 
-def _pace(c: "Configuration") -> Iterator[Problem]:
+def _pace(c: Configuration) -> Iterator[Problem]:
     if c.dispatch.max_lag is None and c.dispatch.ready_groups_max < c.trainer.groups_per_step:
         wave = c.trainer.groups_per_step
         must = f"must be ≥ trainer.groups_per_step ({wave}), or no step is ever complete"
         yield Problem("dispatch.ready_groups_max", must)
 
 
-def _training(c: "Configuration") -> Iterator[Problem]:
+def _training(c: Configuration) -> Iterator[Problem]:
     t = c.trainer
     if t.groups_per_step < t.updates_per_step:
         must = f"must be ≥ trainer.updates_per_step ({t.updates_per_step}), which share the groups"

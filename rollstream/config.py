@@ -15,21 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import xxhash
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
-from producers.engines.paced.settings import PacedSettings
-from producers.settings import (
-    EvaluationSettings,
-    RolloutSettings,
-    SamplingSettings,
-    ScoringSettings,
-    TaskSettings,
-)
 from rollstream.combinations import impossible
 from rollstream.complaints import complain, explain
 from rollstream.layers import (
@@ -40,92 +31,11 @@ from rollstream.layers import (
     lay,
     overrides_layer,
 )
-from storage.relay.settings import RelaySettings
-from storage.settings import CheckpointSettings, ModelSettings, Settings, WeightsSettings
+from rollstream.settings import Configuration
 from streams.errors import ConfigurationError
 from streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
-
-
-class WarmupSettings(Settings):
-    """Supervised warm-up of a model that starts from scratch."""
-
-    enabled: bool = True
-    """Make a model when `model.path` is not given and the run's folder has none."""
-    threads: int = Field(default=2, ge=1)
-    """Torch threads; nothing else of the run works meanwhile."""
-    documents: int = Field(default=20_000, ge=1)
-    """Documents drawn from the task."""
-    steps: int = Field(default=800, ge=1)
-    """Batches trained."""
-
-
-class MetricsSettings(Settings):
-    """What each process serves to Prometheus and to health checks (docs/metrics.md)."""
-
-    enabled: bool = True
-    """Serve `/metrics` and `/healthz`."""
-    host: str = "127.0.0.1"
-    """Address to listen on; `0.0.0.0` where others scrape."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, written to `metrics/endpoints/<name>.json`; else `run` listens here and its
-    roles on the ports after it, and a role that is started alone listens here.
-    """
-    stalled_s: float = Field(default=300.0, gt=0)
-    """`/healthz` says 503 when a role's loop has not turned for this many seconds."""
-
-
-class Configuration(Settings):
-    """One run, all of it."""
-
-    run: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    """Name of the run."""
-    seed: int = Field(default=0, ge=0)
-    """Prompt order, sampling and warm-up follow from it."""
-    folder: str | None = None
-    """Where the run lives; default `runs/<run>`."""
-    bus: str = "sqlite:bus"
-    """URL of the log; a relative path is inside the run's folder."""
-    store: str = "file:store"
-    """URL of the object store; a relative path is inside the run's folder."""
-    sync: Literal["normal", "full"] = "normal"
-    """`full` survives power loss, at the cost of a disk flush per write."""
-    truncate: bool | None = None
-    """Forget records of the log that are archived and that nothing needs to go on; True: also where
-    no archive runs; default: only where one does.
-    """
-    model: ModelSettings = ModelSettings()
-    """The policy."""
-    task: TaskSettings = TaskSettings()
-    """What is asked and how it is judged."""
-    sampling: SamplingSettings = SamplingSettings()
-    """How training trajectories are drawn."""
-    scoring: ScoringSettings = ScoringSettings()
-    """Scorers of this machine."""
-    rollouts: RolloutSettings = RolloutSettings()
-    """Rollouts of this machine."""
-    evaluation: EvaluationSettings = EvaluationSettings()
-    """Evaluation beside the run."""
-    dispatch: DispatchSettings = DispatchSettings()
-    """Admission, placement, recovery."""
-    trainer: TrainerSettings = TrainerSettings()
-    """Steps, loss, optimiser."""
-    paced: PacedSettings = PacedSettings()
-    """What stands in for model and accelerators under the engine `paced`."""
-    weights: WeightsSettings = WeightsSettings()
-    """Published versions."""
-    relay: RelaySettings = RelaySettings()
-    """This node's cache of versions."""
-    checkpoints: CheckpointSettings = CheckpointSettings()
-    """The trainer's state."""
-    warmup: WarmupSettings = WarmupSettings()
-    """What happens before the first step."""
-    archive: ArchiveSettings = ArchiveSettings()
-    """The log as Parquet files."""
-    metrics: MetricsSettings = MetricsSettings()
-    """Figures of every process while it runs."""
-
 
 INCIDENTAL = (
     "folder",

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rollstream.config import Configuration
@@ -19,42 +19,49 @@ from streams.figures import TellsFigures
 from streams.topics import catalogue
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a role runs and by which nonces it holds its lease."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleLaunch:
+    """Which role this process runs, for which run, and with which options."""
 
+    role: str
     configuration: Configuration
     folder: Path
     name: str
+    """Name of the process, e.g. `rollout-0`; its log, metrics and term carry it."""
+    stop: threading.Event
+    """Set when the role is asked to stop."""
+    nonce: str
+    """Identifies this process as holder of a lease."""
+    handed_nonce: str | None = None
+    """Nonce of the predecessor that the supervisor reaped, whose lease may be taken at once."""
+    accept_config: bool = False
+    """Continue although the run had another configuration."""
+    grace_s: float | None = None
+    """Seconds that a preemptible rollout has once it is asked to stop; None for other roles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place(RoleLaunch):
+    """A launched role with its run's log and store opened."""
+
     bus: Bus
     store: ObjectStore
-    stop: threading.Event
-    nonce: str
-    handed_nonce: str | None
     watch: Watch
-    accept_config: bool = False
-    """Go on although the run had another configuration."""
-    grace_s: float | None = None
-    """A rollout that may be taken away has so many seconds once it is asked to stop."""
+    """Collects the metrics and the liveness of this process."""
 
 
 @contextmanager
-def placed(
-    configuration: Configuration,
-    folder: Path,
-    name: str,
-    watch: Watch,
-    nonce: str,
-    handed_nonce: str | None,
-) -> Generator[Place]:
-    """Log and store of the run, opened; all topics exist."""
-    bus = run_log(configuration, folder)
+def placed(launch: RoleLaunch, watch: Watch) -> Generator[Place]:
+    """Open the run's log and store for the block; all topics exist in it."""
+    bus = run_log(launch.configuration, launch.folder)
     if isinstance(bus, TellsFigures):
         watch.beside.append(bus.figures)
     try:
-        store = open_store(store_url(configuration, folder), configuration.sync)
+        url = store_url(launch.configuration, launch.folder)
+        store = open_store(url, launch.configuration.sync)
         bus.create(catalogue())
-        yield Place(configuration, folder, name, bus, store, watch.stop, nonce, handed_nonce, watch)
+        given = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
+        yield Place(**given, bus=bus, store=store, watch=watch)
     finally:
         bus.close()
 

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from rollstream.config import Configuration, truncates
@@ -21,7 +20,7 @@ from rollstream.folder import RunFolder
 from rollstream.identity import agreeing, identify
 from rollstream.metrics.endpoint import served
 from rollstream.metrics.watch import Watch
-from rollstream.role_place import Place, placed
+from rollstream.role_place import Place, RoleLaunch, placed
 from storage.conditions import check_conditions
 from storage.leases import Candidate, Lease, acquire
 from storage.metrics import MetricsFile
@@ -35,35 +34,23 @@ READS_ONLY = ("eval",)  # the store: its conditions are not probed
 NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
 
 
-def run_role(
-    role: str,
-    configuration: Configuration,
-    folder: Path,
-    *,
-    name: str,
-    stop: threading.Event,
-    nonce: str,
-    handed_nonce: str | None = None,
-    accept_config: bool = False,
-    grace_s: float | None = None,
-) -> bool:
-    """Run one role until it is done (True) or stopped (False). `Fenced` when a higher term took it
-    over.
+def run_role(launch: RoleLaunch) -> bool:
+    """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` when
+    a higher term took the role over.
     """
-    watch = Watch(stop)
+    c, watch = launch.configuration, Watch(launch.stop)
     with (
-        served(configuration, folder, role, name, watch),
-        placed(configuration, folder, name, watch, nonce, handed_nonce) as place,
+        served(c, launch.folder, launch.role, launch.name, watch),
+        placed(launch, watch) as place,
     ):
         try:
-            if role not in READS_ONLY:
-                check_conditions(place.store, configuration.store, uuid.uuid4().hex)
-                identify(place.store, configuration.run)
-            given = replace(place, accept_config=accept_config, grace_s=grace_s)
-            with agreeing(place.store, configuration, stop, accept_config):
-                return _ROLES[role](given)
+            if launch.role not in READS_ONLY:
+                check_conditions(place.store, c.store, uuid.uuid4().hex)
+                identify(place.store, c.run)
+            with agreeing(place.store, c, launch.stop, launch.accept_config):
+                return _ROLES[launch.role](place)
         finally:
-            _note_usage(folder, name)
+            _note_usage(launch.folder, launch.name)
 
 
 def evaluate_versions(
@@ -72,8 +59,15 @@ def evaluate_versions(
     """Evaluate stored versions of a run now; one line of `eval.jsonl` each."""
     from rollstream.eval_role import evaluate_stored
 
-    watch = Watch(threading.Event())
-    with placed(configuration, folder, "evaluation", watch, "", None) as place:
+    launch = RoleLaunch(
+        role="eval",
+        configuration=configuration,
+        folder=folder,
+        name="evaluation",
+        stop=threading.Event(),
+        nonce="",
+    )
+    with placed(launch, Watch(launch.stop)) as place:
         yield from evaluate_stored(place, numbers)
 
 

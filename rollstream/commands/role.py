@@ -56,15 +56,16 @@ def main(arguments: argparse.Namespace) -> int:
     name = name_of_rank(arguments.name) if is_rank else arguments.name
     if arguments.command in HEAVY:
         import_module(HEAVY[arguments.command])
+    from rollstream.role_place import RoleLaunch
     from rollstream.roles import run_role
 
     signals = listen()
     if grace_s is not None:
         end_after(signals.stop, grace_s)
-    is_done = run_role(
-        arguments.command,
-        configuration,
-        folder.path,
+    launch = RoleLaunch(
+        role=arguments.command,
+        configuration=configuration,
+        folder=folder.path,
         name=name,
         stop=signals.stop,
         nonce=os.environ.get(NONCE) or secrets.token_hex(16),
@@ -72,6 +73,7 @@ def main(arguments: argparse.Namespace) -> int:
         accept_config=getattr(arguments, "accept_config", False),
         grace_s=grace_s,
     )
+    is_done = run_role(launch)
     log.info("%s %s", name, "is done" if is_done else "was stopped")
     return 0 if is_done or grace_s is not None else ASKED_TO_STOP
 

@@ -21,6 +21,7 @@ from rollstream.config import (
 from rollstream.folder import RunFolder, settle
 from rollstream.identity import KEY, agreeing, check_agrees, identify, record
 from rollstream.main import main, parser
+from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from storage.connect import open_store
 from storage.documents import encode
@@ -110,11 +111,11 @@ def test_every_role_compares_before_it_takes_a_lease(tmp_path: Path) -> None:
     identify(store, "run")
     record(store, of())
     before = sorted(entry.key for entry in store.list())
-    start = partial(run_role, folder=tmp_path, stop=threading.Event(), nonce="n", name="one")
+    launch = partial(RoleLaunch, folder=tmp_path, stop=threading.Event(), nonce="n", name="one")
     other = of(dispatch={"max_lag": 3}, metrics={"enabled": False})
     for role in ("prompts", "dispatch", "train", "rollout", "score", "archive", "relay", "eval"):
         with pytest.raises(ConfigurationError, match=r"dispatch\.max_lag: 4 in the run, 3 asked"):
-            start(role, other)
+            run_role(launch(role=role, configuration=other))
     assert sorted(entry.key for entry in store.list()) == before
 
 

@@ -9,6 +9,7 @@ import pytest
 from storage_samples import in_threads
 
 from rollstream.config import Configuration
+from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from storage.conditions import check_conditions
 from storage.connect import open_store
@@ -40,4 +41,13 @@ def test_no_role_starts_on_a_store_that_forgets_conditions(tmp_path):
     with forgetful_s3.serving("If-None-Match", "If-Match") as (url, _):
         configuration = Configuration(store=url, bus=f"sqlite:{tmp_path}/bus")
         with pytest.raises(ConfigurationError, match="ignores If-None-Match"):
-            run_role("archive", configuration, tmp_path, name="archive", stop=stop, nonce="nonce")
+            run_role(
+                RoleLaunch(
+                    role="archive",
+                    configuration=configuration,
+                    folder=tmp_path,
+                    name="archive",
+                    stop=stop,
+                    nonce="nonce",
+                )
+            )

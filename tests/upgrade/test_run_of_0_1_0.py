@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import zstandard
 from rollstream.config import load
 from rollstream.folder import run_log
 from rollstream.main import main
+from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from streams.reader import TopicReader
 from streams.records import Configured, Opened, Position, Record
@@ -61,8 +61,15 @@ def test_its_trainer_resumes_under_a_term_of_this_release(folder: Path) -> None:
     configuration, stop = load(folder / "config.json", (), {}), threading.Event()
     bus = run_log(configuration, folder)
     reader = TopicReader(bus, "ledger", {0: Position(bus.end("ledger")[0])}, with_opened=True)
-    train = partial(run_role, "train", configuration, folder, name="trainer", nonce="n", stop=stop)
-    thread = threading.Thread(target=train, daemon=True)
+    launch = RoleLaunch(
+        role="train",
+        configuration=configuration,
+        folder=folder,
+        name="trainer",
+        nonce="n",
+        stop=stop,
+    )
+    thread = threading.Thread(target=run_role, args=(launch,), daemon=True)
     thread.start()
     found: list[Record] = []
     while not any(isinstance(one, Configured) for one in found) and thread.is_alive():
