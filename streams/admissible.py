@@ -1,9 +1,10 @@
 """Whether a trajectory can be trained: one pure rule that rollout, trainer, replay and audit call
 (invariant 12).
 
-`trajectories` and `annotations` have many writers, so a record there is a claim until this rule has
-looked at it. What it accepts fits the model and the arrays of the learner and gives finite float32
-losses and gradients; what it refuses is a dead member of its group, counted by `Kind`.
+`trajectories` and `annotations` have many writers, so a record there is only a claim until this
+rule has checked it. An accepted trajectory fits the model and the learner's arrays and gives finite
+float32 losses and gradients. A refused one is a dead member of its group and is counted by its
+`Kind`.
 """
 
 from bisect import bisect_right
@@ -17,25 +18,27 @@ from streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory, Vers
 
 Kind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""All of them: a metric label has no other value."""
+"""All kinds of refusal: a metric label has no other value."""
 
 LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
-"""The probability of a token that was drawn; engines write -9999 for the impossible, and rounding
-in 16 bits puts a certain token a little above 0.
+"""Bounds of the log-probability of a sampled token. Engines write -9999 for an impossible token,
+and rounding in 16 bits puts a certain token a little above 0.
 """
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-3, 1e3
-"""Logits are divided by it in float32: below, logits of 100 come near its end when squared."""
+"""Logits are divided by the temperature in float32. Below the minimum, the square of a logit of 100
+comes near the largest float32.
+"""
 NUMBER_MAX = 1e6
-"""Rewards, scores and annotations. A gradient norm squares sums over tokens: (1e6 · 2 · 1e6
-tokens)² = 4e24 is far below the largest float32, 3e38.
+"""Bound of rewards, scores and annotation values. A gradient norm squares sums over tokens: (1e6 ·
+2 · 1e6 tokens)² = 4e24 is far below the largest float32, 3e38.
 """
 SCORES_MAX, LABEL_MAX = 64, 200
-"""Parts of one reward, and characters of a task or of the name of a part."""
+"""Most parts of one reward, and most characters of a task's name or of a part's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBounds:
-    """What a run's model and settings can train; the defaults bound nothing."""
+    """What a run's model and settings can train; the defaults set no bound."""
 
     vocabulary: int = 1 << 32
     context_max: int = 1 << 40
@@ -44,31 +47,35 @@ class TrainingBounds:
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """The versions that were believed up to a moment: numbers up to `highest`, and in `terms` the
-    term of each number as (first number, term) in ascending order; numbers before the first pair
-    are of unknown terms.
+    """The versions that were believed at some moment: all numbers up to `highest`. `terms` holds
+    the term of each number as pairs (first number, term) in ascending order; the terms of numbers
+    before the first pair are unknown.
     """
 
     highest: int
     terms: tuple[tuple[int, int], ...] = ()
 
     def is_believed(self, version: Version) -> bool:
-        """Whether a trainer published it. A number that an unknown term published passes."""
+        """Return whether a trainer published this version. A number whose term is unknown
+        passes.
+        """
         if version.number > self.highest:
             return False
         at = bisect_right(self.terms, version.number, key=lambda pair: pair[0])
         return not at or self.terms[at - 1][1] == version.term
 
     def up_to(self, version: Version | None) -> "Believed | None":
-        """What was believed while this version was the highest; None where nobody knows it."""
+        """The versions that were believed while `version` was the highest; None if `version` is
+        None, that is unknown.
+        """
         return None if version is None else Believed(version.number, self.terms)
 
 
 def believed_terms(
     versions: Iterable[Version], before: Iterable[tuple[int, int]] = ()
 ) -> tuple[tuple[int, int], ...]:
-    """`Believed.terms` of these versions, which take the place of what `before` holds from their
-    numbers on.
+    """`Believed.terms` of these versions. From their numbers on they replace the pairs of
+    `before`.
     """
     terms = list(before)
     for version in sorted(versions):
@@ -93,8 +100,8 @@ class Refusal:
 def refusal(
     record: Trajectory, bounds: TrainingBounds, believed: Believed | None = None
 ) -> Refusal | None:
-    """None for a finished trajectory that can be trained. Without `believed` the numbers of
-    versions have no upper bound.
+    """Why the finished trajectory cannot be trained, or None if it can. Without `believed` version
+    numbers have no upper bound.
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
@@ -108,12 +115,14 @@ def refusal(
 
 
 def is_number(value: float) -> bool:
-    """Whether a reward, a score or an annotation has this value within the bounds."""
+    """Return whether a reward, score or annotation value is finite and within the bounds."""
     return -NUMBER_MAX <= value <= NUMBER_MAX  # false for NaN
 
 
 def is_usable(note: Annotation) -> bool:
-    """Whether an annotation says something: values within the bounds, or why there are none."""
+    """Return whether an annotation holds values within the bounds, or a reason why there
+    are none.
+    """
     values = note.values
     return bool(note.reason) or (len(values) > 0 and bool((np.abs(values) <= NUMBER_MAX).all()))
 

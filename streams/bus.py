@@ -1,19 +1,19 @@
-"""The bus contract: a partitioned, durable log of bytes with explicit positions. Back ends stand
-beside this file.
+"""The bus contract: a partitioned, durable log of bytes with explicit positions. Each back end is a
+file or folder beside this one.
 
-Guarantees, the same on every back end (one conformance suite, `tests/streams/`):
+All back ends give the same guarantees (one conformance suite, `tests/streams/`):
 
-* What `append` returned offsets for is durable and stays in its partition's order; an error leaves
-  it in doubt, and who sends it again is recognised by its sequence number (invariant 7).
-* `read` gives records in partition order, none skipped; a position below what is kept raises
-  `PositionLost`.
-* Compaction keeps at least the newest record per key (a tombstone, `value=None`, may remove the
-  key), no more is promised.
-* Nothing is truncated except by `truncate`, by a topic's `retention_s`, or by compaction; the last
-  record of a partition always stays, so its end never moves back.
-* Consumer groups only spread partitions, they decide nothing.
+* A record whose offset `append` returned is durable and keeps its place in its partition. An error
+  leaves the append in doubt; a repeated append is recognised by its sequence number (invariant 7).
+* `read` returns records in partition order and skips none. A position below the first kept record
+  raises `PositionLost`.
+* Compaction keeps at least the newest record per key; a tombstone (`value=None`) may remove the
+  key. It promises no more than that.
+* Only `truncate`, a topic's `retention_s` and compaction remove records. The last record of a
+  partition always stays, so the partition's end never moves back.
+* Consumer groups only spread partitions over members. They decide nothing.
 
-Every wait has a bound given by the caller.
+The caller bounds every wait.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ from streams.topics import Topic
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One record to append; `value` None is a tombstone; without `partition` the key chooses it
-    (`partition_of`).
+    """One record to append. A `value` of None is a tombstone. Without `partition` the key chooses
+    the partition (`partition_of`).
     """
 
     key: bytes
@@ -36,8 +36,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One record as read; a msgspec struct because readers make many (0.1 µs; a frozen dataclass
-    takes 0.6).
+    """One record as read. It is a msgspec struct because readers create many (0.1 µs each; a frozen
+    dataclass takes 0.6 µs).
     """
 
     topic: str
@@ -49,36 +49,36 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupReader(Protocol):
-    """One member of a consumer group on one topic; partitions come and go between polls."""
+    """One member of a consumer group on one topic. Its partitions may change between polls."""
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        """Records of the partitions held now, from the group's commits on; [] when
-        `wait_s` passed. `records_max` 0 reads nothing: it says that the member lives while it works
-        on what it has.
+        """Return records of the partitions held now, starting at the group's commits; [] when
+        `wait_s` has passed. `records_max=0` reads nothing and only keeps the membership alive while
+        the member processes earlier records.
         """
         ...
 
     def commit(self) -> None:
-        """Everything that `poll` returned was processed; partitions lost meanwhile are left to
-        their new owner.
+        """Mark everything that `poll` returned as processed. Partitions that were lost meanwhile
+        are not committed: their new owner reads those records again.
         """
         ...
 
     def pass_lost(self) -> dict[int, int]:
-        """After `PositionLost`: go on at the begin of what is kept. Returns by partition how many
-        offsets are passed over; the next `commit` stores it, as a member's.
+        """After `PositionLost`: resume at the first kept record. Returns the number of skipped
+        offsets by partition. The next `commit` stores the new positions.
         """
         ...
 
     def close(self) -> None:
-        """Leave the group; partitions are free at once."""
+        """Leave the group; its partitions are free at once."""
         ...
 
 
 class Bus(Protocol):
     def create(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing; an existing topic with other settings raises `BusError` and names
-        the difference.
+        """Create the missing topics. An existing topic with other settings raises `BusError`, which
+        names the difference.
         """
         ...
 
@@ -89,7 +89,7 @@ class Bus(Protocol):
     def partitions(self, topic: str) -> int: ...
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
-        """Offsets, in the order of `entries`, once all are durable."""
+        """Append the entries and return their offsets in the same order, once all are durable."""
         ...
 
     def read(
@@ -102,17 +102,17 @@ class Bus(Protocol):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """Records from each partition's offset on, partition after partition; at least one if there
-        is any, whatever its size; [] when none came within `wait_s`.
+        """Return records from each given offset on, partition after partition: at least one if any
+        exists, whatever its size; [] if none came within `wait_s`.
 
-        Unless `exact`, [] may also mean that what lies there has not arrived yet: for loops that
-        look again soon, because over a network an exact [] costs a question to the brokers.
+        Unless `exact`, [] may also mean that existing records have not arrived yet. Polling loops
+        use `exact=False`, because over a network an exact [] costs a request to the brokers.
         """
         ...
 
     def begin(self, topic: str) -> dict[int, int]:
-        """First kept offset per partition (equals the end when the partition never held
-        a record).
+        """First kept offset per partition; it equals the end if the partition never held a
+        record.
         """
         ...
 
@@ -129,7 +129,7 @@ class Bus(Protocol):
         ...
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
-        """Forget records below these offsets, but never a partition's last record."""
+        """Remove records below these offsets, but never a partition's last record."""
         ...
 
     def join(self, group: str, topic: str, member: str) -> GroupReader: ...

@@ -1,15 +1,15 @@
-"""Which partitions a member of a consumer group holds: a pure function over lease rows, the same on
-every bus.
+"""Which partitions a member of a consumer group holds: a pure function over lease rows, the same
+for every bus.
 
-Members alive are dealt the partitions in turn by name. A partition is held by at most one member at
-a time: a member takes one only when its lease is free, run out or already its own, and gives back
-what is no longer its share.
+Partitions are dealt to the live members in turn, in the order of their names. At most one member
+holds a partition at a time: a member takes a partition only if its lease is free, expired or
+already its own, and gives back those outside its share.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LEASE_S = 10.0  # a member that does not poll for longer loses its partitions
+LEASE_S = 10.0  # a member that does not poll for this long loses its partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a member holds after its poll: `held` are renewed, `released` go back to the group."""
+    """What a member holds after its poll: `held` partitions are renewed, `released` ones go back to
+    the group.
+    """
 
     held: frozenset[int]
     released: frozenset[int]
@@ -35,8 +37,8 @@ def claim(
     partitions: int,
     now_s: float,
 ) -> Claim:
-    """`members` maps names to when they run out, `member` counts as alive; `leases` are by
-    partition.
+    """Compute the partitions of `member`. `members` maps names to expiry times, and `member` itself
+    counts as alive; `leases` are by partition.
     """
     alive = sorted({name for name, expires_s in members.items() if expires_s > now_s} | {member})
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}

@@ -1,7 +1,7 @@
-"""Records to bytes and back; any bytes whatever give a record or a `DecodeError`, in memory bounded
+"""Records to bytes and back. Any bytes decode to a record or raise `DecodeError`, in memory bounded
 by their length.
 
-All numbers little-endian; offsets from the first byte:
+All numbers are little-endian; offsets count from the first byte:
 
      0   4 bytes   magic `RSR1`
      4   u32       n, length of the JSON header
@@ -10,14 +10,16 @@ All numbers little-endian; offsets from the first byte:
          0 to 7    zero bytes up to a multiple of 8, then each array in the order given below,
          each but the last padded with zero bytes up to a multiple of 8; then nothing more
 
-The header is one object: `record` (its `schema`, a name with version, first; then its fields under
+The header is one object: `record` (first its `schema`, a name with version; then its fields under
 their own names; objects and lists nest) and, from single-holder roles, `envelope` (`role`, `term`,
-`sequence`). A field whose key ends in a NumPy kind and item size (`"tokens:u4":512`) is an array
-and its value the number of items. Arrays lie in the order of the record's class; those that a newer
-program has added come after them. A field that equals its default may be left out, so a schema's
-defaults never change. Unknown fields and arrays are ignored; a missing field without default is a
-`DecodeError`, an unknown schema `UnknownSchema`. JSON has no NaN: a float in the header must be
-finite, `encode` refuses others by name; arrays hold any value.
+`sequence`). A field whose key ends in a NumPy kind and item size (`"tokens:u4":512`) is an array,
+and its value is the number of items. Arrays follow in the order of the record's class; arrays that
+a newer program has added come after them.
+
+A field that equals its default may be left out, so a schema's defaults never change. Unknown fields
+and arrays are ignored; a missing field without default is a `DecodeError`, an unknown schema
+`UnknownSchema`. JSON has no NaN, so floats in the header must be finite and `encode` names the
+field that is not; arrays hold any value.
 """
 
 import math
@@ -48,7 +50,7 @@ __all__ = [
 
 MAGIC = b"RSR1"
 CLAIM_START = b'{"record":{"schema":"claim/1"'  # at byte 16 of a `Claim`: the schema comes first
-LARGE_BYTES = 1 << 15  # above it one copy less is worth hashing in pieces (measured: 5.1 to 3.8 µs)
+LARGE_BYTES = 1 << 15  # above this, hashing in pieces saves one copy (measured: 5.1 to 3.8 µs)
 _PREFIX = struct.Struct("<4sIQ")
 _PREFIX_BYTES = _PREFIX.size
 _PADDING = tuple(bytes(-size % 8) for size in range(8))  # by size modulo 8
@@ -57,7 +59,7 @@ _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """Who wrote a record of a single-holder role: sequence numbers count from 0 (`Opened`) per
+    """The writer of a single-holder role's record. Sequence numbers count from 0 (`Opened`) per
     (term, partition).
     """
 
@@ -67,7 +69,9 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A record, and its envelope if a single-holder role wrote it; the header is its JSON."""
+    """A record, and its envelope if a single-holder role wrote it. The header is this struct as
+    JSON.
+    """
 
     record: Record
     envelope: Envelope | None = None
@@ -93,7 +97,9 @@ _ARRAYS = {schema: _arrays_of(schema) for schema in SCHEMAS.values()}
 
 
 def _plain(value: object) -> object:
-    """What a header holds of a NumPy value: a scalar itself, of an array the number of items."""
+    """What a header holds for a NumPy value: a scalar itself, for an array the number of
+    its items.
+    """
     if isinstance(value, ndarray):
         return len(cast("NDArray[Any]", value))
     if isinstance(value, np.generic):
@@ -107,12 +113,14 @@ _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
 def content_hash(data: bytes) -> str:
-    """xxh3-64 of an encoded record's bytes in hex: what the ledger names a record by."""
+    """xxh3-64 of an encoded record's bytes in hex: the identity of a record in the ledger."""
     return xxh3_64_hexdigest(data)
 
 
 def encode(record: Record, envelope: Envelope | None = None) -> bytes:
-    """The same bytes for the same record; ValueError for a wrong array or a float JSON has not."""
+    """Equal records give equal bytes. Raises ValueError for an array of the wrong type or a float
+    that JSON cannot hold.
+    """
     parts: list[Any] = [b""]
     size = total = 0
     for name, dtype, item_bytes in _ARRAYS[type(record)]:
@@ -136,7 +144,9 @@ def encode(record: Record, envelope: Envelope | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Decoded:
-    """The record in `data`, checksum verified; its arrays are read-only views that hold `data`."""
+    """The record in `data`, with its checksum verified. Its arrays are read-only views that keep
+    `data` alive.
+    """
     head = _header_bytes(data)
     try:
         decoded = _decoder.decode(head)
@@ -159,8 +169,8 @@ def decode(data: bytes) -> Decoded:
 
 
 def is_canonical(data: bytes, decoded: Decoded) -> bool:
-    """Whether `encode` gives these very bytes for what was decoded from them: the same header, no
-    array that is unknown here, zero padding.
+    """Return whether `encode` gives exactly these bytes for what was decoded from them: the same
+    header, no unknown array, zero padding.
     """
     head = _encoder.encode(decoded)
     end = _PREFIX_BYTES + len(head)
@@ -175,9 +185,9 @@ def is_canonical(data: bytes, decoded: Decoded) -> bool:
 
 
 def envelope_of(data: bytes) -> Envelope | None:
-    """The envelope of a record whose schema or fields this reader need not know; None without one.
+    """The envelope of a record, whose schema and fields may be unknown here; None if it has none.
 
-    `DecodeError` if the bytes are damaged or no record at all.
+    Raises `DecodeError` if the bytes are damaged or not a record.
     """
     try:
         return _any_decoder.decode(_header_bytes(data)).envelope
@@ -186,7 +196,7 @@ def envelope_of(data: bytes) -> Envelope | None:
 
 
 def _header_bytes(data: bytes) -> memoryview:
-    """The JSON of a record whose magic, checksum and length are right."""
+    """The JSON header of a record, after its magic, checksum and length have been checked."""
     if len(data) < _PREFIX_BYTES:
         raise DecodeError(f"{len(data)} bytes are too few for a record")
     magic, length, checksum = _PREFIX.unpack_from(data)
@@ -211,7 +221,7 @@ def _header_error(header: memoryview, error: Exception) -> DecodeError:
 
 
 def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
-    """Length, with padding, of the arrays from `at` on that a newer program has added."""
+    """Length, with padding, of the arrays from `at` on that only a newer program knows."""
     known = {field.encode_name for field in fields(schema)}
     try:
         record = msgspec.json.decode(header, type=dict[str, Any])["record"]
@@ -228,7 +238,9 @@ def _unknown_bytes(header: memoryview, schema: type[Record], at: int) -> int:
 
 
 def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """`value` as a contiguous array of `dtype`; only what is one already but for its strides."""
+    """`value` as a contiguous array of `dtype`. Only a differing memory layout is converted;
+    anything else raises ValueError.
+    """
     if not isinstance(value, ndarray):
         raise ValueError(f"{name} must be an array, not {value!r}")
     array = cast("NDArray[Any]", value)
@@ -240,7 +252,9 @@ def _array(value: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _refuse_not_finite(record: Record) -> None:
-    """msgspec writes NaN and infinities as null, as it does None: only None may be there."""
+    """Raise ValueError for NaN and infinities, which msgspec writes as null just as it does
+    None.
+    """
     for path in _not_finite(record, type(record).__name__):
         raise ValueError(f"{path} is not finite; a record's header cannot hold NaN or infinity")
 

@@ -1,5 +1,5 @@
-"""From a URL to a bus: `sqlite:FOLDER`, `kafka://HOST:PORT/PREFIX` or `memory:`; a run on a cluster
-differs in this URL and the store's only.
+"""Opens a bus from its URL: `sqlite:FOLDER`, `kafka://HOST:PORT/PREFIX` or `memory:`. A run on a
+cluster differs from an embedded one only in this URL and the store's.
 """
 
 import os
@@ -20,8 +20,8 @@ def open_bus(
     clock: Callable[[], float] = time.time,
     sync: Literal["normal", "full"] = "normal",
 ) -> Bus:
-    """The bus at `url`; `clock` stamps records and measures leases, `sync="full"` survives power
-    loss (on Kafka the brokers' copies do).
+    """The bus at `url`. `clock` stamps records and measures leases. `sync="full"` makes SQLite
+    survive power loss; on Kafka the brokers' replicas do.
     """
     scheme, _, path = url.partition(":")
     if scheme == "sqlite" and path:
@@ -37,8 +37,9 @@ def open_bus(
 
 
 def check_reachable(url: str, wait_s: float = 5.0) -> None:
-    """`BusError` at once where no broker of a `kafka:` URL takes a connection. For a first look: a
-    bus itself waits a minute for brokers that restart, which tells a person nothing of a typo.
+    """Raise `BusError` at once if no broker of a `kafka:` URL accepts a connection. Used when a
+    command starts: the bus itself waits a minute for brokers that restart, and a mistyped URL
+    should fail sooner.
     """
     if not url.startswith("kafka://"):
         return
@@ -57,7 +58,7 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
 
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:
-    """Imported here: an embedded run has no Kafka client."""
+    """The Kafka modules are imported here because an embedded run has no Kafka client installed."""
     from streams.kafka.address import parse, secrets_of
 
     address = parse(url)

@@ -1,11 +1,11 @@
-"""`<topic>.dead`: the bytes that are no record of a topic, each appended once, by one role.
+"""Writes `<topic>.dead`: bytes that are not a record of their topic, each appended once, by one
+role.
 
-Every reader of a topic meets the same unreadable bytes. One of them, the role that acts on the
-topic, appends them (trainer: admissions, trajectories, annotations; dispatch: the others); the rest
-only count. A restarted owner reads part of the topic again. It appends in the order of each
-partition, so what it appended before is known from `<topic>.dead` itself: everything up to the
-highest offset there. What this stops: one record of 1 MiB that becomes a copy per reader and per
-restart.
+Every reader of a topic meets the same unreadable bytes. Only the role that acts on the topic
+appends them (the trainer for admissions, trajectories and annotations; dispatch for the others);
+other readers only count them. A restarted owner reads part of the topic again. It appends in the
+order of each partition, so the highest offset in `<topic>.dead` shows what it appended before. What
+this stops: one unreadable record of 1 MiB that becomes a copy per reader and per restart.
 """
 
 from collections.abc import Sequence
@@ -20,20 +20,22 @@ from streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
 from streams.writer import Keyed, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
-"""Of the original bytes; the rest is cut, so that no dead letter needs the object store."""
+"""Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter needs
+the object store.
+"""
 KEY_CHARACTERS_MAX = 200
 
 
 class DeadLetterWriter:
-    """The owner's side of one topic; not for several threads at once."""
+    """The dead letters of one topic, written by its owner. Not safe for several threads at once."""
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._bus, self._topic = bus, topic
-        self._upto: dict[int, int] | None = None  # by partition, the highest offset that is there
+        self._upto: dict[int, int] | None = None  # highest offset in `.dead`, by partition
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
-        """Messages with the reason of each, in the order of their partitions, those before included
-        that were appended by an earlier call or an earlier process.
+        """Append these messages with their reasons, skipping those that an earlier call or process
+        already appended. They must be in the order of their partitions.
         """
         if not unreadable:
             return
@@ -55,19 +57,19 @@ class DeadLetterWriter:
         return f"{self._topic}.dead"
 
     def _present(self) -> dict[int, int]:
-        """The highest offset there by partition; one beyond the topic's end is a foreign record's,
-        which may not keep later ones out.
+        """The highest source offset in `<topic>.dead` by partition. An offset beyond the topic's
+        end comes from a foreign record and is ignored, or it would keep later dead letters out.
         """
         ends, upto = self._bus.end(self._topic), dict[int, int]()
         positions, stop = self._bus.begin(self._name), self._bus.end(self._name)
         while any(at < stop[p] for p, at in positions.items()):
             try:
                 messages = self._bus.read(self._name, positions)
-            except PositionLost:  # they are kept by time
+            except PositionLost:  # expired: dead letters are kept by time
                 positions = self._bus.begin(self._name)
                 continue
             if not messages:
-                raise BusError(f"{self._name}: it ends before {stop}, which was its end")
+                raise BusError(f"{self._name} ends before {stop}, its end a moment ago")
             for message in messages:
                 positions[message.partition] = message.offset + 1
                 dead = _dead_in(message)

@@ -1,11 +1,13 @@
-"""One bound of time per operation, passed down instead of a fresh timeout per call."""
+"""One time bound per operation, passed down instead of a new timeout per call."""
 
 import time
 from collections.abc import Callable
 
 
 class Deadline:
-    """`seconds` from now on `clock`, which is monotonic; 0 has passed at once."""
+    """A point in time `seconds` from now on the monotonic `clock`. A deadline of 0 seconds has
+    passed at once.
+    """
 
     __slots__ = ("_clock", "_end")
 

@@ -1,7 +1,7 @@
-"""Which generated tokens were guessed: reading and joining `Drafts`.
+"""Reading and joining `Drafts`: which generated tokens came from accepted drafts.
 
-Where only a part of a trajectory says how it was drafted, the rest counts as drawn by the model
-itself, one token a step.
+If only a part of a trajectory records its drafts, the rest counts as sampled by the model itself,
+one token a step.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,14 @@ from streams.records import Drafts
 
 
 def right_of(drafts: Drafts) -> int:
-    """Guessed tokens that were right."""
+    """The number of draft tokens that the model accepted."""
     return sum(drafts.runs[1::2])
 
 
 def marks(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
-    """Of `count` generated tokens, which were guessed; runs that do not fit give as many as fit."""
+    """Of `count` generated tokens, which were accepted draft tokens. Runs that are too long are cut
+    off.
+    """
     found = np.zeros(count, np.bool_)
     at = 0
     for index, length in enumerate(() if drafts is None else drafts.runs):
@@ -28,8 +30,8 @@ def marks(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
 
 
 def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
-    """The drafts of consecutive parts, each with the number of its generated tokens; None where no
-    part has any.
+    """The drafts of consecutive parts, each given with the number of its generated tokens; None if
+    no part has any.
     """
     known = list(parts)
     if all(drafts is None for _, drafts in known):
@@ -50,8 +52,8 @@ def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
 
 
 def extend(runs: list[int], length: int, *, guessed: bool) -> None:
-    """Put so many tokens behind; neighbours of one kind are one run."""
-    assert runs, "runs begin with the tokens before the first guess, perhaps none"
+    """Append a run of `length` tokens; adjacent runs of one kind become one."""
+    assert runs, "runs begin with the tokens before the first draft, perhaps 0"
     if len(runs) % 2 == (not guessed):
         runs[-1] += length
     elif length:

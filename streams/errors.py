@@ -1,7 +1,7 @@
-"""Every error of the project, one tree; each class is a standard-library error too.
+"""Every error of the project in one tree; each class is also a standard-library error.
 
-Raised for the world (files, brokers, configurations, bytes of others); programmer errors are
-asserts. A message names what, where and what to do.
+Raised for failures outside the program: files, brokers, configurations, bytes from other programs.
+Programmer errors are asserts. A message names what failed, where, and what to do.
 """
 
 
@@ -14,33 +14,33 @@ class ConfigurationError(RollstreamError, ValueError):
 
 
 class DecodeError(RollstreamError, ValueError):
-    """Bytes are not a record that this reader understands; it goes to `<topic>.dead`."""
+    """Bytes are not a record that this reader understands; they go to `<topic>.dead`."""
 
 
 class UnknownSchema(DecodeError):
-    """A well-formed record of a schema that this reader does not know."""
+    """A well-formed record of a schema that is unknown to this reader."""
 
 
 class NewerRelease(RollstreamError, NotImplementedError):
-    """Log or store hold what only a newer release understands (invariant 14). A role that meets it
-    ends without moving a position; a newer release goes on from there.
+    """The log or store holds content that only a newer release understands (invariant 14). A role
+    that meets it ends without moving a position, so a newer release can resume there.
     """
 
 
 class BusError(RollstreamError, OSError):
-    """The log could not do what was asked; nothing acknowledged is lost."""
+    """The log could not perform an operation; nothing acknowledged is lost."""
 
 
 class BusTimeout(BusError, TimeoutError):
-    """The log did not answer before the deadline; what was sent is in doubt."""
+    """The log did not answer before the deadline; whether the request took effect is unknown."""
 
 
 class PositionLost(BusError, LookupError):
-    """A read position was truncated away; reading on from elsewhere would skip records."""
+    """A read position was truncated; reading from elsewhere would skip records."""
 
 
 class RecordTooLarge(BusError, ValueError):
-    """A record is above what its topic takes."""
+    """A record is larger than its topic accepts."""
 
 
 class SequenceGap(BusError):
@@ -48,11 +48,13 @@ class SequenceGap(BusError):
 
 
 class StoreError(RollstreamError, OSError):
-    """The object store could not do what was asked."""
+    """The object store could not perform an operation."""
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """The object store did not answer before the deadline; what was sent is in doubt."""
+    """The object store did not answer before the deadline; whether the request took effect is
+    unknown.
+    """
 
 
 class ObjectMissing(StoreError, FileNotFoundError):
@@ -60,23 +62,23 @@ class ObjectMissing(StoreError, FileNotFoundError):
 
 
 class ObjectExists(StoreError, FileExistsError):
-    """A create met an object that is already there."""
+    """A create found an object under this key."""
 
 
 class SwapLost(StoreError):
-    """A compare-and-swap met another value than the expected one."""
+    """A compare-and-swap found another value than the expected one."""
 
 
 class CorruptObject(StoreError, ValueError):
-    """Content differs from the hash that its manifest names; it was not served."""
+    """Content differs from the hash in its manifest; it was not served."""
 
 
 class Fenced(RollstreamError, PermissionError):
-    """A higher term holds this role: the holder of a lower one exits (invariant 7)."""
+    """A higher term holds this role: the process with the lower term exits (invariant 7)."""
 
 
 class LeaseHeld(RollstreamError, BlockingIOError):
-    """Somebody else holds the lease and renews it."""
+    """Another process holds the lease and renews it."""
 
 
 class EngineRefused(RollstreamError, ValueError):

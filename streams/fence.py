@@ -1,21 +1,22 @@
 """Invariant 7 as a pure function: which records of a single-holder role's topic count.
 
-A record carries its writer's term and a sequence number per (term, partition), `Opened` being
-number 0. A reader carries a `Fence` (highest term whose `Opened` it read, next number expected of
-it) and shows it every record in the partition's order. What this stops:
+A record carries its writer's term and a sequence number per (term, partition); `Opened` has number
+0. A reader keeps a `Fence` (the highest term whose `Opened` it read, and the next sequence number
+expected of that term) and passes every record through it in partition order. What this stops:
 
-* a zombie: `Opened 2`, then a late record of term 1 → void, its writer has been replaced;
-* a record in doubt, sent again: `t2 #5`, `t2 #5` → the repeat is void;
-* a resend behind its successor's opening: `t1 #5`, `Opened 2`, `t1 #5` → void twice over;
-* a lost record: `t2 #5`, `t2 #7` → `SequenceGap`, nobody reads on past a hole;
+* a zombie: `Opened 2`, then a late record of term 1 → void, because its writer has been replaced;
+* an append in doubt that was repeated: `t2 #5`, `t2 #5` → the repeat is void;
+* a repeat after the successor has opened: `t1 #5`, `Opened 2`, `t1 #5` → void by term and by
+  number;
+* a lost record: `t2 #5`, `t2 #7` → `SequenceGap`, so no reader continues past a hole;
 * a lost opening: `t1 #5`, `t3 #4` → `SequenceGap` too.
 
-A reader that starts at a truncated begin takes the fence that truncation left there
-(`truncation.py`). One that has none (`Fence()`) begins in the middle: the first record sets its
-fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written behind
-an `Opened` that lies before the reader's begin: `t1 #9`, `t2 #5`. So a higher term lifts a presumed
-fence without an `Opened`; behind an `Opened` that was read it is a lost opening. Compaction makes
-holes, so in compacted topics gaps are normal and only terms and repeats count.
+A reader that starts at a truncated begin takes the fence that truncation stored there
+(`truncation.py`). A reader without one (`Fence()`) starts in the middle: the first record sets its
+fence, which is `presumed` until an `Opened` is read. That record may be a zombie's, written after
+an `Opened` that is before the reader's begin: `t1 #9`, `t2 #5`. So a higher term raises a presumed
+fence without an `Opened`; after an `Opened` has been read, the same sequence is a lost opening.
+Compaction makes holes, so in compacted topics gaps are normal and only terms and repeats count.
 """
 
 from enum import Enum
@@ -35,7 +36,7 @@ class Verdict(Enum):
 def advance(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
 ) -> tuple[Fence, Verdict]:
-    """The fence after a record and whether it counts; `opens` if it is an `Opened`.
+    """The fence after a record, and whether the record counts; `opens` if it is an `Opened`.
 
     Raises `SequenceGap` as described above.
     """

@@ -1,8 +1,8 @@
-"""What a role tells of itself while it runs: plain numbers under documented names.
+"""The metrics of a running role: plain numbers under documented names.
 
-A role counts as it works and offers what it counted; whoever serves metrics asks at any moment from
-another thread. So `figures()` of a role only reads, never waits, and copies what the role may
-change meanwhile. Names, units and meanings are those of `docs/metrics.md`, without the prefix.
+A role counts while it works; the metrics server reads the counts at any moment from another thread.
+So a role's `figures()` only reads, never waits, and copies what the role may change meanwhile.
+Names, units and meanings are those of `docs/metrics.md`, without the prefix.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,9 @@ LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
 class Tally:
-    """How many values were at most each of `bounds`, or above them; one thread adds, any reads."""
+    """A histogram: how many values were at most each of `bounds`, or above all of them. One thread
+    adds; any thread reads.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -26,12 +28,12 @@ class Tally:
         self.sum += value * times
 
     def counts(self) -> tuple[int, ...]:
-        """Values per bucket, not accumulated; the last bucket holds what is above all bounds."""
+        """Values per bucket, not accumulated; the last bucket counts values above all bounds."""
         return tuple(self._counts)
 
 
 Figure: TypeAlias = float | Mapping[str, float] | Tally
-"""A number; numbers by the value of the family's one label; or a distribution."""
+"""A number; numbers by the value of the metric's one label; or a histogram."""
 Figures: TypeAlias = Mapping[str, Figure]
 
 

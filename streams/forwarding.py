@@ -1,6 +1,6 @@
-"""A bus over a bus: every call goes to the one below, as it is.
+"""A bus that passes every call unchanged to the bus below it.
 
-What stands between a role and its log derives from it and overrides only what differs.
+A bus wrapper (claim check, fault injection) derives from it and overrides only what differs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from streams.topics import Topic
 
 
 class Forwarding:
-    """A `Bus` whose guarantees are those of `below`; closing it closes that one."""
+    """A `Bus` with the guarantees of `below`; closing it closes `below`."""
 
     def __init__(self, below: Bus) -> None:
         self._below = below
@@ -67,7 +67,7 @@ class Forwarding:
         return self._below.join(group, topic, member)
 
     def figures(self) -> Figures:
-        """What the bus below tells of itself; most tell nothing."""
+        """The metrics of the bus below; most buses have none."""
         return self._below.figures() if isinstance(self._below, TellsFigures) else {}
 
     def close(self) -> None:

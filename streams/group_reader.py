@@ -1,7 +1,7 @@
 """One member of a consumer group, over any bus that keeps commits and leases (`Coordinator`).
 
-Delivery is at least once: what was read but not committed is read again by the partition's next
-owner.
+Delivery is at least once: records that were read but not committed are read again by the
+partition's next owner.
 """
 
 import time
@@ -12,20 +12,20 @@ from streams.bus import Bus, Message
 from streams.deadline import Deadline
 from streams.records import Position
 
-CLAIM_EVERY_S = 0.2  # how soon a waiting member notices that partitions were freed
+CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions were freed
 
 
 class Coordinator(Protocol):
-    """A bus with the group's leases beside it."""
+    """A bus that also keeps the group's leases."""
 
     def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
-        """Renew the member and its leases; the partitions it holds now."""
+        """Renew the member and its leases, and return the partitions that it holds now."""
         ...
 
     def commit_held(
         self, group: str, topic: str, member: str, positions: Mapping[int, Position]
     ) -> None:
-        """Store positions of those partitions whose lease the member still holds, leave out the
+        """Store the positions of partitions whose lease the member still holds; ignore the
         others.
         """
         ...
@@ -34,7 +34,7 @@ class Coordinator(Protocol):
 
 
 class LeasedGroupReader:
-    """`GroupReader` (bus.py) by leases that `poll` renews."""
+    """A `GroupReader` (bus.py) based on leases that `poll` renews."""
 
     def __init__(
         self, bus: Bus, coordinator: Coordinator, group: str, topic: str, member: str
@@ -80,8 +80,8 @@ class LeasedGroupReader:
         self._positions = {}
 
     def _follow_claim(self) -> None:
-        """Drop partitions that went elsewhere; start new ones at the group's commit, else at their
-        begin.
+        """Drop partitions that moved to another member; start new ones at the group's commit, or at
+        their begin if there is none.
         """
         group, topic, _ = self._names
         held = self._coordinator.claim(*self._names)

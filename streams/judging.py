@@ -1,11 +1,12 @@
-"""What the bytes of a message are: a record that counts, a void one (invariant 7), or none and why.
+"""Classifies the bytes of a message: a record that counts, a void record (invariant 7), or not a
+record, with the reason.
 
-Readers that act on records, the archive, live views and `tail` all judge here; they differ in what
-they do with what is no record: bury it, keep its bytes, count it or show it.
+Readers that act on records, the archive, live views and `tail` all use this rule. They differ in
+what they do with bytes that are not a record: dead-letter them, archive them, count or show them.
 
-In a topic of one role, a record that was written whole and that this release does not understand is
-`newer` (invariant 14): who acts on records stops before it. What this stops: an older dispatch
-passes a newer decision of the ledger over and generates the group again.
+In a topic of one role, a complete record that this release does not understand is `newer`
+(invariant 14), and a role that acts on records stops before it. What this stops: an older dispatch
+skips a newer decision in the ledger and generates the group again.
 """
 
 import msgspec
@@ -22,10 +23,10 @@ BLOB_SHOWN = 300  # characters of a claim's key
 
 
 class Judgement(msgspec.Struct, frozen=True, gc=False):
-    """`reason` is empty for a record; `decoded` is there whenever the bytes could be decoded.
+    """`reason` is empty for a record. `decoded` is set whenever the bytes could be decoded.
 
-    `newer` says what this release lacks to act on the record, "" where it lacks nothing or the
-    record is void.
+    `newer` names what this release lacks to act on the record; it is "" if nothing is lacking or
+    the record is void.
     """
 
     decoded: Decoded | None
@@ -36,16 +37,17 @@ class Judgement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def record(self) -> Record | None:
-        """The record, void or not; None if the bytes are none."""
+        """The record, void or not; None if the bytes are not a record."""
         return None if self.reason or self.decoded is None else self.decoded.record
 
 
 def judge(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
 ) -> tuple[Fence, Judgement]:
-    """The fence after a message of `topic` and what it is; `fenced` in topics that one role writes.
+    """The fence after a message of `topic`, and the message's classification; `fenced` in topics
+    that one role writes.
 
-    `SequenceGap` when the log lost a record before it.
+    Raises `SequenceGap` if the log lost a record before this one.
     """
     decoded, envelope, reason, newer = _opened_up(value, topic, fenced)
     void = False
@@ -59,7 +61,9 @@ def judge(
 def _opened_up(
     value: bytes, topic: str, fenced: bool
 ) -> tuple[Decoded | None, Envelope | None, str, str]:
-    """The envelope even of an unknown schema, so that it leaves no gap; last, what is `newer`."""
+    """Decode the bytes. Returns the record, its envelope (known even for an unknown schema, so that
+    such a record leaves no gap), the reason why it is not a record, and what is `newer` about it.
+    """
     try:
         decoded = decode(value)
     except DecodeError as error:
@@ -68,7 +72,7 @@ def _opened_up(
             envelope = envelope_of(value)
         except DecodeError:
             envelope = None
-        # The checksum is right and one role wrote it: it is not damaged, but of another release.
+        # The checksum is right and one role wrote it: not damaged, but from another release.
         is_newer = fenced and (envelope is not None or isinstance(error, UnknownSchema))
         return None, envelope, reason, reason if is_newer else ""
     reason = newer = ""
@@ -76,7 +80,7 @@ def _opened_up(
         newer = _lacked(decoded.record)
     if isinstance(decoded.record, Claim):
         blob = decoded.record.blob[:BLOB_SHOWN]
-        reason = f"the object {blob} is gone, damaged or not what this claim of the record says"
+        reason = f"the object {blob} is missing, damaged or not the one that this claim describes"
     elif fenced and decoded.envelope is None:
         reason = "a record without an envelope in a topic that one role writes"
     elif topic in BELONGS and (schema := decoded.record.schema()) not in BELONGS[topic]:

@@ -1,8 +1,9 @@
 """The bus contract over Apache Kafka, for runs on several machines.
 
-What `append` returned offsets for is on all in-sync copies. Topics and consumer groups are named
-`<prefix>.<name>`; positions of groups lie in Kafka's own offsets, with the fence beside each. What
-differs from the other back ends, and what to set on the brokers: `docs/kafka.md`.
+A record whose offset `append` returned is on all in-sync replicas. Topics and consumer groups are
+named `<prefix>.<name>`. Groups' positions are Kafka's own committed offsets, with the fence as
+their metadata. `docs/kafka.md` has the differences from the other back ends and the brokers'
+settings.
 """
 
 import json
@@ -51,9 +52,9 @@ CLOSE_S = 10.0
 
 
 class KafkaBus:
-    """See `Bus`. Threads share it; after a fork a process opens its own.
+    """A `Bus` that threads may share; after a fork a process opens its own.
 
-    A call that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
+    A request that the brokers do not answer is repeated for `answer_s`, an append for two minutes.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class KafkaBus:
         self._followed = Followed(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """See `Bus`; of a topic with more partitions than asked for, the first ones are used."""
+        """As `Bus.create`. If a topic has more partitions than requested, only the first ones are
+        used.
+        """
         existing = self._described([topic.name for topic in topics])
         missing = {
             self._address.topic(topic.name): (
@@ -149,7 +152,7 @@ class KafkaBus:
                 followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
             except OutOfRange:
                 check_kept(self, topic, positions)
-                followed = None  # it is in range by now: a leader was behind
+                followed = None  # in range by now: a partition leader was behind
             if followed is not None:
                 return followed
 
@@ -207,7 +210,9 @@ class KafkaBus:
         )
 
     def figures(self) -> Figures:
-        """Of the feeds that all loops of this process share (`followed.py`)."""
+        """Metrics of the prefetch consumer that all polling loops of this process share
+        (`followed.py`).
+        """
         return {
             "log_follow_restarts_total": self._followed.restarts,
             "log_follow_lost_total": self._followed.lost,
@@ -231,7 +236,9 @@ class KafkaBus:
         return Consumer(self._settings, self._address.topic, fetch_wait_ms=fetch_wait_ms)
 
     def _group(self, group: str, topic: str) -> str:
-        """Kafka's groups span topics, ours do not: a group of its own for each."""
+        """Kafka's groups span topics and ours do not, so each (group, topic) is a Kafka group of
+        its own.
+        """
         return self._address.topic(f"{group}.{topic}")
 
     def _offsets(self, topic: str, *, ends: bool) -> dict[int, int]:
@@ -242,7 +249,7 @@ class KafkaBus:
         )
 
     def _topic(self, topic: str) -> Topic:
-        """The topic's settings, asked for once; another process may have created it."""
+        """The topic's settings, looked up once; another process may have created it."""
         if os.getpid() != self._process:
             raise BusError(f"{self._address} was opened before a fork; open it in this process")
         if topic not in self._topics:
@@ -253,7 +260,7 @@ class KafkaBus:
         return self._topics[topic]
 
     def _warn(self, topics: Sequence[Topic], found: Mapping[str, BrokerTopic]) -> None:
-        """Once per process, at its start: what works and is not as it should be."""
+        """Warn once per process, at its start, of settings that work but are risky."""
         grown = [
             f"{topic.name} ({topic.partitions} of {found[topic.name].topic.partitions})"
             for topic in topics
@@ -261,7 +268,7 @@ class KafkaBus:
         ]
         if grown:
             log.warning(
-                "%s: topics have more partitions than the run began with; a key must keep its "
+                "%s: topics have more partitions than at the run's start; a key must keep its "
                 "partition, so the added ones stay empty: %s",
                 self._address,
                 ", ".join(grown),
@@ -272,7 +279,7 @@ class KafkaBus:
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
-        """Those topics that exist, as they are on the broker."""
+        """The topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
         copies = self._control.ask("look up topics", lambda a: a.copies(names.values()))
         present = {topic: name for topic, name in names.items() if name in copies}
@@ -293,7 +300,9 @@ def _fence_text(fence: Fence) -> str:
 
 
 def _fence(text: str) -> Fence:
-    """Empty for a commit that carried none, also that of a foreign tool."""
+    """The fence in a commit's metadata; empty if it carried none, as commits of foreign tools
+    do.
+    """
     try:
         term, sequence = json.loads(text)
         return Fence(int(term), int(sequence))

@@ -1,5 +1,5 @@
-"""Whether a partial can be one link of a trajectory's chain: a pure rule, the same for dispatch,
-which orders resumes from it, and for the rollout that resumes (invariants 3 and 12).
+"""Whether a partial can be part of a trajectory's chain: a pure rule, the same for dispatch, which
+orders resumes from the chain, and for the rollout that resumes (invariants 3 and 12).
 """
 
 import numpy as np
@@ -7,8 +7,8 @@ import numpy as np
 from streams.records import ENVIRONMENT, GENERATED, Drafts, Partial, Version
 
 NUMBER_MAX = 1 << 53
-"""Of any count or number that another program states: exact in JSON everywhere, and no sum of a few
-of them leaves 64 bits.
+"""Largest count or number accepted from another program: exact in JSON everywhere, and a sum of a
+few of them stays within 64 bits.
 """
 
 
@@ -17,13 +17,14 @@ def is_number(value: int) -> bool:
 
 
 def is_version(version: Version) -> bool:
-    """Whether it could be one; not whether it was ever published."""
+    """Whether the numbers of a version are within bounds; not whether it was ever published."""
     return is_number(version.number) and is_number(version.term)
 
 
 def malformed(link: Partial) -> str:
-    """Why it is no link, or "". Its spans must tile what it generated, under versions that can be;
-    each token is generated or the environment's; log-probabilities are finite.
+    """Why the partial cannot be part of a chain, or "". Its spans must tile the tokens that it
+    generated, under versions within bounds; each token is generated or the environment's;
+    log-probabilities are finite.
     """
     if not (is_number(link.start) and is_number(link.attempt)):
         return "its start or its attempt is out of bounds"

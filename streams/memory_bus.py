@@ -1,8 +1,8 @@
-"""The bus contract within one process, for the simulator and tests; thread-safe, gone with the
-process.
+"""The bus contract within one process, for the simulator and tests. Thread-safe; its records end
+with the process.
 
-One lock guards everything; readers wait on its condition. `clock` stamps records and measures
-leases and retention, waits are real seconds.
+One lock guards everything, and readers wait on its condition. `clock` stamps records and measures
+leases and retention; waits are real seconds.
 """
 
 import threading
@@ -26,7 +26,7 @@ def _offset(message: Message) -> int:
 
 @dataclass(slots=True)
 class _Partition:
-    """`rows` ascend in offset and hold the last record always; compaction leaves holes between
+    """`rows` ascend in offset and always hold the last record; compaction leaves holes between
     them.
     """
 
@@ -154,7 +154,7 @@ class MemoryBus:
         return LeasedGroupReader(self, self, group, topic, member)
 
     def close(self) -> None:
-        """Records stay for whoever holds the bus."""
+        """Keep the records: other holders of the bus may still read them."""
 
     # Coordinator (group_reader.py)
 

@@ -1,9 +1,9 @@
-"""Reading records in order from explicit positions, the same way for every role.
+"""Reads records in order from explicit positions, the same way for every role.
 
-Bytes that are no record are counted; the one reader of the topic that keeps `dead_letters` appends
-them to `<topic>.dead` before anything after them is returned. Void records (`fence.py`) and
-tombstones are passed over. At a record of one role that only a newer release understands the reader
-stops (`NewerRelease`). A failing poll moves no position, so what it had read is read again.
+Bytes that are not a record are counted. The one reader of a topic that has `dead_letters` appends
+them to `<topic>.dead` before it returns any later record. Void records (`fence.py`) and tombstones
+are skipped. At a record of a single-holder role that only a newer release understands the reader
+stops (`NewerRelease`). A failing poll moves no position, so its records are read again.
 """
 
 import time
@@ -21,12 +21,12 @@ from streams.records import Address, Opened, Position, Record
 from streams.release import advice
 from streams.truncation import truncated_begin
 
-NEAR = 512  # offsets that one read covers
+NEAR = 512  # addresses within this many offsets share one read
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """One record as it lay in the log; `data` are its bytes, `hash` is what the ledger names them
-    by.
+    """One record as read from the log. `data` are its bytes; `hash` is its identity in the
+    ledger.
     """
 
     topic: str
@@ -47,7 +47,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
-    """Positions of the first kept records, with the fence that truncation left there."""
+    """Positions of the first kept records, with the fence that truncation stored there."""
     return truncated_begin(bus, topic)
 
 
@@ -57,13 +57,15 @@ def from_end(bus: Bus, topic: str) -> dict[int, Position]:
 
 
 def read_at(bus: Bus, topic: str, address: Address) -> Received:
-    """The record at exactly this address, whatever its term; `PositionLost` if it is gone."""
+    """The record at exactly this address, whatever its term. Raises `PositionLost` if it is
+    gone.
+    """
     return read_all_at(bus, topic, [address])[0]
 
 
 def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Received]:
-    """As `read_at`, in the order of these addresses; those that lie near each other are read
-    forward in one go, where a read per record would be sought and fetched each.
+    """The records at these addresses, in the same order; raises as `read_at` does. Addresses near
+    each other share one forward read, where one read per record would need a seek and a fetch each.
     """
     wanted = list(addresses)
     found: dict[Address, Received] = {}
@@ -76,7 +78,7 @@ def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Rece
             by_offset = {message.offset: message for message in messages}
             if near[0] not in by_offset:
                 at = Address(partition, near[0])
-                raise PositionLost(f"{topic}: no record lies at {at}; it was compacted away")
+                raise PositionLost(f"{topic}: no record at {at}; it was compacted away")
             there = [offset for offset in near if offset in by_offset]
             found |= {Address(partition, at): _held(topic, by_offset[at]) for at in there}
             offsets = [offset for offset in offsets if offset not in by_offset]
@@ -85,16 +87,17 @@ def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Rece
 
 def _held(topic: str, message: Message) -> Received:
     if message.value is None:
-        raise DecodeError(f"{topic}: a tombstone lies at {message.partition}:{message.offset}")
+        raise DecodeError(f"{topic}: tombstone at {message.partition}:{message.offset}")
     return _received(message, decode(message.value), message.value)
 
 
 class TopicReader:
-    """One reader of one topic; `positions` (with fences) are what to store to go on from here.
+    """One reader of one topic. Storing `positions` (with their fences) allows a later reader to
+    resume.
 
-    `dead` counts messages that are no record, `void` those that the fence dropped, `lost` the
-    truncated positions that its owner read past. `Opened` is returned only `with_opened`. In a
-    topic whose settings name a writer every record passes the fence.
+    `dead` counts messages that are not a record, `void` those that the fence dropped, `lost` the
+    truncated positions that the reader's owner skipped. `Opened` records are returned only
+    `with_opened`. In a topic whose settings name a writer every record passes the fence.
     """
 
     def __init__(
@@ -117,16 +120,16 @@ class TopicReader:
         self._fenced = bool(settings.writer)
         self._compacted = settings.cleanup == "compact"
         self._with_opened = with_opened
-        self._release = ""  # of the newest term read
+        self._release = ""  # release of the newest term read
         self._monotonic = monotonic
         self._dead_letters = dead_letters
-        self._first = 0  # rotates, so that no partition waits behind a full one
+        self._first = 0  # rotates, so that a full partition does not starve the others
 
     def poll(
         self, wait_s: float = 0.0, records_max: int = 512, *, exact: bool = True
     ) -> list[Received]:
-        """The next records, at most `records_max`; [] when none came within `wait_s`, or, unless
-        `exact`, has not arrived yet (`Bus.read`).
+        """The next records, at most `records_max`. [] if none came within `wait_s` or, unless
+        `exact`, if existing ones have not arrived yet (`Bus.read`).
         """
         deadline = Deadline(wait_s, self._monotonic)
         while True:
@@ -142,27 +145,27 @@ class TopicReader:
                 return received
 
     def follow(self, wait_s: float = 0.0, records_max: int = 512) -> list[Received]:
-        """What has arrived, or does within `wait_s`; [] says nothing about the end. For loops that
-        look again soon.
+        """Records that have arrived or arrive within `wait_s`; [] does not mean that the end is
+        reached. For polling loops.
         """
         return self.poll(wait_s, records_max, exact=False)
 
     def read_to(self, ends: Mapping[int, int]) -> list[Received]:
-        """All records below these offsets, which must exist; those from there on stay unread."""
+        """All records below these offsets, which must exist; later records stay unread."""
         return [received for batch in self.batches_to(ends) for received in batch]
 
     def batches_to(self, ends: Mapping[int, int]) -> Iterator[list[Received]]:
-        """As `read_to`, a bounded number at a time, however far the ends are."""
+        """As `read_to`, in batches of bounded size."""
         while True:
             below = {p: at.offset for p, at in self.positions.items() if at.offset < ends.get(p, 0)}
             if not below:
                 return
             messages = self._bus.read(self._topic, below)
             if not messages:
-                raise BusError(f"{self._topic}: asked to read to {dict(ends)}, but it ends before")
+                raise BusError(f"{self._topic} ends before the requested end {dict(ends)}")
             wanted = [m for m in messages if m.offset < ends[m.partition]]
             received = self._take(wanted)
-            for message in messages:  # a hole of compaction may reach up to the end asked for
+            for message in messages:  # a hole of compaction may reach the requested end
                 at = self.positions[message.partition]
                 if message.offset >= ends[message.partition] > at.offset:
                     self.positions[message.partition] = Position(ends[message.partition], at.fence)
@@ -173,7 +176,7 @@ class TopicReader:
         return self._topic
 
     def behind(self) -> int:
-        """Records between these positions and the present end; any thread may ask."""
+        """Number of offsets between these positions and the present end. Any thread may call it."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self.positions).items())
 
@@ -185,7 +188,9 @@ class TopicReader:
         return {partition: self.positions[partition].offset for partition in partitions}
 
     def _take(self, messages: list[Message]) -> list[Received]:
-        """Judge messages in order; positions and counts move only when all of them were."""
+        """Classify messages in order. Positions and counts move only after all of them were
+        classified.
+        """
         received: list[Received] = []
         fences = {partition: at.fence for partition, at in self.positions.items()}
         unreadable: list[tuple[Message, str]] = []

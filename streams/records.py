@@ -1,16 +1,15 @@
-"""Every record that flows, one frozen msgspec struct each; the values they are made of are defined
-in `values.py` and can be imported from here.
+"""Every record of the log, one frozen msgspec struct each. The values that they consist of are
+defined in `values.py` and can be imported from here.
 
-Array fields are NumPy arrays of the dtype in their annotation; all other fields travel in the
-record's one JSON header (`codec.py`), under their own names. An array field names itself on the
-wire with its NumPy kind and item size (`tokens:u4`). Evolution: new fields come last and need
-defaults, unknown fields are ignored, a new array without default or any breaking change is a new
-schema name.
+Array fields are NumPy arrays of the dtype in their annotation; all other fields are in the record's
+one JSON header (`codec.py`) under their own names. An array field's wire name carries its NumPy
+kind and item size (`tokens:u4`). Evolution: new fields come last and need defaults, unknown fields
+are ignored, and a new array without default or any breaking change is a new schema name.
 
-Structs rather than dataclasses because roles make and read records by the thousand: a msgspec
-struct is built straight from JSON, and in a tenth of a frozen dataclass's time.
+They are structs rather than dataclasses because roles create and read thousands of records: msgspec
+builds a struct straight from JSON, in a tenth of the time of a frozen dataclass.
 
-`Partial.start` counts all tokens of a trajectory, `Span`s the generated ones.
+`Partial.start` counts all tokens of a trajectory, `Span`s only the generated ones.
 """
 
 from typing import Literal, dataclass_transform, get_args
@@ -43,7 +42,7 @@ PROMPT, GENERATED, ENVIRONMENT = 0, 1, 2  # values of `sources`: where a token c
 class _Record(
     msgspec.Struct, frozen=True, eq=False, gc=False, omit_defaults=True, tag_field="schema"
 ):
-    """Compared by identity, because of the arrays; the tag is the schema name with its version."""
+    """Compared by identity, because of the arrays. The tag is the schema name with its version."""
 
     @classmethod
     def schema(cls) -> str:
@@ -51,12 +50,12 @@ class _Record(
 
 
 class Opened(_Record, tag="opened/1"):
-    """First record of a term, in every partition of a single-holder role's topic: lower terms are
-    void after it.
+    """First record of a term, in every partition of a single-holder role's topic: records of lower
+    terms after it are void.
 
-    `release` is the writer's, `needs` are the features without which a reader would misread what
-    this term writes in the topic, and `knows` are all features that the writer knows beyond those
-    of the first release (`release.py`); all three are empty where the writer is of that release.
+    `release` is the writer's release. `needs` are the features without which a reader would misread
+    what this term writes in the topic. `knows` are all features that the writer knows beyond those
+    of the first release (`release.py`). All three are empty if the writer is of the first release.
     """
 
     role: str
@@ -67,8 +66,8 @@ class Opened(_Record, tag="opened/1"):
 
 
 class Prompt(_Record, tag="prompt/1"):
-    """One prompt of the seeded order; `group` is its place in it. `reference` is the task's own
-    JSON for the reward.
+    """One prompt of the seeded order; `group` is its index in that order. `reference` is the task's
+    own JSON for the reward.
     """
 
     group: int
@@ -82,8 +81,8 @@ class Prompt(_Record, tag="prompt/1"):
 
 
 class Admitted(_Record, tag="admitted/1"):
-    """A group may be generated now; it belongs to `wave` and is trained, at the latest,
-    `deadline_s` from here.
+    """A group may be generated now. It belongs to `wave` and is trained at most `deadline_s` after
+    its admission.
     """
 
     group: int
@@ -94,16 +93,17 @@ class Admitted(_Record, tag="admitted/1"):
 
 
 class Assignment(_Record, tag="assignment/1"):
-    """The order: rollout R of this term, do this to this trajectory.
+    """Dispatch's order that a rollout (of this term) starts, resumes or releases a trajectory.
 
-    `start` and `resume` carry all that generation needs. `version` is what the rollout must hold:
-    for a start at least this number; for a resume under `keep_version` exactly this version.
-    `partial` is the newest partial of the chain to go on from; None starts from the prompt.
-    `onward` of a release names the rollout that is to go on, so what was generated is kept as a
-    last partial; empty: nobody waits for the trajectory any more. `predicted` counts generated
-    tokens that are expected in all, 0 where nothing is known. `from_history` says that the rollout,
-    empty now, loads `version` from the store first: nobody holds it any more. `first` is the oldest
-    partial of the trajectory: the chain is read from there on, forward.
+    `start` and `resume` carry all that generation needs. `version` is the version that the rollout
+    must hold: for a start at least this number; for a resume under `keep_version` exactly this
+    version. `partial` is the newest partial of the chain to resume from; None starts from the
+    prompt. `first` is the oldest partial of the trajectory: the chain is read forward from there.
+
+    `onward` of a release names the rollout that will resume the trajectory, so its tokens are kept
+    as a last partial; empty: the trajectory is no longer needed. `predicted` is the expected number
+    of generated tokens in all, 0 if unknown. `from_history`: no rollout holds `version` any more,
+    so this empty rollout first loads it from the store.
     """
 
     kind: Literal["start", "resume", "release"]
@@ -129,10 +129,10 @@ class Assignment(_Record, tag="assignment/1"):
 
 
 class Partial(_Record, tag="partial/1"):
-    """What a trajectory gained since `previous`; `start` is the index of its first token in the
-    trajectory. `last` says that its rollout gave it up: it may go on elsewhere at once. `sources`
-    is empty where all of `tokens` were generated. `drafts` tells of those generated since
-    `previous`; None: nothing was drafted, or the engine does not say.
+    """What a trajectory gained since the partial `previous`. `start` is the index of its first
+    token in the trajectory. `last`: its rollout gave the trajectory up, so it may be resumed
+    elsewhere at once. `sources` is empty if all of `tokens` were generated. `drafts` covers the
+    tokens generated since `previous`; None: nothing was drafted, or the engine reports no drafts.
     """
 
     trajectory: str
@@ -152,13 +152,15 @@ class Partial(_Record, tag="partial/1"):
 
 
 class RolloutStatus(_Record, tag="rollout_status/1"):
-    """What a rollout does now. Key: rollout and term. `health` is `leaving` for one that takes
-    nothing more. `busy_s` is CPU time in prefill and decode, `idle_s` time with nothing to decode.
-    `kv_previous` is `kv_used` at the report before, `decode_batch_max` is B_max: the batch at which
-    a decode step stops being nearly free for another row; `pulling` says that it takes other
-    weights as soon as they are here. `queued` of the `waiting` were not given to the engine yet;
-    `preemptible` says that it may be taken away at any moment. `stalled_s`: seconds since its loop
-    turned last, when a heartbeat thread sends this; the rest is as the loop reported it then.
+    """The present state of a rollout. Key: rollout and term.
+
+    `health` is `leaving` for a rollout that accepts no more work. `busy_s` is CPU time in prefill
+    and decode, `idle_s` time with nothing to decode. `kv_previous` is `kv_used` at the previous
+    report. `decode_batch_max` is B_max, the batch size at which another row is no longer nearly
+    free in a decode step. `pulling`: it changes to other weights as soon as they have arrived.
+    `queued` of the `waiting` were not submitted to the engine yet. `preemptible`: it may be taken
+    away at any moment. `stalled_s`: seconds since the last turn of its loop, set when a heartbeat
+    thread sends this status; the other fields are then those of that last turn.
     """
 
     rollout: str
@@ -186,7 +188,7 @@ class RolloutStatus(_Record, tag="rollout_status/1"):
 
 
 class RelayStatus(_Record, tag="relay_status/1"):
-    """Where a relay is, what it has and whom it reads from. Key: relay and term."""
+    """A relay's address, the versions it has and the relay it reads from. Key: relay and term."""
 
     relay: str
     term: int
@@ -198,14 +200,13 @@ class RelayStatus(_Record, tag="relay_status/1"):
 
 
 class Trajectory(_Record, tag="trajectory/1"):
-    """One finished sample, or that it died and why (`finish` = `dead`, `reason`). Key: group.
+    """One finished sample, or a dead one (`finish` = `dead`) with the `reason`. Key: group.
 
-    `tokens` and `sources` are as long as the trajectory, `logprobs` as its generated tokens.
-    `reward` is None when it comes later as an annotation. `trainer_version` is the newest version
-    known when it finished (lag at finish). `reference` is the task's own JSON for the reward, so
-    that whoever reads the record can judge it. `predicted` is the length that its order expected.
-    `drafts` tells of all its generated tokens; None: nothing was drafted, or the engine does not
-    say.
+    `tokens` and `sources` have one item per token, `logprobs` one per generated token. `reward` is
+    None if it comes later as an annotation. `trainer_version` is the newest version known when it
+    finished (lag at finish). `reference` is the task's own JSON for the reward, so that any reader
+    of the record can score it. `predicted` is the length that its assignment expected. `drafts`
+    covers all its generated tokens; None: nothing was drafted, or the engine reports no drafts.
     """
 
     trajectory: str
@@ -236,8 +237,8 @@ class Trajectory(_Record, tag="trajectory/1"):
 
 
 class Annotation(_Record, tag="annotation/1"):
-    """A late fact about a trajectory; the first of a (trajectory, name) in partition
-    order counts. One with a `reason` has no values and says that there will never be any.
+    """A late fact about a trajectory; the first of a (trajectory, name) in partition order counts.
+    An annotation with a `reason` has no values and states that there will never be any.
     """
 
     trajectory: str
@@ -262,9 +263,10 @@ class WeightsAnnounced(_Record, tag="weights/1"):
 
 
 class Applied(_Record, tag="applied/1"):
-    """A rollout serves `version`. `hash` is its manifest's, which holds the hash of each of the
-    `tensors` handed to the engine; they were compared with those (`checked` = `hashes`), and
-    `compared` of them also with what the engine serves then (`read_back`).
+    """A rollout serves `version`. `hash` is the hash of its manifest, which holds the hash of each
+    of the `tensors` given to the engine; they were compared with those hashes (`checked` =
+    `hashes`). `compared` of them were also compared with the engine's own memory afterwards
+    (`read_back`).
     """
 
     rollout: str
@@ -288,20 +290,19 @@ class Configured(_Record, tag="configured/1"):
     resumed_from: int
     accepted: bool = False
     forked_from: str = ""
-    """Run and checkpoint that the first term of a fork began from."""
+    """Run and checkpoint that the first term of a fork started from."""
     run_id: str = ""
-    """The id that was drawn at the begin of the run; empty in terms of the first release."""
+    """The id that was drawn when the run was created; empty in terms of the first release."""
 
 
 class Take(_Record, tag="take/1"):
-    """One micro-batch of a step: exactly these trajectories, in this order, and nothing else, are
-    trained by it.
+    """One micro-batch of a step: it trains exactly these trajectories, in this order.
 
-    A group named in a take is trained, unless the take is superseded. `groups` lists all members
-    of each group whose first take this is. `read` and `believed` are what those were decided by:
-    how far `trajectories` and `annotations` had been read (every record of an open group below
-    these offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
-    version that was believed. Both are empty in a take that begins no group.
+    A group named in a take is trained, unless the take is superseded. `groups` lists all members of
+    each group whose first take this is. `read` and `believed` are the bounds of that decision: how
+    far `trajectories` and `annotations` had been read (every record of an open group below these
+    offsets is in `groups` and `annotations`, or lost against an earlier one), and the highest
+    believed version. Both are empty in a take that is not the first of any group.
     """
 
     step: int
@@ -315,9 +316,9 @@ class Take(_Record, tag="take/1"):
 
 
 class TakeRetried(_Record, tag="take_retried/1"):
-    """The trainer computes a take again that an earlier term left in an unfinished step. A start
-    that follows this record directly shows that the trainer ended within that take. None: all takes
-    that were left are computed.
+    """The trainer computes a take again that an earlier term left in an unfinished step. If a new
+    term's start follows this record directly, the trainer ended within that take. None: all takes
+    left by earlier terms are computed.
     """
 
     step: int
@@ -326,8 +327,8 @@ class TakeRetried(_Record, tag="take_retried/1"):
 
 
 class TakeFailed(_Record, tag="take_failed/1"):
-    """The learner raised `error` on these micro-batches of an update (several where they were
-    computed side by side and nothing says which); the trainer ends.
+    """The learner raised `error` on these micro-batches of an update (several if they were computed
+    together and the failing one is unknown); the trainer ends.
     """
 
     step: int
@@ -337,9 +338,9 @@ class TakeFailed(_Record, tag="take_failed/1"):
 
 
 class Superseded(_Record, tag="superseded/1"):
-    """The learner cannot compute these micro-batches: none of them is trained, by any term.
+    """The learner cannot compute these micro-batches: no term trains them.
 
-    The groups in `poisoned` end dead. The other groups that a superseded take began stay begun, and
+    The groups in `poisoned` end dead. The other groups with a first take among them stay open, and
     later takes of the same update train their members.
     """
 
@@ -352,7 +353,7 @@ class Superseded(_Record, tag="superseded/1"):
 
 class StepDone(_Record, tag="step_done/1"):
     """A version is complete. `state_hash` covers masters and optimiser; `metrics` and `counts` are
-    of this step.
+    those of this step.
     """
 
     step: int
@@ -365,7 +366,7 @@ class StepDone(_Record, tag="step_done/1"):
 
 
 class GroupClosed(_Record, tag="group_closed/1"):
-    """A group ends without being trained (a trained one is named by its takes)."""
+    """A group ends without being trained (trained groups are named by their takes)."""
 
     group: int
     reason: Literal["filtered", "expired", "dead"]
@@ -374,8 +375,8 @@ class GroupClosed(_Record, tag="group_closed/1"):
 
 
 class Dead(_Record, tag="dead/1"):
-    """Bytes that are no record of `source`, where they lie, and why. `cut` is the length of the
-    whole original where `original` is only its begin, else 0.
+    """Bytes that are not a record of topic `source`, their address, and the reason. `cut` is the
+    length of the original if `original` is only its beginning, else 0.
     """
 
     source: str
@@ -387,8 +388,8 @@ class Dead(_Record, tag="dead/1"):
 
 
 class Claim(_Record, tag="claim/1"):
-    """Stands for a record too large for the log, whose bytes are the object `blob`; `hash` is their
-    xxh3-128. Its envelope is the record's own.
+    """Stands for a record too large for the log. The object `blob` holds its bytes; `hash` is their
+    xxh3-128. The claim carries the record's own envelope.
     """
 
     blob: str

@@ -1,5 +1,5 @@
-"""What every bus refuses, in the same words: settings that differ, records too large, positions
-that are gone.
+"""Checks that every bus makes with the same error texts: differing settings, records too large,
+positions that are gone.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ from streams.topics import Topic
 
 
 def check_same_settings(existing: Topic, wanted: Topic) -> None:
-    """Raise `BusError` that names each setting in which an existing topic differs from what is
-    asked for. One that takes larger records, as topics of earlier runs do, is no other.
+    """Raise `BusError`, naming each setting in which an existing topic differs from the requested
+    one. An existing topic may accept larger records, as topics of earlier runs do.
     """
     larger = max(existing.record_bytes_max, wanted.record_bytes_max)
     wanted = dataclasses.replace(wanted, record_bytes_max=larger)
@@ -29,8 +29,8 @@ def check_same_settings(existing: Topic, wanted: Topic) -> None:
 
 
 def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
-    """Raise before anything is written if an entry is too large or names a partition that does not
-    exist.
+    """Raise, before anything is written, if an entry is too large or names a partition that does
+    not exist.
     """
     for entry in entries:
         size = len(entry.key) + len(entry.value or b"")
@@ -44,7 +44,7 @@ def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
 
 
 def check_position(topic: str, partition: int, offset: int, begin: int, end: int) -> None:
-    """Raise `PositionLost` below what is kept, `BusError` beyond the end."""
+    """Raise `PositionLost` below the first kept offset and `BusError` beyond the end."""
     if offset < begin:
         raise PositionLost(
             f"{topic}/{partition}: offset {offset} was truncated, kept are {begin} to {end}; "
@@ -52,7 +52,7 @@ def check_position(topic: str, partition: int, offset: int, begin: int, end: int
         )
     if offset > end:
         raise BusError(
-            f"{topic}/{partition}: offset {offset} lies beyond the end {end}; "
+            f"{topic}/{partition}: offset {offset} is beyond the end {end}; "
             "this position belongs to another log, or the log's files were replaced"
         )
 

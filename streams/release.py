@@ -1,11 +1,11 @@
-"""This release, and which features of the log it knows: programs of two ages agree or refuse
-(invariant 14).
+"""This release and the features of the log that it knows: programs of two releases agree or refuse
+to act (invariant 14).
 
 A feature is named by the schema that brings it (`superseded/1`), or by a word where records of a
-known schema change their meaning. The writer of a single-holder role states in each `Opened` its
-release, the features without which a reader would misread what it writes in that topic (`needs`),
-and all the features that it knows (`knows`). A reader that lacks one of `needs` refuses to act; a
-writer in a topic of many writers writes a feature only once every acting role knows it.
+known schema change their meaning. In each `Opened` the writer of a single-holder role states its
+release, the features without which a reader would misread its records in that topic (`needs`), and
+all features that it knows (`knows`). A reader that lacks one of `needs` refuses to act. A writer in
+a topic of many writers uses a feature only once every acting role knows it.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,12 +29,12 @@ FIRST = frozenset(
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "ledger": ("superseded/1", "take_failed/1", "take_retried/1"),
 }
-"""By topic: what a reader of its single-holder role must know. Every schema that such a role writes
-and that is not in `FIRST` stands here.
+"""By topic: the features that a reader of its single-holder role must know. It lists every schema
+that such a role writes and that is not in `FIRST`.
 """
 
 NEEDED = tuple(sorted({feature for needs in NEEDS.values() for feature in needs}))
-"""What acting on a run takes once a trainer of this release has."""
+"""All features that a role needs to act on a run once a trainer of this release has."""
 
 SHARED = frozenset[str]().union(*BELONGS.values()) - FIRST
 """Schemas beyond `FIRST` that this release writes in topics of many writers."""
@@ -44,13 +44,13 @@ KNOWN = frozenset(SCHEMAS) - FIRST
 
 
 def lacking(needs: Collection[str], known: Collection[str] = KNOWN) -> tuple[str, ...]:
-    """The features of `needs` that are not known here, sorted."""
+    """The features of `needs` that are not in `known`, sorted."""
     return tuple(sorted(set(needs) - set(known)))
 
 
 def check_read_by(opened: Opened, written: Collection[str] = SHARED) -> None:
-    """`NewerRelease` if the acting role does not read what is `written` here in topics of many
-    writers: it would dead-letter every record.
+    """Raise `NewerRelease` if the acting role cannot read the features `written` here in topics of
+    many writers: it would dead-letter every record.
     """
     features = lacking(written, opened.knows)
     if features:

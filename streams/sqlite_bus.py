@@ -1,8 +1,8 @@
-"""The bus contract over SQLite in a folder: one file per topic (WAL), one for groups; several
-processes at once.
+"""The bus contract over SQLite in a folder: one file per topic (WAL), one for consumer groups;
+several processes may use it at once.
 
-An append is durable against the death of any process when it returns; against power loss only with
-`sync="full"`. Threads may share one bus: each file has one connection behind a lock. After a fork a
+When an append returns, it survives the death of any process; with `sync="full"` it survives power
+loss too. Threads may share one bus: each file has one connection behind a lock. After a fork a
 process opens its own bus. The folder must be on a local disk.
 """
 
@@ -26,13 +26,13 @@ from streams.sqlite.mounts import network_type, present_mounts
 from streams.sqlite.topic_log import TopicLog
 from streams.topics import Topic
 
-POLL_S = 0.001  # first pause of a waiting reader; it grows to POLL_S_MAX, the added latency
+POLL_S = 0.001  # first pause of a waiting reader; it grows to POLL_S_MAX, the most added latency
 POLL_S_MAX = 0.008
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class SqliteBus:
-    """See `Bus`."""
+    """A `Bus` over the files of one folder."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class SqliteBus:
         self._sync: Sync = sync
         self._lock = threading.Lock()
         self._logs: dict[str, TopicLog] = {}
-        # `TopicLog.changes` does not tell of this process's own writes. Each gets another number,
-        # so a count that two threads raise at once never returns to one that a read has seen.
+        # `TopicLog.changes` does not include this process's own writes. Each write gets a new
+        # number, so two threads that write at once never restore a count that a read has seen.
         self._writes = itertools.count(1)
         self._written = 0
         self._dry: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
-        """By topic, a state of the file and positions from which nothing could be read in it: idle
-        readers ask often, and a look at the state costs a tenth of a read.
+        """By topic, a state of the file and positions from which it had nothing to read: idle
+        readers poll often, and checking the state costs a tenth of a read.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class SqliteBus:
     def create(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
             if _TOPIC_NAME.fullmatch(topic.name) is None or topic.name == "groups":
-                raise BusError(f"{topic.name!r} is no name for a topic; use letters, digits, . _ -")
+                raise BusError(f"{topic.name!r} cannot name a topic; use letters, digits, . _ -")
             log = TopicLog.create(self._path(topic.name), topic, self._sync)
             with self._lock:
                 if self._logs.setdefault(topic.name, log) is not log:

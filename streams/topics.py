@@ -1,8 +1,8 @@
-"""The catalogue of topics: what each is named, how it is kept and how many partitions spread it.
+"""The catalogue of topics: their names, retention and numbers of partitions.
 
-`safe` topics are truncated, never by time, only as far as nothing that is open or kept needs them
-(DESIGN.md, Topics); `compact` ones keep the newest record per key; `<topic>.dead` ones are kept by
-time.
+`safe` topics are truncated only below the oldest record that an open group, a kept checkpoint,
+dispatch's rebuild or the archive needs, never by time. `compact` topics keep the newest record per
+key. `<topic>.dead` topics are kept by time.
 """
 
 from dataclasses import dataclass
@@ -10,26 +10,24 @@ from typing import Literal
 from zlib import crc32
 
 DEAD_RETENTION_S = 7 * 24 * 3600.0
-KEY_BYTES_MAX = 1 << 16  # beside a value in the log whose size alone decides where it lies
-DEAD_BYTES_EXTRA = 1 << 16  # what a `Dead` adds to the original bytes: where, why, its own header
+KEY_BYTES_MAX = 1 << 16  # of a key; only the value's size decides about the claim check
+DEAD_BYTES_EXTRA = 1 << 16  # added to the original bytes by a `Dead`: address, reason, header
 TOMBSTONE_S = 24 * 3600.0  # how long a tombstone stays for readers that are behind
-RECORD_BYTES_MAX = (
-    1 << 20
-)  # above it a record goes to the object store (claim check); compacted topics refuse it
+RECORD_BYTES_MAX = 1 << 20
+"""Larger records go to the object store (claim check); compacted topics refuse them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Name and limits of one topic; `retention_s` None keeps records until somebody truncates."""
+    """Name and limits of one topic. Without `retention_s` records stay until they are truncated."""
 
     name: str
     partitions: int = 1
     cleanup: Literal["safe", "compact", "time"] = "safe"
     retention_s: float | None = None
     record_bytes_max: int = 16 << 20
-    writer: str = (
-        ""  # the single-holder role that writes it, "" for topics of many writers (invariant 7)
-    )
+    writer: str = ""
+    """The single-holder role that writes it; "" for topics of many writers (invariant 7)."""
 
 
 BELONGS: dict[str, frozenset[str]] = {
@@ -39,30 +37,30 @@ BELONGS: dict[str, frozenset[str]] = {
     "annotations": frozenset({"annotation/1"}),
     "applied": frozenset({"applied/1"}),
 }
-"""Schemas of each topic of many writers. A record of another schema is no record there, whoever
-reads it: a reader that dispatches on the type would otherwise take a foreign `Admitted` in
-`partials` for dispatch's own (invariant 12).
+"""Schemas of each topic of many writers. A record of another schema counts as unreadable there.
+Otherwise a reader that dispatches on the type would take a foreign `Admitted` in `partials` for
+dispatch's own (invariant 12).
 """
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key, the same for every back end and language: CRC-32 (IEEE) modulo the
-    partitions.
+    number of partitions.
     """
     return crc32(key) % partitions
 
 
 def is_in_place(group: int, partition: int, partitions: int) -> bool:
-    """Whether a record of this group lies in the partition of its key. In another one it has no
-    place in the order of its group's partition, so which completion is first would depend on the
+    """Return whether a record of this group is in the partition of its key. A record in another
+    partition has no place in the order of its group, so the first completion would depend on the
     order in which a reader takes the partitions (invariant 2).
     """
     return 0 <= group < 1 << 63 and partition_of(str(group).encode(), partitions) == partition
 
 
 def catalogue(spread: int = 4) -> tuple[Topic, ...]:
-    """All topics of a run; `spread` partitions for those that many processes share, plus a `.dead`
-    beside each.
+    """All topics of a run, and a `.dead` topic for each. `spread` is the number of partitions of
+    topics that many processes share.
     """
     topics = (
         Topic("prompts", writer="prompts"),

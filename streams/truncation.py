@@ -1,9 +1,10 @@
-"""Forgetting the old end of a topic without forgetting its fence (invariants 7 and 11).
+"""Truncates the old end of a topic and keeps the fence of its new begin (invariants 7 and 11).
 
-What this stops: `Opened 3` is truncated away, and the first record kept is one that a zombie of
-term 2 wrote after it. A reader that starts there without a fence would take it for valid. So the
-position with its fence is committed under the group `TRUNCATED` before anything is truncated, and
-`reader.from_begin` starts from it: a crash in between only keeps records that nobody reads.
+What this stops: `Opened 3` is truncated, and the first kept record was written by a zombie of term
+2 after it. A reader that starts there without a fence would accept that record. So the position
+with its fence is committed under the group `TRUNCATED` before anything is truncated, and
+`reader.from_begin` starts from it. A crash between the two steps only keeps records that no reader
+needs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,17 +15,19 @@ from streams.errors import PositionLost
 from streams.records import Address, Fence, Position
 
 TRUNCATED = "truncated"
-"""Consumer group that holds the positions below which a topic is forgotten."""
+"""Consumer group that holds the positions below which a topic is truncated."""
 REBUILDING, ARCHIVING = "dispatch", "archive"
-"""Groups under which dispatch commits from where it can rebuild, and the archive what it has."""
+"""Groups under which dispatch commits the positions from which it can rebuild, and the archive how
+far it has archived.
+"""
 REBUILT = ("admissions", "trajectories", "ledger", "applied")
-"""Topics that dispatch rebuilds from and others need too."""
+"""Topics that dispatch rebuilds its state from and that other roles need too."""
 
 
 def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, int]:
-    """Forget records below `before`; returns how many offsets each partition lost.
+    """Remove records below `before`. Returns by partition the number of offsets removed.
 
-    Only forwards: a position at or below what is forgotten already changes nothing.
+    Positions only move forwards: one at or below the present begin changes nothing.
     """
     begin = bus.begin(topic)
     ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
@@ -44,8 +47,8 @@ def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
 
 
 def earliest(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
-    """The least position of each partition; one that any candidate lacks is left out: somebody who
-    needs it has not said how far.
+    """The least position of each partition. A partition that any candidate lacks is left out: that
+    candidate's need is unknown.
     """
     bounds = list(candidates)
     if not bounds:
@@ -55,10 +58,10 @@ def earliest(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position
 
 
 def before_record(bus: Bus, topic: str, address: Address) -> Position:
-    """The position of a record that counts, with the fence that stood before it."""
+    """The position of a record that counts, with the fence before it."""
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
     if not messages or messages[0].offset != address.offset or messages[0].value is None:
-        raise PositionLost(f"{topic}: no record lies at {address}")
+        raise PositionLost(f"{topic}: no record at {address}")
     envelope = envelope_of(messages[0].value)
     if envelope is None:
         return Position(address.offset)
@@ -68,7 +71,7 @@ def before_record(bus: Bus, topic: str, address: Address) -> Position:
 def before_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
-    """These positions, moved back to the oldest of these records where one lies before."""
+    """These positions, moved back to the oldest of these records if one is before them."""
     oldest: dict[int, Address] = {}
     for address in addresses:
         oldest[address.partition] = min(oldest.get(address.partition, address), address)
@@ -80,7 +83,7 @@ def before_oldest(
 
 
 def _later(one: Position, other: Position | None) -> Position:
-    """The one further on; at the same offset the one that knows its fence."""
+    """The position further on; at equal offsets the one that knows its fence."""
     if other is None:
         return one
     return max(one, other, key=lambda at: (at.offset, at.fence))

@@ -1,8 +1,8 @@
-"""The values that records are made of: array types, and small frozen structs that are compared by
+"""The values that records consist of: array types, and small frozen structs that are compared by
 value.
 
-Positions: `Address` names one record of a topic, `Position` is where reading resumes and carries
-the fence there. Token indices: `Span`s count *generated* tokens of a trajectory (0 is its first
+Positions: `Address` names one record of a topic; `Position` is where reading resumes and carries
+the fence there. Token indices: a `Span` counts *generated* tokens of a trajectory (0 is its first
 generated token), so the spans of a trajectory tile `[0, len(logprobs))` exactly (invariant 3).
 """
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Bytes = NDArray[np.uint8]
 else:
-    # In a header an array field is its number of items; the bound keeps count * item size far from
-    # overflow, the record's length is the real one.
+    # In a header an array field holds its number of items. The bound keeps count * item size far
+    # from overflow; the record's length is the actual limit.
     Tokens = Sources = Floats = Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 @dataclass_transform(frozen_default=True, order_default=True)
 class _Value(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Compared by value; nothing in it can form a cycle."""
+    """Compared by value; its fields cannot form a cycle."""
 
 
 class Version(_Value):
-    """Number of steps behind a set of weights, and the term of the trainer that published it."""
+    """Weights of a run: the number of steps behind them, and the term of the trainer that published
+    them.
+    """
 
     number: int
     term: int
@@ -48,7 +50,7 @@ class Span(_Value):
 
 
 class Address(_Value):
-    """Where one record lies in its topic."""
+    """The place of one record in its topic."""
 
     partition: int
     offset: int
@@ -56,7 +58,7 @@ class Address(_Value):
 
 class Fence(_Value):
     """Highest term whose `Opened` was read, and the next sequence number expected of it.
-    `presumed`: no `Opened` was read, the reader began behind it (`fence.py`).
+    `presumed`: no `Opened` was read yet, because the reader began after it (`fence.py`).
     """
 
     term: int = 0
@@ -65,8 +67,8 @@ class Fence(_Value):
 
 
 class Position(_Value):
-    """Where to read on in one partition, and the fence there; in topics of many writers the fence
-    stays empty.
+    """The next offset to read in one partition, and the fence there. In topics of many writers the
+    fence stays empty.
     """
 
     offset: int = 0
@@ -75,7 +77,7 @@ class Position(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
+    """How to sample tokens; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -85,10 +87,10 @@ class Sampling:
 
 
 class Drafts(_Value):
-    """How generated tokens came of drafts. `runs` counts them in order: so many that the model drew
-    itself, then so many that had been guessed and were right, and so on in turn (the first run may
-    be 0). They came in `steps` passes of the model; of `asked` look-ups, which took `lookup_s`,
-    `found` gave a draft, `guessed` tokens in all.
+    """How generated tokens came from drafts. `runs` are lengths in order: tokens that the model
+    sampled itself, then accepted draft tokens, and so on in turn (the first run may be 0). They
+    took `steps` passes of the model. `asked` look-ups took `lookup_s`; `found` of them gave a
+    draft, in all `guessed` draft tokens.
     """
 
     runs: tuple[int, ...]
@@ -100,7 +102,7 @@ class Drafts(_Value):
 
 
 class Member(_Value):
-    """One trajectory record by its address and the xxh3-64 of its bytes (hex)."""
+    """One trajectory record: its address and the xxh3-64 of its bytes (hex)."""
 
     trajectory: str
     at: Address

@@ -1,9 +1,9 @@
-"""Writing records: `publish` for topics of many writers, `FencedWriter` for those of one role
+"""Writes records: `publish` for topics of many writers, `FencedWriter` for those of one role
 (invariant 7).
 
-A batch in doubt is sent again with the same bytes, so with the same sequence numbers, and readers
-drop the repeat (`fence.py`). If it stays in doubt the writer is broken for good: its role exits and
-comes back under a new term.
+A batch in doubt is sent again with the same bytes and therefore the same sequence numbers, so
+readers drop the repeat (`fence.py`). If it stays in doubt the writer refuses all further appends:
+its role exits and restarts under a new term.
 """
 
 import threading
@@ -23,19 +23,21 @@ RETRY_S = 20.0  # how long a batch in doubt is sent again
 RETRY_PAUSE_S = 0.1
 
 Keyed = tuple[str, Record] | tuple[str, Record, int]
-"""Key and record, and the partition where it is not the key's."""
+"""Key and record, and a partition if it is not the key's."""
 
 
 def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
-    """Where the record lies, once it is durable."""
+    """Append one record and return its address once it is durable."""
     keyed: Keyed = (key, record) if partition is None else (key, record, partition)
     return publish_all(bus, topic, [keyed])[0]
 
 
 def publish_all(bus: Bus, topic: str, records: Sequence[Keyed]) -> list[Address]:
-    """Where each record lies, once all are durable; `RecordTooLarge` before any is written."""
+    """Append records and return their addresses once all are durable. Raises `RecordTooLarge`
+    before any is written.
+    """
     partitions = bus.partitions(topic)
     entries = [
         Entry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
@@ -45,7 +47,9 @@ def publish_all(bus: Bus, topic: str, records: Sequence[Keyed]) -> list[Address]
 
 
 class FencedWriter:
-    """The writer of one role's term in one topic; threads may share it. `open` comes first."""
+    """The writer of one role's term in one topic; threads may share it. `open` must be called
+    first.
+    """
 
     def __init__(
         self, bus: Bus, topic: str, role: str, term: int, *, retry_s: float = RETRY_S
@@ -61,8 +65,8 @@ class FencedWriter:
         self._broken = ""
 
     def open(self) -> dict[int, int]:
-        """Append `Opened` to every partition; its offsets, up to which the role reads before it
-        acts.
+        """Append `Opened` to every partition. Returns its offset by partition; the role reads up to
+        them before it acts.
         """
         needs = NEEDS.get(self._topic.name, ())
         opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN)))
@@ -71,7 +75,8 @@ class FencedWriter:
         return {address.partition: address.offset for address in at}
 
     def append(self, records: Sequence[Keyed]) -> list[Address]:
-        """Where each record lies, once all are durable and in this order per partition.
+        """Append records and return their addresses once all are durable, in this order per
+        partition.
 
         After a resend these may be the addresses of the repeats, whose bytes are the same.
         """
@@ -91,7 +96,7 @@ class FencedWriter:
             return at
 
     def positions(self) -> dict[int, Position]:
-        """Where a reader goes on after all that this writer has appended, with the fence there."""
+        """The positions after everything that this writer has appended, with the fence there."""
         with self._lock:
             return {
                 partition: Position(end, Fence(self._term, sequence))
@@ -101,7 +106,9 @@ class FencedWriter:
             }
 
     def _entry(self, keyed: Keyed, sequences: list[int]) -> Entry:
-        """Encoded with the next sequence number of its partition, counted in `sequences`."""
+        """The record, encoded with the next sequence number of its partition, which `sequences`
+        counts.
+        """
         key, record, *named = keyed
         if self._topic.cleanup == "compact":
             key = f"{key}/{self._term}"
@@ -129,7 +136,7 @@ def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
 
 
 def _addresses(entries: Sequence[Entry], offsets: Sequence[int]) -> list[Address]:
-    """`entries` name their partitions."""
+    """The addresses of appended entries, which must name their partitions."""
     return [
         Address(entry.partition or 0, offset)
         for entry, offset in zip(entries, offsets, strict=True)

@@ -1,3 +1,3 @@
-"""The Kafka bus's parts, of which `client.py` alone imports kafka-python. `kafka_bus.py` puts them
-together.
+"""The parts of the Kafka bus; only `client.py` imports kafka-python. `kafka_bus.py` combines
+them.
 """

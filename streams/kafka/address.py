@@ -1,7 +1,7 @@
-"""Where a Kafka bus is and how to speak to it: the URL, and the secrets from the environment.
+"""The address of a Kafka bus: its URL, and the secrets from the environment.
 
-`kafka://host:port[,host:port…][/prefix][?option=value&…]`. Secrets are never in the URL: what a URL
-says ends up in `config.json`, in logs and in error messages.
+`kafka://host:port[,host:port…][/prefix][?option=value&…]`. Secrets are never in the URL, because
+the URL ends up in `config.json`, in logs and in error messages.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]
 WhenFull = Literal["block", "raise"]
 
 USER, PASSWORD = "KAFKA_USER", "KAFKA_PASSWORD"
-TOKEN_FILE = "KAFKA_TOKEN_FILE"  # read anew for each connection, so that it can be rotated
+TOKEN_FILE = "KAFKA_TOKEN_FILE"  # read again for each connection, so that it can be rotated
 KEY_PASSWORD = "KAFKA_KEY_PASSWORD"
 EXAMPLE = "kafka://host:9092/prefix"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9_-]+)*")
@@ -28,42 +28,42 @@ _CHOICES = {"security": Security, "mechanism": Mechanism, "when_full": WhenFull}
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """A parsed URL; every field but `servers` and `prefix` is an option of the same name."""
+    """A parsed URL; every field except `servers` and `prefix` is an option of the same name."""
 
     servers: tuple[str, ...]
     prefix: str = ""
     security: Security = "plaintext"
     mechanism: Mechanism = "plain"
     ca: str = ""
-    """File of the authorities that brokers' certificates are checked against, "" the system's."""
+    """File of the authorities that brokers' certificates are checked against; "": the system's."""
     cert: str = ""
     key: str = ""
-    """Files of the client's own certificate and key, for brokers that ask for one."""
+    """Files of the client's own certificate and key, for brokers that require one."""
     token: str = ""
     """`module:function` that returns an OAuth token, instead of the file in KAFKA_TOKEN_FILE."""
     replication: int = -1
-    """Copies of topics created here, -1 as the broker says."""
+    """Replicas of topics created here; -1: the broker's default."""
     min_isr: int = 0
-    """Copies that must have a record before it is acknowledged, 0 as the broker says."""
+    """Replicas that must have a record before it is acknowledged; 0: the broker's default."""
     linger_ms: int = 0
     """How long a batch waits for more records."""
     batch_bytes: int = 1 << 20
     in_flight_bytes: int = 64 << 20
-    """Bound of the memory that unacknowledged records take in this process."""
+    """Most memory that unacknowledged records take in this process."""
     when_full: WhenFull = "block"
-    """At that bound an append waits, or raises at once with nothing sent."""
+    """At that bound an append waits (`block`), or raises at once with nothing sent (`raise`)."""
 
     def __str__(self) -> str:
         return f"kafka://{','.join(self.servers)}" + (f"/{self.prefix}" if self.prefix else "")
 
     def topic(self, name: str) -> str:
-        """The broker's name of our topic, or of a consumer group of ours."""
+        """The broker's name of one of our topics or consumer groups."""
         return f"{self.prefix}.{name}" if self.prefix else name
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Taken from the environment; never shown."""
+    """Secrets from the environment; never printed."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -72,7 +72,9 @@ class Secrets:
 
 
 def parse(url: str) -> KafkaAddress:
-    """The address; `ConfigurationError` names what is wrong with it and repeats no secret."""
+    """The address of a URL. `ConfigurationError` states what is wrong with it and repeats no
+    secret.
+    """
     parts = urlsplit(url)
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:
@@ -86,7 +88,7 @@ def parse(url: str) -> KafkaAddress:
     prefix = parts.path.strip("/")
     if prefix and _PREFIX.fullmatch(prefix) is None:
         raise ConfigurationError(
-            f"{where}: {prefix!r} is no prefix for topics; use A-Z a-z 0-9 . _ -"
+            f"{where}: {prefix!r} cannot prefix topic names; use A-Z a-z 0-9 . _ -"
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
     address = KafkaAddress(servers, prefix, **_checked(where, options))
@@ -95,7 +97,9 @@ def parse(url: str) -> KafkaAddress:
 
 
 def secrets_of(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
-    """What the address needs and the environment has; missing ones are named."""
+    """The secrets that the address needs, from the environment. `ConfigurationError` names missing
+    ones.
+    """
     secrets = Secrets(
         environment.get(USER, ""),
         environment.get(PASSWORD, ""),
@@ -118,7 +122,7 @@ def secrets_of(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets
 
 
 def client_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """kafka-python's settings for reaching and trusting the brokers, and for its patience."""
+    """kafka-python's settings to reach and authenticate the brokers, and its timeouts."""
     settings: dict[str, Any] = {
         "bootstrap_servers": list(address.servers),
         "security_protocol": address.security.upper(),
@@ -150,7 +154,9 @@ def _is_server(server: str) -> bool:
 
 
 def _checked(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
-    """Options by name and in their types; of unknown ones only the name is repeated."""
+    """Options by name and in their types. An error about an unknown option repeats only its
+    name.
+    """
     known = {
         f.name: f for f in dataclasses.fields(KafkaAddress) if f.name not in ("servers", "prefix")
     }
@@ -185,7 +191,7 @@ def _number(where: str, name: str, text: str) -> int:
 def _check_together(where: str, address: KafkaAddress) -> None:
     if address.batch_bytes > 1 << 20:
         raise ConfigurationError(
-            f"{where}: batch_bytes must be ≤ {1 << 20}, the room that topics have"
+            f"{where}: batch_bytes must be ≤ {1 << 20}, the largest batch that topics accept"
         )
     if address.token and _FUNCTION.fullmatch(address.token) is None:
         raise ConfigurationError(
@@ -193,6 +199,6 @@ def _check_together(where: str, address: KafkaAddress) -> None:
             f"file that {TOKEN_FILE} names"
         )
     if bool(address.cert) != bool(address.key):
-        raise ConfigurationError(f"{where}: cert and key are given together or not at all")
+        raise ConfigurationError(f"{where}: give both cert and key, or neither")
     if address.security in ("plaintext", "sasl_plaintext") and (address.ca or address.cert):
         raise ConfigurationError(f"{where}: ca, cert and key need security=ssl or sasl_ssl")

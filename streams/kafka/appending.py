@@ -1,10 +1,10 @@
 """Appends with a bound of bytes in flight, over one idempotent producer that all threads share.
 
-Of one append and one partition, what lands is always a prefix: the first record that fails takes
-the whole producer with it before anything behind it is sent, and the next append builds a new one.
-Otherwise a writer's #5 could be lost and its #6 land, a gap that stops every reader (invariant 7).
-What was under way then is in doubt: it may have landed, and who sends it again is recognised by its
-sequence number.
+Of one append to one partition, the stored records are always a prefix: the first failing record
+ends the whole producer before it sends anything later, and the next append creates a new one.
+Otherwise a writer's #5 could be lost and its #6 stored, a gap that stops every reader (invariant
+7). Records in flight at that moment are in doubt: they may have been stored, and a repeated append
+is recognised by its sequence number.
 """
 
 import logging
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 Sent = tuple[int, bytes, bytes | None]
 """Partition, key and value of one record."""
 
-RECORD_COST_BYTES = 2_000  # futures and batches around a record
+RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
 COPIES = 2  # the caller's value, and the batch that it is copied into
-SLACK_S = 30.0  # beyond the producer's own time: its thread is gone if it has not answered by then
+SLACK_S = 30.0  # beyond the producer's own limit: without an answer by then its thread is dead
 
 
 def cost(record: Sent) -> int:
@@ -34,7 +34,9 @@ def cost(record: Sent) -> int:
 
 
 def waves(records: Sequence[Sent], limit: int) -> Iterator[tuple[int, int, int]]:
-    """Start, stop and cost of runs of records that fit the bound; a single one may be above it."""
+    """Start, stop and cost of runs of records that fit the bound; a single record may be above
+    it.
+    """
     start = total = 0
     for index, record in enumerate(records):
         amount = cost(record)
@@ -47,7 +49,7 @@ def waves(records: Sequence[Sent], limit: int) -> Iterator[tuple[int, int, int]]
 
 
 class _Wave:
-    """Records under way together: their offsets as they come, and the first error."""
+    """Records in flight together: their offsets as they arrive, and the first error."""
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
         self.offsets = [0] * count
@@ -75,7 +77,7 @@ class _Wave:
 
 
 class Appender:
-    """Threads share it; see the module."""
+    """Appends of all threads; see the module."""
 
     def __init__(
         self,
@@ -94,21 +96,23 @@ class Appender:
         self._producer: Producer | None = None
 
     def append(self, topic: str, records: Sequence[Sent], timestamp_ms: int) -> list[int]:
-        """Offsets, once all are acknowledged; `BusTimeout` says whether they are in doubt."""
+        """Append the records and return their offsets once all are acknowledged. `BusTimeout`
+        states whether they are in doubt.
+        """
         offsets: list[int] = []
         for start, stop, amount in waves(records, self._bound.limit):
             amount = min(amount, self._bound.limit)
             self._take(topic, amount, bool(offsets))
             wave = self._send(topic, records[start:stop], timestamp_ms, amount)
             if not wave.done.wait(DELIVERY_S + SLACK_S):
-                raise self._in_doubt(topic, "its client has stopped working")
+                raise self._in_doubt(topic, "the client's thread has stopped")
             if wave.error is not None:
                 raise self._in_doubt(topic, str(wave.error)) from wave.error
             offsets += wave.offsets
         return offsets
 
     def close(self, wait_s: float) -> None:
-        """What is under way is given `wait_s`."""
+        """Close the producer; records in flight get `wait_s`."""
         with self._lock:
             producer, self._producer = self._producer, None
         if producer is not None:
@@ -147,7 +151,7 @@ class Appender:
         return wave
 
     def _failed(self, producer: Producer, wave: _Wave, error: Exception, count: int = 1) -> None:
-        """Nothing of this producer may be sent after a record that failed."""
+        """Stop this producer, so that it sends nothing after a failed record."""
         producer.abort()
         with self._lock:
             if self._producer is producer:

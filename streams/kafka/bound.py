@@ -1,4 +1,4 @@
-"""A bound of bytes in flight that threads share; kafka-python's producer has none of its own."""
+"""A bound of bytes in flight that threads share; kafka-python's producer has none."""
 
 import threading
 
@@ -6,7 +6,9 @@ from streams.deadline import Deadline
 
 
 class ByteBound:
-    """At most `limit` bytes are taken at any time; who asks for more than that never gets it."""
+    """At most `limit` bytes are taken at any time. A request above `limit` is a programmer
+    error.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -14,7 +16,7 @@ class ByteBound:
         self._changed = threading.Condition()
 
     def take(self, amount: int, wait_s: float) -> bool:
-        """Whether they could be taken within `wait_s`."""
+        """Take `amount` bytes; returns False if they were not available within `wait_s`."""
         assert amount <= self.limit, f"{amount} bytes can never be taken of {self.limit}"
         deadline = Deadline(wait_s)
         with self._changed:

@@ -1,6 +1,7 @@
 """kafka-python behind three small typed classes; no other file imports it.
 
-Every method may raise `KafkaError`; who retry, rebuild and bound stand beside this file.
+Every method may raise `KafkaError`. Retrying, rebuilding and bounding are done by the modules
+beside this one.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,13 +27,15 @@ from streams.kafka.address import KafkaAddress, Secrets, client_settings
 from streams.kafka.quiet import quieten
 from streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
-DELIVERY_S = 120.0  # how long the producer itself repeats a batch before it is in doubt
-FETCH_BYTES = 8 << 20  # of one answer; a cursor holds at most two and one record beyond the limit
+DELIVERY_S = 120.0  # for this long the producer itself repeats a batch before it is in doubt
+FETCH_BYTES = (
+    8 << 20
+)  # of one response; a cursor holds at most two, plus one record above the limit
 PARTITION_BYTES = 4 << 20
-FETCH_WAIT_MS = 250  # a reader that goes elsewhere first waits for the answer under way
+FETCH_WAIT_MS = 250  # a reader that seeks elsewhere first waits for the response in flight
 BEAT_S = 0.02
 SETTLE_S = 1.0
-POLL_EVERY_S = 300.0  # a member of a group that works longer on one poll loses its partitions
+POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records loses its partitions
 
 _LOST = "CommitFailed FencedInstanceId IllegalGeneration RebalanceInProgress UnknownMemberId"
 LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split())
@@ -40,7 +43,9 @@ Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored besid
 
 
 class OutOfRange(Exception):
-    """A position lies outside what a partition holds; `places` are those that the client names."""
+    """A position is outside of what a partition holds; `places` are the partitions that the
+    client's error names.
+    """
 
     def __init__(self, text: str, places: Collection["Place"] = ()) -> None:
         super().__init__(text)
@@ -48,16 +53,16 @@ class OutOfRange(Exception):
 
 
 class Unplaced(Exception):
-    """A group has no position yet in a partition that came to it."""
+    """The group has no committed position in a partition that was assigned to this member."""
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Whether a broker said no for good, so that asking again is of no use."""
+    """Whether a broker rejected the request for good, so that a retry is of no use."""
     return isinstance(error, errors.BrokerResponseError) and not error.retriable
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
-    """What all clients share; their log is quietened on the way."""
+    """Settings that all clients share. Also limits kafka-python's log."""
     quieten()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
@@ -66,7 +71,7 @@ def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
 
 
 class _Token(AbstractTokenProvider):
-    """A token asked for anew with each connection."""
+    """An OAuth token that is read again for each connection."""
 
     def __init__(self, function: str, file: str) -> None:
         super().__init__()
@@ -80,7 +85,7 @@ class _Token(AbstractTokenProvider):
 
 
 class Admin:
-    """What is asked of the cluster rather than of a log."""
+    """Requests about the cluster rather than about a log."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         make: Any = kafka.KafkaAdminClient
@@ -89,7 +94,9 @@ class Admin:
         self._offsets: Any = None
 
     def copies(self, names: Collection[str]) -> dict[str, list[int]]:
-        """By topic, the copies of each partition; topics that do not exist are absent."""
+        """By topic, the number of replicas of each partition; topics that do not exist are
+        absent.
+        """
         found = self._client.describe_topics(list(names))
         return {
             t["name"]: [len(partition["replica_nodes"]) for partition in t["partitions"]]
@@ -109,7 +116,9 @@ class Admin:
         }
 
     def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]], replication: int) -> None:
-        """Partitions and settings by name; that another process was first is no error."""
+        """Create topics: partitions and settings by name. A topic that another process has created
+        first is not an error.
+        """
         copies = {"replication_factor": replication}
         wanted = {
             name: {"num_partitions": partitions, "configs": dict(configs), **copies}
@@ -118,14 +127,15 @@ class Admin:
         try:
             self._client.create_topics(wanted)
         except errors.TopicAlreadyExistsError:
-            if len(wanted) > 1:  # the others may have been created, or not
+            if len(wanted) > 1:  # the others may or may not have been created
                 for name, topic in topics.items():
                     self.create({name: topic}, replication)
         self._client.wait_for_topics(list(wanted))
 
     def offsets(self, topic: str, partitions: int, *, ends: bool) -> dict[int, int]:
-        """First kept offsets, or the next ones to be written. A consumer asks: it knows the
-        leaders, for which kafka-python's admin client asks the cluster before each such question.
+        """First kept offsets, or with `ends` the next ones to be written. A consumer is used
+        because it caches the partition leaders; kafka-python's admin client looks them up before
+        each such request.
         """
         if self._offsets is None:
             make: Any = kafka.KafkaConsumer
@@ -138,7 +148,7 @@ class Admin:
         self._client.delete_records({TopicPartition(topic, p): o for p, o in before.items()})
 
     def commit(self, group: str, topic: str, positions: Offsets) -> None:
-        """As no member, which is refused while the group has members."""
+        """Commit without being a member, which the broker rejects while the group has members."""
         offsets = {
             TopicPartition(topic, p): OffsetAndMetadata(offset, text, -1)
             for p, (offset, text) in positions.items()
@@ -161,7 +171,7 @@ class Admin:
 
 
 class Producer:
-    """Idempotent, acknowledged by all in-sync copies."""
+    """An idempotent producer; records are acknowledged by all in-sync replicas."""
 
     def __init__(self, settings: Mapping[str, Any], linger_ms: int, batch_bytes: int) -> None:
         make: Any = kafka.KafkaProducer
@@ -186,8 +196,8 @@ class Producer:
         acknowledged: Callable[[int], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Hand over one record; one of the callbacks runs in the sender's thread, before it sends
-        anything more of that partition.
+        """Hand over one record. One of the callbacks runs in the sender's thread before that thread
+        sends anything more of the partition.
         """
         (topic, partition), (key, value) = at, record
         future = self._producer.send(topic, value, key, None, partition, timestamp_ms)
@@ -195,7 +205,9 @@ class Producer:
         future.add_errback(failed)
 
     def abort(self) -> None:
-        """From any thread, callbacks too: nothing more is sent, all that waits fails."""
+        """From any thread, including callbacks: nothing more is sent, and all waiting records
+        fail.
+        """
         # `close(timeout=0)` would wait for a flush first, from within the thread that flushes.
         self._producer._sender.force_close()
         self._producer._closed = True
@@ -209,8 +221,8 @@ Place = tuple[str, int]
 
 
 class Consumer:
-    """Reads topics by explicit positions, or one as a member of `group`; `named` gives a topic's
-    name on the cluster.
+    """Reads topics at explicit positions, or one topic as a member of `group`. `named` maps our
+    topic names to those on the cluster.
     """
 
     def __init__(
@@ -241,17 +253,19 @@ class Consumer:
         )
 
     def assign(self, places: Collection[Place]) -> None:
-        """Read these from now on; those that it had go on where they are."""
+        """Read these partitions from now on; those already assigned keep their positions."""
         self._ours |= {self._named(topic): topic for topic, _ in places}
         self._consumer.assign([TopicPartition(self._named(t), p) for t, p in places])
 
     def subscribe(self, topic: str, gone: Callable[[Collection[int]], None]) -> None:
-        """As a member of the group; `gone` hears of partitions that went, in another thread."""
+        """Read the topic as a member of the group; `gone` is called in another thread with
+        partitions that were taken away.
+        """
         self._topic = self._named(topic)
         self._ours[self._topic] = topic
         self._consumer.subscribe([self._topic], listener=_Listener(gone))
-        # A member that joins before it knows the topic's partitions deals none to anybody, and may
-        # never do it again: so it asks about the topic first.
+        # A group leader that joins before it has the topic's metadata assigns no partitions, and
+        # may never repeat the assignment; so the metadata is fetched first.
         self._consumer.end_offsets([TopicPartition(self._topic, 0)])
 
     def assignment(self) -> list[int]:
@@ -261,7 +275,9 @@ class Consumer:
         self._consumer.seek(TopicPartition(self._named(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
-        """What came within `wait_s`, in order per partition; `OutOfRange` or `Unplaced` else."""
+        """Records that came within `wait_s`, in order per partition. Raises `OutOfRange` or
+        `Unplaced` if a partition has no valid position.
+        """
         try:
             found = self._poll(wait_s, records_max)
         except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
@@ -276,13 +292,14 @@ class Consumer:
         ]
 
     def _places_of(self, error: Exception) -> list[Place]:
-        """Both errors carry a mapping by partition."""
+        """The partitions that the error names; both errors carry a mapping by partition."""
         named: Any = error.args[0] if error.args else ()
         return [(self._ours[at.topic], at.partition) for at in named if at.topic in self._ours]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
-        """A rebalance that is met gets `SETTLE_S` more. kafka-python forgets the outcome of one
-        that ends between two polls, and may wait for ever: so it is told to join again.
+        """Poll; a rebalance under way gets `SETTLE_S` more to finish. kafka-python drops the result
+        of a rebalance that ends between two polls and may then wait for ever, so it is made to join
+        again.
         """
         found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
@@ -296,18 +313,18 @@ class Consumer:
         return found
 
     def beat(self) -> None:
-        """A sign of life that reads nothing."""
+        """Keep the membership alive without reading."""
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._poll(BEAT_S, 1).items():  # of a partition that just came
+            for at, rows in self._poll(BEAT_S, 1).items():  # of a partition assigned just now
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,
             errors.LogTruncationError,
             errors.NoOffsetForPartitionError,
         ):
-            pass  # the next poll meets it again
+            pass  # the next poll raises it again
         finally:
             self._consumer.resume(*(self._consumer.assignment() & held))
 
@@ -323,7 +340,7 @@ class Consumer:
 
 
 class _Listener(kafka.ConsumerRebalanceListener):
-    """What was read and not committed is left to the next owner; lost partitions come here too."""
+    """Reports revoked and lost partitions; their uncommitted records are left to the next owner."""
 
     def __init__(self, gone: Callable[[Collection[int]], None]) -> None:
         self._gone = gone
@@ -332,4 +349,4 @@ class _Listener(kafka.ConsumerRebalanceListener):
         self._gone([at.partition for at in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """They are read from the group's commits on."""
+        """Nothing to do: they are read from the group's commits on."""

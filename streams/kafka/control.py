@@ -1,5 +1,5 @@
-"""Questions to the cluster, asked again until it answers: a client that failed is closed and a new
-one built, with growing pauses and up to a deadline.
+"""Cluster requests that are retried until the cluster answers: a failed client is closed and
+replaced, with growing pauses up to a deadline.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ANSWER_S = 60.0  # a broker that restarts is back by then
+ANSWER_S = 60.0  # a restarting broker is back within this time
 PAUSE_S = 0.05
 PAUSE_S_MAX = 2.0
 
@@ -24,9 +24,9 @@ PAUSE_S_MAX = 2.0
 def insisting(
     what: str, answer_s: float, once: Callable[[], T], mend: Callable[[Exception], None]
 ) -> T:
-    """The result of `once`, tried again after `mend` while the cluster does not answer.
+    """The result of `once`, retried after `mend` while the cluster does not answer.
 
-    `BusTimeout` after `answer_s`, `BusError` at once where the broker says no.
+    Raises `BusTimeout` after `answer_s`, and `BusError` at once if the broker rejects the request.
     """
     deadline, pause_s = Deadline(answer_s), PAUSE_S
     while True:
@@ -58,7 +58,7 @@ class Control:
         self._admin: Admin | None = None
 
     def ask(self, what: str, question: Callable[[Admin], T]) -> T:
-        """The answer; see `insisting`."""
+        """The result of `question`, retried as in `insisting`."""
         with self._lock:
             what = f"{what} at {self._where}"
             return insisting(what, self._answer_s, lambda: question(self._client()), self._drop)
@@ -70,7 +70,9 @@ class Control:
                 admin.close()
 
     def _drop(self, error: Exception) -> None:
-        """A client keeps what it once learnt of coordinators and controllers; a new one asks."""
+        """Close the failed client: it caches coordinators and controllers, a new client looks them
+        up again.
+        """
         self.close()
 
     def _client(self) -> Admin:

@@ -1,7 +1,8 @@
-"""Reading one topic by explicit positions, with a consumer that is kept between reads.
+"""Reads one topic at explicit positions, with a consumer that is kept between reads.
 
-Consecutive reads go on where the last one ended and fetch nothing twice; any other position is
-sought. What was fetched but not asked for yet stays here, bounded by the size of an answer.
+A read that starts where the last one ended continues without a seek and fetches nothing twice; any
+other position is sought. Records that were fetched but not yet requested stay here, bounded by the
+size of a response.
 """
 
 from collections import deque
@@ -13,22 +14,22 @@ from streams.errors import BusTimeout
 from streams.kafka.client import Consumer, OutOfRange
 from streams.refusals import check_position
 
-SLICE_S = 0.5  # a waiting reader looks this often whether its position is still there
-RECORDS_MAX = 100_000  # more than an answer holds of any size that matters
+SLICE_S = 0.5  # a waiting reader checks this often that its position still exists
+RECORDS_MAX = 100_000  # more records than one response holds
 
 
 class Cursor:
     """One reader; not for several threads at once."""
 
     def __init__(self, bus: Bus, topic: str, consumer: Consumer) -> None:
-        self._bus = bus  # its own connection: an answer to this one's may be under way for long
+        self._bus = bus  # its own connection: the consumer's may wait long for a response
         self._topic = topic
         self._consumer = consumer
-        self._next: dict[int, int] = {}  # where the last read of a partition ended
+        self._next: dict[int, int] = {}  # next offset after the last read, by partition
         self._pending: dict[int, deque[Message]] = {}
 
     def goes_on_at(self, positions: Mapping[int, int]) -> bool:
-        """Whether a read there needs no seeking."""
+        """Whether a read there needs no seek."""
         return self._next == positions
 
     def read(
@@ -39,8 +40,8 @@ class Cursor:
         wait_s: float,
         answer_s: float | None,
     ) -> list[Message]:
-        """See `Bus.read`; `BusTimeout` when the brokers do not say within `answer_s` whether there
-        is anything, which they are not asked with None.
+        """As `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s` whether
+        there are records; with None they are not asked.
         """
         goes_on = not self._seek(positions)
         deadline = Deadline(wait_s)
@@ -49,7 +50,7 @@ class Cursor:
             if messages:
                 return messages
             if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
-                if goes_on:  # the next answer is under way while this one is worked on
+                if goes_on:  # request the next response while the caller works on this one
                     self._fetch(0.0, positions)
             elif answer_s is None:
                 if deadline.passed():
@@ -60,20 +61,20 @@ class Cursor:
                         return []
                 elif not self._fetch(answer_s, positions):
                     raise BusTimeout(
-                        f"cannot read {self._topic!r}: the brokers hold records there but sent "
+                        f"cannot read {self._topic!r}: the brokers have records there but sent "
                         f"none within {answer_s:g} s; check that all of them run"
                     )
 
     @property
     def consumer(self) -> Consumer:
-        """For another cursor, once this one reads no more."""
+        """The consumer, for another cursor once this one no longer reads."""
         return self._consumer
 
     def close(self) -> None:
         self._consumer.close()
 
     def _seek(self, positions: Mapping[int, int]) -> bool:
-        """Whether anything had to be sought."""
+        """Move to these positions; returns whether any seek was needed."""
         sought = False
         if self._next.keys() != positions.keys():
             self._consumer.assign([(self._topic, p) for p in positions])
@@ -90,7 +91,7 @@ class Cursor:
     def _take(
         self, positions: Mapping[int, int], records_max: int, bytes_max: int
     ) -> list[Message]:
-        """From what was fetched, partition after partition."""
+        """Take fetched records, partition after partition."""
         messages: list[Message] = []
         for partition in positions:
             pending = self._pending[partition]
@@ -104,20 +105,20 @@ class Cursor:
         return messages
 
     def _fetch(self, wait_s: float, positions: Mapping[int, int]) -> bool:
-        """Whether anything came within `wait_s`: all of it, so that no partition waits behind a
-        full one.
+        """Fetch records into `_pending`; returns whether any came within `wait_s`. All fetched
+        records are taken, so that a full partition does not starve the others.
         """
         try:
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
         except OutOfRange:
             check_kept(self._bus, self._topic, positions)
-            return False  # it is in range by now: a leader was behind
+            return False  # in range by now: a partition leader was behind
         for message in messages:
             self._pending[message.partition].append(message)
         return bool(messages)
 
     def _is_dry(self, positions: Mapping[int, int]) -> bool:
-        """Whether nothing lies behind these positions; one beyond the end is an error."""
+        """Whether there is nothing after these positions. A position beyond the end raises."""
         ends = self._bus.end(self._topic)
         if any(ends[partition] < offset for partition, offset in positions.items()):
             check_kept(self._bus, self._topic, positions)
@@ -125,7 +126,9 @@ class Cursor:
 
 
 def check_kept(bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
-    """Ask the brokers; `PositionLost` or `BusError` where a position lies outside."""
+    """Raise `PositionLost` or `BusError` if a position is outside of the partition's present
+    range.
+    """
     begins, ends = bus.begin(topic), bus.end(topic)
     for partition, offset in positions.items():
         check_position(topic, partition, offset, begins[partition], ends[partition])

@@ -1,8 +1,9 @@
 """The cursors that a bus keeps, so that each of its readers finds its own again.
 
-A reader is known by where it reads: the cursor that ended exactly there is its own. Without one a
-new cursor is made, up to a bound; beyond it the one unused for longest is sought, or gives its
-consumer to a cursor of another topic: a new one costs connections and half a dozen questions.
+A reader is recognised by its positions: the cursor that ended exactly there is its own. Otherwise a
+new cursor is made, up to a bound. Beyond the bound the least recently used cursor of the topic is
+moved, or the least recently used of another topic gives up its consumer: a new consumer costs
+connections and half a dozen requests.
 """
 
 import threading
@@ -17,16 +18,16 @@ CURSORS_MAX = 16
 
 
 class Cursors:
-    """Threads share it; a cursor is lent to one at a time."""
+    """Threads share the pool; each cursor is lent to one of them at a time."""
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._free: list[tuple[str, Cursor]] = []  # the one used last is last
+        self._free: list[tuple[str, Cursor]] = []  # in order of last use, newest last
 
     @contextmanager
     def lent(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
-        """The best cursor for a read there; after an error it is closed, not kept."""
+        """The best cursor for a read at these positions. After an error it is closed, not kept."""
         cursor = self._borrow(topic, positions) or self._make(topic, self._spare())
         try:
             yield cursor
@@ -37,7 +38,7 @@ class Cursors:
             old.close()
 
     def forget(self, topic: str) -> None:
-        """Close the topic's cursors: what they had fetched may be gone."""
+        """Close the topic's cursors: records that they fetched may have been truncated."""
         with self._lock:
             gone = [cursor for name, cursor in self._free if name == topic]
             self._free = [free for free in self._free if free[0] != topic]
@@ -61,12 +62,12 @@ class Cursors:
             return chosen[1]
 
     def _spare(self) -> Consumer | None:
-        """Of the cursor unused for longest, once there are as many as are kept."""
+        """The consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
         with self._lock:
             return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None
 
     def _give_back(self, topic: str, cursor: Cursor) -> list[Cursor]:
-        """Those that are too many now."""
+        """Keep the cursor and return those above the bounds."""
         with self._lock:
             self._free.append((topic, cursor))
             mine = [free for free in self._free if free[0] == topic]

@@ -1,10 +1,11 @@
-"""Following topics: one consumer for all that a process follows, one thread that keeps asking.
+"""Prefetches followed topics: one consumer and one polling thread for all topics that a process
+follows.
 
-A role looks at its topics many times a second. Here a look is a look into memory: one fetch, held
-by the broker until something comes, covers every followed topic. Whoever is not served here (a
-position behind what was handed out already, a second reader of a topic, an error) reads with a
-cursor of its own (`cursor.py`), which also finds out what is wrong. A position that was truncated
-ends the feed of its topic alone: the other feeds and the consumer stay as they are.
+A role polls its topics many times a second. Here such a poll reads memory only: one fetch request
+covers every followed topic, and the broker holds it until a record arrives. A reader that cannot be
+served here (a position before records already handed out, a second reader of a topic, an error)
+reads with a cursor of its own (`cursor.py`), which also reports the error. A truncated position
+ends only the feed of its own topic; the other feeds and the consumer continue.
 """
 
 import logging
@@ -20,20 +21,22 @@ from streams.kafka.client import Consumer, KafkaError, OutOfRange
 
 log = logging.getLogger(__name__)
 
-# After an answer nobody asks before some reader has looked, so who looks once a second is fetched
-# for once a second; nor before `PAUSE_S`, so that what comes meanwhile comes together.
+# After a response the next fetch waits until a reader has polled, so a topic that is read once a
+# second is fetched once a second; and it waits `PAUSE_S`, so that records arrive in batches.
 ASK_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
 PAUSE_S = 0.05
 RECORDS_MAX = 10_000
 WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
-UNUSED_S = 10.0  # after which a feed that nobody asks for is dropped
-TAKEN_S = 1.0  # after its last use another reader may have a feed begin elsewhere
-RESTED_S = 1.0  # after an error
+UNUSED_S = 10.0  # a feed without a reader is dropped after this time
+TAKEN_S = 1.0  # for this long after its last use a feed belongs to its reader
+RESTED_S = 1.0  # pause after an error
 
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """One topic: `at` is where each partition goes on for its reader, `end` behind what waits."""
+    """One topic. `at` is the next offset of its reader by partition, `end` the offset after the
+    last fetched record.
+    """
 
     at: dict[int, int]
     end: dict[int, int]
@@ -41,7 +44,7 @@ class _Feed:
     waiting: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
     bytes: int = 0
     lost: OutOfRange | None = None
-    """Why nothing more comes; what waits is handed out first."""
+    """Set when the position was truncated; records fetched before are handed out first."""
 
     def add(self, message: Message) -> None:
         self.waiting.setdefault(message.partition, deque()).append(message)
@@ -52,13 +55,13 @@ class _Feed:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
     def goes_on(self, positions: Mapping[int, int]) -> bool:
-        """Whether its reader is there or further on, in the same partitions."""
+        """Whether the positions are at the reader's or further on, in the same partitions."""
         return self.at.keys() == positions.keys() and all(
             offset >= self.at[p] for p, offset in positions.items()
         )
 
     def take(self, positions: Mapping[int, int], records_max: int, bytes_max: int) -> list[Message]:
-        """What waits from there on, partition after partition."""
+        """Fetched records from these positions on, partition after partition."""
         taken: list[Message] = []
         for partition, offset in positions.items():
             waiting = self.waiting.get(partition, ())
@@ -77,7 +80,7 @@ class _Feed:
 
 
 class Followed:
-    """Threads share it; the consumer belongs to the thread that asks."""
+    """Threads share it; only its own thread uses the consumer."""
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
         self._make = make
@@ -87,9 +90,9 @@ class Followed:
         self._closed = False
         self._looks = self._waiting = 0
         self.restarts = 0
-        """Of the consumer, each after an error that names no position."""
+        """Restarts of the consumer, each after an error that names no position."""
         self.lost = 0
-        """Feeds that ended as their position was truncated."""
+        """Feeds that ended because their position was truncated."""
 
     def read(
         self,
@@ -99,8 +102,8 @@ class Followed:
         bytes_max: int,
         wait_s: float,
     ) -> list[Message] | None:
-        """See `Bus.read`, not exact; None for who has to read with a cursor. `OutOfRange` where a
-        position lies outside of the topic.
+        """As `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
+        `OutOfRange` if a position is outside of the topic.
         """
         deadline = Deadline(wait_s)
         with self._changed:
@@ -131,14 +134,16 @@ class Followed:
             thread.join(2 * ASK_S + 5.0)
 
     def _admit(self, topic: str, positions: Mapping[int, int]) -> bool:
-        """Whether this reader has the topic's feed; a feed that nobody used for a while is free."""
+        """Whether this reader has the topic's feed. A feed without recent use is given to the new
+        reader.
+        """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.goes_on(positions):
             if feed is not None and feed.lost is None and now_s - feed.used_s < TAKEN_S:
                 return False
             self._feeds[topic] = feed = _Feed(dict(positions), dict(positions), now_s)
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="following", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         feed.used_s = now_s
@@ -149,10 +154,10 @@ class Followed:
             try:
                 self._follow(self._make(int(1000 * ASK_S)))
             except (KafkaError, OSError, OutOfRange) as error:
-                log.info("the consumer of followed topics restarts: %s", error)
+                log.info("prefetch consumer restarted: %s", error)
                 self._rest()
             except Exception:
-                log.exception("the consumer of followed topics restarts")
+                log.exception("prefetch consumer restarted")
                 self._rest()
 
     def _follow(self, consumer: Consumer) -> None:
@@ -176,7 +181,7 @@ class Followed:
             consumer.close()
 
     def _fed(self) -> dict[str, _Feed]:
-        """The feeds that may grow now; one that nobody asks for is dropped."""
+        """The feeds that may grow now, waiting for one; feeds without a reader are dropped."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()
@@ -202,7 +207,9 @@ class Followed:
             )
 
     def _end_lost(self, error: OutOfRange, reading: Mapping[str, _Feed]) -> None:
-        """End the feeds of the places that the error names; without one the consumer restarts."""
+        """End the feeds of the partitions that the error names; if it names none, raise it so that
+        the consumer restarts.
+        """
         ended = [reading[topic] for topic in {t for t, _ in error.places} if topic in reading]
         if not ended:
             raise error
@@ -213,7 +220,9 @@ class Followed:
             self._changed.notify_all()
 
     def _rest(self) -> None:
-        """Readers turn to cursors, which meet the error themselves, and come back after it."""
+        """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves,
+        and return here afterwards.
+        """
         with self._changed:
             self.restarts += 1
             self._feeds.clear()
@@ -222,7 +231,7 @@ class Followed:
 
 
 def _place(consumer: Consumer, feeds: Mapping[str, _Feed], reading: Mapping[str, _Feed]) -> None:
-    """Let the consumer read these feeds, those that it did not read from their ends on."""
+    """Assign these feeds to the consumer; feeds that it did not read before start at their ends."""
     consumer.assign([(topic, p) for topic, feed in feeds.items() for p in feed.at])
     for topic, feed in feeds.items():
         if reading.get(topic) is not feed:

@@ -1,9 +1,9 @@
 """One member of a consumer group (`GroupReader` in bus.py), in Kafka's own groups with cooperative
 rebalancing: only partitions that move are interrupted.
 
-A commit holds what `poll` returned of partitions still held; of partitions that went meanwhile
-nothing is committed and their new owner reads it again. A client that fails for good is replaced by
-a new one, with growing pauses and up to a bound.
+A commit covers what `poll` returned from partitions still held. For partitions that were taken away
+meanwhile nothing is committed, and their new owner reads those records again. A client that fails
+for good is replaced by a new one, with growing pauses up to a bound.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError, OutOfRan
 from streams.kafka.control import insisting
 from streams.refusals import check_position
 
-JOIN_S = 0.02  # joining goes on within polls, so each takes at least this long
-COMMIT_S = 10.0  # how long a commit goes on through rebalances
+JOIN_S = 0.02  # joining a group happens within polls, so each poll takes at least this long
+COMMIT_S = 10.0  # how long a commit is retried through rebalances
 
 T = TypeVar("T")
 
 
 class KafkaGroupReader:
-    """See `GroupReader`."""
+    """A `GroupReader` over a Kafka consumer group."""
 
     def __init__(
         self, bus: Bus, group: str, topic: str, make: Callable[[], Consumer], answer_s: float
@@ -36,7 +36,7 @@ class KafkaGroupReader:
         self._make = make
         self._answer_s = answer_s
         self._lock = threading.Lock()
-        self._read: dict[int, int] = {}  # by partition held, where what was polled ends
+        self._read: dict[int, int] = {}  # by partition held, the offset after the polled records
         self._stored: dict[int, int] = {}
         self._consumer: Consumer | None = None
         self._insist(self._joined)
@@ -48,7 +48,7 @@ class KafkaGroupReader:
             return []
         while True:
             polled = self._insist(lambda: self._poll_once(deadline, records_max))
-            count = self._bus.partitions(self._topic)  # what was added later is not the run's
+            count = self._bus.partitions(self._topic)  # partitions added later are not the run's
             messages = [message for message in polled if message.partition < count]
             with self._lock:
                 for message in messages:
@@ -59,13 +59,13 @@ class KafkaGroupReader:
     def commit(self) -> None:
         deadline = Deadline(COMMIT_S)
         while due := self._due():
-            assert self._consumer is not None, "something was read, so there is a client"
+            assert self._consumer is not None, "records were read, so there is a client"
             try:
                 self._consumer.commit(due, self._answer_s)
             except LOST_MEMBERSHIP:
                 if deadline.passed():
-                    return  # read again by whoever owns it then
-                self._insist(lambda: self._joined().beat())  # what is no longer ours goes
+                    return  # the next owner reads the records again
+                self._insist(lambda: self._joined().beat())  # drops partitions that were taken away
             except KafkaError as error:
                 raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
             else:
@@ -76,8 +76,8 @@ class KafkaGroupReader:
         return self._insist(self._pass_lost)
 
     def _pass_lost(self) -> dict[int, int]:
-        """A commit from outside of the group is refused while it has members: so the member itself
-        reads on from the begin, and commits that.
+        """Kafka rejects a commit from outside of the group while it has members, so the member
+        itself continues at the begin and commits that.
         """
         consumer, begins = self._joined(), self._bus.begin(self._topic)
         at = self._places()
@@ -91,7 +91,9 @@ class KafkaGroupReader:
         return lost
 
     def _places(self) -> dict[int, int]:
-        """Where each partition is read on: by the group's commits, or by what was polled since."""
+        """The next offset of each partition: the group's commits, updated by what was polled
+        since.
+        """
         committed = self._bus.committed(self._group, self._topic)
         with self._lock:
             return {p: at.offset for p, at in committed.items()} | self._read
@@ -103,7 +105,7 @@ class KafkaGroupReader:
         self._forget([*self._read])
 
     def _due(self) -> dict[int, int]:
-        """What was polled of partitions still held, and not committed yet."""
+        """Positions after polled records of partitions still held that are not committed yet."""
         with self._lock:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
@@ -121,7 +123,7 @@ class KafkaGroupReader:
         return []
 
     def _place(self, consumer: Consumer) -> None:
-        """A partition that the group never committed is read from its begin."""
+        """Start partitions that the group never committed at their begin."""
         committed, begins = (
             self._bus.committed(self._group, self._topic),
             self._bus.begin(self._topic),
@@ -131,7 +133,7 @@ class KafkaGroupReader:
                 consumer.seek((self._topic, partition), begins.get(partition, 0))
 
     def _check(self, consumer: Consumer) -> None:
-        """`PositionLost` where the group's commit lies below what is kept."""
+        """Raise `PositionLost` if the group's commit is below the first kept record."""
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
         for p, offset in self._places().items():
             if p in consumer.assignment() and p in begins:
@@ -149,14 +151,16 @@ class KafkaGroupReader:
         return self._consumer
 
     def _forget(self, partitions: Collection[int]) -> None:
-        """In the client's thread: these partitions are another's from here on."""
+        """Called in the client's thread: these partitions belong to another member from now on."""
         with self._lock:
             for partition in partitions:
                 self._read.pop(partition, None)
                 self._stored.pop(partition, None)
 
     def _replace(self, error: Exception) -> None:
-        """A client that failed for good goes, with all that it held; others mend themselves."""
+        """Close a client that failed for good, with all its partitions; a retriable error leaves
+        the client in place.
+        """
         if isinstance(error, KafkaError) and error.retriable:
             return
         with contextlib.suppress(KafkaError):  # it failed before

@@ -1,7 +1,7 @@
-"""kafka-python's log, quietened: warnings and errors only, the same one at most twice a minute.
+"""Limits kafka-python's log: warnings and errors only, the same one at most twice a minute.
 
-While a broker is away it logs every attempt to reconnect, dozens a second; and at its debug level
-it logs passwords, so that level cannot be switched on from outside.
+While a broker is away kafka-python logs every attempt to reconnect, dozens a second. At its debug
+level it logs passwords, so that level cannot be enabled from outside.
 """
 
 import logging
@@ -12,7 +12,9 @@ KINDS_MAX = 1000
 
 
 class Seldom(logging.Handler):
-    """Hands a record on to the root's handlers unless one of its kind was within `EVERY_S`."""
+    """Passes a record to the root logger's handlers unless one of the same kind was passed within
+    `EVERY_S`.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -26,16 +28,16 @@ class Seldom(logging.Handler):
             self._last_s.clear()
         self._last_s[kind] = now_s
         if record.name.startswith("kafka.net"):
-            record.exc_info = None  # of a connection that broke the message says enough
+            record.exc_info = None  # for a broken connection the message is enough
         logging.getLogger().handle(record)
 
 
 def quieten() -> None:
-    """Once per process; who has set a handler of his own on `kafka` keeps it."""
+    """Set up once per process; a handler that the application has set on `kafka` stays."""
     log = logging.getLogger("kafka")
     if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
         log.setLevel(logging.WARNING)
         log.propagate = False
         log.addHandler(Seldom())
-        # It warns of each callback above 0.1 s: normal where many roles share few cores.
+        # It warns of each callback above 0.1 s, which is normal when many roles share few cores.
         logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)

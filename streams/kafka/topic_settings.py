@@ -1,9 +1,10 @@
 """A `Topic` as the settings of a broker's topic, and back: pure functions.
 
-Everything but `writer` is recovered from the broker: the size limit from `max.message.bytes`, which
-is the record's limit plus room for a whole batch. The writer comes from the catalogue, or from what
-this process created the topic with. So does the number of partitions, where the broker has more: a
-key's partition must not move, so what an administrator adds stays empty and is not read.
+Everything but `writer` can be recovered from the broker; the record limit follows from
+`max.message.bytes`, which is that limit plus room for a whole batch. The writer comes from the
+catalogue, or from this process if it created the topic. So does the number of partitions if the
+broker has more: a key's partition must not change, so partitions that an administrator adds stay
+empty and are not read.
 """
 
 import dataclasses
@@ -15,8 +16,8 @@ from streams.errors import BusError
 from streams.topics import KEY_BYTES_MAX, TOMBSTONE_S, Topic, catalogue
 
 BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
-"""For a batch of small records, or what frames one large one: with the largest record that a log
-beside an object store carries, exactly the 2 MiB that managed services allow.
+"""Room for a batch of small records, or for what surrounds one large record. With the largest
+record of a log with an object store this makes exactly the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
 KNOWN = {topic.name: topic for topic in catalogue()}
@@ -26,7 +27,9 @@ SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 @dataclass(frozen=True, slots=True)
 class BrokerTopic:
-    """A topic as the broker has it; `copies` are those of its least copied partition."""
+    """A topic as the broker has it; `copies` is the number of replicas of its least replicated
+    partition.
+    """
 
     topic: Topic
     copies: int
@@ -34,10 +37,12 @@ class BrokerTopic:
 
 
 def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
-    """The broker's settings that make the topic keep what it promises, none left to a default."""
+    """The broker's settings that give the topic its guarantees; none is left to the broker's
+    default.
+    """
     if (topic.cleanup == "time") != (topic.retention_s is not None):
         raise BusError(
-            f"topic {topic.name!r}: on Kafka retention_s goes with cleanup 'time' and no other, "
+            f"topic {topic.name!r}: on Kafka retention_s requires cleanup 'time', and vice versa; "
             f"got {topic.cleanup!r} with {topic.retention_s}"
         )
     if topic.record_bytes_max > RECORD_BYTES_LIMIT:
@@ -53,7 +58,7 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
     }
     if topic.cleanup == "compact":
         configs |= {
-            "segment.ms": str(600_000),  # the segment written to is never compacted
+            "segment.ms": str(600_000),  # the active segment is never compacted
             "min.cleanable.dirty.ratio": "0.1",
             "delete.retention.ms": str(int(TOMBSTONE_S * 1000)),
         }
@@ -67,7 +72,7 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
 
 
 def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
-    """The topic that a broker has, whoever created it; `Topic` must equal ours to be used."""
+    """The topic on a broker, whichever program created it; it must equal ours to be used."""
     policy, retention_ms = configs["cleanup.policy"], int(configs["retention.ms"])
     timed = policy == "delete" and retention_ms >= 0
     return Topic(
@@ -81,19 +86,22 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
 
 
 def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
-    """`BusError` where the broker would forget records by size, or stamps them itself."""
+    """Raise `BusError` if the broker would delete records by size or set their timestamps
+    itself.
+    """
     wanted = {"retention.bytes": "-1", "message.timestamp.type": "CreateTime"}
     for name, value in wanted.items():
         if configs[name] != value:
             raise BusError(
                 f"topic {topic.name!r} exists with other settings: {name} is {configs[name]!r}, "
-                f"needed is {value!r}; change it on the broker or use another prefix of topics"
+                f"{value!r} is required; change it on the broker or use another topic prefix"
             )
 
 
 def recorded(found: Topic, partitions: int | None = None) -> Topic:
-    """With the partitions that keys were spread over from the begin on: `partitions`, or the
-    catalogue's; fewer on the broker stay fewer, which `check_same_settings` refuses.
+    """The topic with the partitions that keys were spread over from the run's start: `partitions`,
+    or the catalogue's. If the broker has fewer, the smaller number stays, and `check_same_settings`
+    refuses it.
     """
     if partitions is None:
         partitions = KNOWN[found.name].partitions if found.name in KNOWN else found.partitions
@@ -101,8 +109,8 @@ def recorded(found: Topic, partitions: int | None = None) -> Topic:
 
 
 def single_copies(found: Mapping[str, BrokerTopic], brokers: int) -> str:
-    """What to warn of: topics of one copy, or whose records are acknowledged on one; "" if none, or
-    where there is one broker.
+    """A warning about topics with one replica, or whose records are acknowledged by one; "" if
+    there are none or there is only one broker.
     """
     single = {
         "replication factor": [name for name, one in found.items() if one.copies == 1],

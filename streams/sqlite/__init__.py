@@ -1,3 +1,3 @@
-"""The embedded bus's parts: one database file per topic, one for groups. `sqlite_bus.py` puts them
-together.
+"""The parts of the embedded bus: one database file per topic, one for consumer groups.
+`sqlite_bus.py` combines them.
 """

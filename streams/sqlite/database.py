@@ -1,8 +1,9 @@
-"""One SQLite file: its settings, its transactions, and its errors in the project's words.
+"""One SQLite file: its settings, its transactions, and its errors as the project's error
+classes.
 
-One connection per file and process behind a lock, so any thread may use it; a transaction holds the
-lock. A process that was forked must open its own (SQLite's rule): using an inherited one is
-refused.
+Each process has one connection per file behind a lock, so any thread may use it; a transaction
+holds the lock. A forked process must open its own connection (SQLite's rule): using an inherited
+one is refused.
 """
 
 import os
@@ -21,13 +22,13 @@ Sync = Literal["normal", "full"]
 
 BUSY_MS = 10_000  # how long one writer waits for another before it gives up
 PAGE_BYTES = 16384  # measured: 50 KB values are written at twice the rate of 4096
-WAL_PAGES = 4000  # 64 MB until a checkpoint
+WAL_PAGES = 4000  # 64 MB between two checkpoints of the WAL
 WAL_BYTES = 64 << 20  # the WAL file shrinks to this after a checkpoint
 
 _DAMAGED = "the file is damaged: keep a copy, then restore it or start the run in a new folder"
 _ADVICE = {
     "SQLITE_FULL": "the disk is full: free space and start again",
-    "SQLITE_IOERR": "the disk refused (full, over quota or faulty): free space or check it",
+    "SQLITE_IOERR": "the disk failed (full, over quota or faulty): free space or check it",
     "SQLITE_READONLY": "the folder or file is read-only: make it writable",
     "SQLITE_CANTOPEN": "check that the folder exists and that it and the file may be written",
     "SQLITE_CORRUPT": _DAMAGED,
@@ -57,7 +58,9 @@ class Database:
         self._pragma(f"journal_size_limit = {WAL_BYTES}")
 
     def _enter_wal(self) -> None:
-        """Several processes may make a file at once; SQLite does not wait for others here."""
+        """Switch the file to WAL. Several processes may create a file at once, and SQLite does not
+        wait for the others here, so this retries.
+        """
         deadline = Deadline(BUSY_MS / 1000)
         while True:
             try:
@@ -69,7 +72,7 @@ class Database:
                 continue
             if mode != "wal":
                 raise BusError(
-                    f"{self.path}: this file system allows no WAL ({mode}); use a local disk"
+                    f"{self.path}: this file system does not support WAL ({mode}); use a local disk"
                 )
             return
 
@@ -86,7 +89,7 @@ class Database:
 
     @contextmanager
     def writing(self, what: str) -> Generator[sqlite3.Connection]:
-        """A write transaction, committed at the end, rolled back by any exception."""
+        """A write transaction: committed at the end, rolled back by any exception."""
         self._check_process()
         with self._lock, self.translated(what):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -104,6 +107,9 @@ class Database:
 
     @contextmanager
     def translated(self, what: str) -> Generator[None]:
+        """Raise a `sqlite3.Error` of the block as `BusError`, or `BusTimeout` if the file was
+        locked, with advice.
+        """
         try:
             yield
         except sqlite3.Error as error:
@@ -117,5 +123,5 @@ class Database:
         if os.getpid() != self._process:
             raise BusError(
                 f"{self.path} was opened by process {self._process} before a fork; "
-                f"open the bus anew in process {os.getpid()}"
+                f"open the bus again in process {os.getpid()}"
             )

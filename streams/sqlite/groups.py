@@ -21,7 +21,9 @@ _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
 class Groups:
-    """Every change is one transaction; a member's commit is checked against its lease within it."""
+    """Commits, members and leases. Every change is one transaction; within it a member's commit is
+    checked against its lease.
+    """
 
     def __init__(self, path: Path, sync: Sync, lease_s: float) -> None:
         self._database = Database(path, sync)

@@ -1,5 +1,5 @@
-"""Is a folder on a network file system? SQLite's WAL needs memory shared between its users, so it
-must not be.
+"""Detects whether a folder is on a network file system, which SQLite's WAL does not support: it
+needs memory shared between its users.
 """
 
 from pathlib import Path
@@ -42,11 +42,11 @@ NETWORK_FUSE = frozenset(
 
 
 def network_type(folder: str, mounts: str) -> str | None:
-    """The type of the network file system that holds the absolute path `folder`, None for a local
+    """The type of the network file system that holds the absolute path `folder`; None for a local
     one.
 
-    `mounts` is the text of Linux's /proc/self/mounts; the longest mount point above `folder`
-    counts, of equal ones the last, because it hides the earlier.
+    `mounts` is the text of Linux's /proc/self/mounts. The longest mount point above `folder`
+    counts; of equal ones the last, because it hides the earlier ones.
     """
     best, found = -1, None
     for line in mounts.splitlines():
@@ -61,14 +61,14 @@ def network_type(folder: str, mounts: str) -> str | None:
 
 
 def _unescaped(point: str) -> str:
-    """Blanks, tabs, newlines and backslashes are octal escapes in that file."""
+    """Replace the octal escapes that this file uses for blanks, tabs, newlines and backslashes."""
     for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         point = point.replace(escape, character)
     return point
 
 
 def present_mounts() -> str:
-    """This machine's mounts; empty where there is no such file (then nothing is known to be on a
-    network).
+    """This machine's mounts; empty if the system has no such file, so that no folder counts as a
+    network folder.
     """
     return MOUNTS.read_text(errors="replace") if MOUNTS.exists() else ""

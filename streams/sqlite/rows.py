@@ -1,9 +1,10 @@
-"""Consecutive records of one append packed into rows, and taken out of them again.
+"""Packs consecutive records of one append into rows, and unpacks them again.
 
-A row of one record holds its key and value as they are, and `sizes` is NULL; a row of several holds
-their keys and their values joined, and in `sizes` u32 little-endian, the lengths of all keys, then
-of all values. One row of 64 records is read in half the time of 64 rows. Values come out as copies,
-so whoever keeps one record keeps no other alive. A tombstone always has a row of its own.
+A row of one record holds its key and value as they are, and its `sizes` is NULL. A row of several
+holds their keys joined and their values joined; `sizes` holds, as u32 little-endian, the lengths of
+all keys, then of all values. Reading one row of 64 records takes half the time of 64 rows. Values
+are copied out, so keeping one record does not keep the others in memory. A tombstone always has a
+row of its own.
 """
 
 import struct
@@ -12,15 +13,15 @@ from itertools import accumulate, pairwise, repeat
 
 from streams.bus import Entry, Message
 
-ROW_BYTES = 64 << 10  # of several records: bounds what a read in the middle of a row passes over
+ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
 
 Row = tuple[int, int, int, bytes, bytes | None, bytes | None]
 """First offset, count, timestamp in ms, keys, values, sizes."""
 
 
 def pack(entries: Sequence[Entry], first: int, now_ms: int, row_bytes: int) -> Iterator[Row]:
-    """Rows of `entries` in order from offset `first` on; several share one below `row_bytes`, a
-    tombstone none.
+    """Rows of `entries` in order, from offset `first` on. Records share a row of less than
+    `row_bytes`; a tombstone shares with none.
     """
     start = taken = 0
     for index, entry in enumerate(entries):

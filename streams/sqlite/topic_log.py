@@ -1,11 +1,11 @@
-"""One topic in one SQLite file: a table per partition keyed by first offset, so every append goes
-to a table's end.
+"""One topic in one SQLite file: a table per partition keyed by first offset, so every append writes
+at a table's end.
 
-`log_P` has a row for the records that one append brought (`rows.py`), in compacted topics for each
-record. It always keeps its last row, so the end of a partition lies behind it and never moves back.
-`begins` holds what truncation and retention have reached, which may be in the middle of a row; what
-lies below it is gone for every reader. Compaction leaves it where it is, since a reader of a
-compacted topic misses nothing by a hole.
+Each row of `log_P` holds records of one append (`rows.py`); in compacted topics each record has its
+own row. The last row always stays, so the end of a partition is known and never moves back.
+`begins` holds how far truncation and retention have come, which may be in the middle of a row;
+readers never see records below it. Compaction does not move it, since a reader of a compacted topic
+misses nothing through a hole.
 """
 
 import dataclasses
@@ -39,19 +39,19 @@ CREATE INDEX key_{p} ON log_{p} (key, first);
 CREATE INDEX tombstone_{p} ON log_{p} (timestamp_ms) WHERE value IS NULL;
 """
 
-# A reader that waits at the end asks this often: `count` comes before the long columns, so the last
-# row's are not loaded.
+# A reader that waits at the end runs this often: `count` precedes the long columns, so those of the
+# last row are not loaded.
 _ROWS_FROM = """
 SELECT first, count, timestamp_ms, key, value, sizes FROM log_{p}
 WHERE first >= ifnull((SELECT max(first) FROM log_{p} WHERE first <= ?1), 0) AND first + count > ?1
 ORDER BY first LIMIT ?2
 """
 
-CREATED_S = 2.0  # how long an empty file may be one that is being created
+CREATED_S = 2.0  # for this long an empty file may be one that another process is creating
 
 
 class TopicLog:
-    """Opened on an existing file; `create` makes one."""
+    """A topic in an existing file; `create` makes the file."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -60,7 +60,9 @@ class TopicLog:
 
     @staticmethod
     def create(path: Path, topic: Topic, sync: Sync) -> "TopicLog":
-        """The topic's file, made if missing; other settings in an existing one are refused."""
+        """Open the topic's file, creating it if missing. Raises `BusError` if an existing file has
+        other settings.
+        """
         database = Database(path, sync)
         try:
             with database.writing("create") as connection:
@@ -74,7 +76,7 @@ class TopicLog:
         return log
 
     def append(self, entries: Sequence[Entry], now_ms: int) -> list[int]:
-        """Offsets of `entries`, in one transaction."""
+        """Append the entries in one transaction and return their offsets."""
         topic = self.settings
         check_entries(topic, entries)
         by_partition: dict[int, list[int]] = {}
@@ -119,7 +121,7 @@ class TopicLog:
             return {p: _end(connection, p) for p in range(self.settings.partitions)}
 
     def changes(self) -> int:
-        """A number that differs after other connections changed the file (3 µs, cheaper than a
+        """A number that changes when another connection changes the file (3 µs, cheaper than a
         query).
         """
         with self._database.reading("read") as connection:
@@ -142,8 +144,8 @@ class TopicLog:
         bytes_max: int,
         messages: list[Message],
     ) -> int:
-        """Append records from `offset` on to `messages`, the first of all whatever its size; bytes
-        taken.
+        """Append records from `offset` on to `messages` and return the bytes taken. The very first
+        record is taken whatever its size.
         """
         if not 0 <= partition < self.settings.partitions:
             raise BusError(f"topic {self.settings.name!r} has no partition {partition}")
@@ -171,8 +173,8 @@ class TopicLog:
     def _check_position(
         self, connection: sqlite3.Connection, partition: int, offset: int, first: int | None
     ) -> None:
-        """Asked after the rows were read, so that a truncation before that is noticed; `first` is
-        what the read found.
+        """Check the position after the rows were read, so that a truncation before the read is
+        noticed; `first` is the first offset that the read returned.
         """
         row = connection.execute("SELECT begin FROM begins WHERE partition = ?", (partition,))
         begin: int = row.fetchone()[0]
@@ -181,7 +183,9 @@ class TopicLog:
 
 
 def _fitting(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
-    """The first of `found` that take no more than `bytes_max` together."""
+    """The first messages of `found` that together take at most `bytes_max`, but at least
+    `at_least`.
+    """
     for index, message in enumerate(found):
         bytes_max -= len(message.key) + len(message.value or b"")
         if bytes_max < 0:
@@ -190,17 +194,19 @@ def _fitting(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequenc
 
 
 def _stored_settings(connection: sqlite3.Connection, path: Path) -> Topic:
-    """Of a file that another process is creating just now they come with its first commit."""
+    """The settings in the file. If another process is just creating it, they appear with its first
+    commit.
+    """
     deadline = Deadline(CREATED_S)
     while not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'settings'").fetchone():
         if deadline.passed():
             raise BusError(
-                f"{path} is no topic of a bus: it has no settings; choose another folder"
+                f"{path} is not a topic of a bus: it has no settings; choose another folder"
             )
         time.sleep(0.005)
     row = connection.execute("SELECT topic FROM settings").fetchone()
     if row is None:
-        raise BusError(f"{path} is no topic of a bus: it has no settings; choose another folder")
+        raise BusError(f"{path} is not a topic of a bus: it has no settings; choose another folder")
     return Topic(**json.loads(row[0]))
 
 
@@ -224,7 +230,7 @@ def _end(connection: sqlite3.Connection, partition: int) -> int:
 
 
 def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> None:
-    """Move the begin and delete the rows that lie below it whole."""
+    """Move the begin forward and delete the rows that are entirely below it."""
     before = min(before, _end(connection, partition) - 1)
     moved = connection.execute(
         "UPDATE begins SET begin = ? WHERE partition = ? AND begin < ?", (before, partition, before)
@@ -236,8 +242,8 @@ def _truncate(connection: sqlite3.Connection, partition: int, before: int) -> No
 
 
 def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> None:
-    """Truncate up to the first record that is young enough; the look at the first row is all it
-    mostly costs.
+    """Truncate up to the first record that is young enough. Usually it costs only one query of the
+    first row.
     """
     row = connection.execute(
         f"SELECT first FROM log_{partition} WHERE timestamp_ms >= ? ORDER BY first LIMIT 1",
@@ -249,7 +255,7 @@ def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> N
 def _compact(
     connection: sqlite3.Connection, partition: int, rows: Sequence[Row], now_ms: int
 ) -> None:
-    """Remove what these rows of one record each supersede, and tombstones that are old enough,
+    """Remove the records that these rows (of one record each) supersede, and old tombstones, but
     never the last row.
     """
     connection.executemany(

@@ -86,8 +86,8 @@ def test_another_process_finds_the_settings_on_the_broker(bus: Bus, url: str) ->
         ({"cleanup_policy": "compact"}, "cleanup is 'compact', asked for 'safe'"),
         ({"retention_ms": "60000"}, r"retention_s is 60\.0, asked for None"),
         ({"max_message_bytes": "2000000"}, "record_bytes_max is 1016960, asked for 16777216"),
-        ({"retention_bytes": "1000000"}, "retention.bytes is '1000000', needed is '-1'"),
-        ({"message_timestamp_type": "LogAppendTime"}, "needed is 'CreateTime'"),
+        ({"retention_bytes": "1000000"}, "retention.bytes is '1000000', '-1' is required"),
+        ({"message_timestamp_type": "LogAppendTime"}, "'CreateTime' is required"),
     ],
 )
 def test_a_topic_that_somebody_changed_is_refused(
@@ -136,7 +136,7 @@ def test_partitions_that_an_administrator_adds_stay_empty(
     later = open_bus(url)
     later.create(catalogue())
     assert [r.message for r in caplog.records if "added ones stay empty" in r.message] == [
-        f"{url}: topics have more partitions than the run began with; a key must keep its "
+        f"{url}: topics have more partitions than at the run's start; a key must keep its "
         "partition, so the added ones stay empty: trajectories (4 of 9), ledger (1 of 2)"
     ]
     later.append("trajectories", [Entry(key, b"after") for key in keys])
