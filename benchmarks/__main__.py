@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME …] [--quick] [--json]`: every measured promise is a case of some
 module here.
 
-A NAME is a module of this folder with `cases(quick) -> Iterator[Case]`; without names all of them
+A NAME is a module of a subfolder with `cases(quick) -> Iterator[Case]`; without names all of them
 run. Each case is printed as soon as it is measured, also a bad one; the exit status is 0 when every
 case was measured.
 """
@@ -14,30 +14,30 @@ from collections.abc import Sequence
 
 from benchmarks.case import Case
 
-MODULES = (
-    "archive",
-    "asking",
-    "audit",
-    "bus",
-    "chaos",
-    "cloud",
-    "delta",
-    "engine",
-    "histospec",
-    "hostile",
-    "kafka",
-    "pipeline",
-    "planner",
-    "relay",
-    "repack",
-    "resume",
-    "s3",
-    "simulator",
-    "skew",
-    "weights",
-)
-EXTRA = ("vllm",)  # by name only: wants `make vllm`
-KNOWN = (*MODULES, *EXTRA)
+MODULES = {
+    "archive": "benchmarks.storage.archive",
+    "asking": "benchmarks.analysis.asking",
+    "audit": "benchmarks.analysis.audit",
+    "bus": "benchmarks.streams.bus",
+    "chaos": "benchmarks.chaos.chaos",
+    "cloud": "benchmarks.pipeline.cloud",
+    "delta": "benchmarks.weights.delta",
+    "engine": "benchmarks.engine.engine",
+    "histospec": "benchmarks.histospec.histospec",
+    "hostile": "benchmarks.chaos.hostile",
+    "kafka": "benchmarks.streams.kafka",
+    "pipeline": "benchmarks.pipeline.pipeline",
+    "planner": "benchmarks.repack.planner",
+    "relay": "benchmarks.weights.relay",
+    "repack": "benchmarks.repack.repack",
+    "resume": "benchmarks.resume.resume",
+    "s3": "benchmarks.storage.s3",
+    "simulator": "benchmarks.simulator.simulator",
+    "skew": "benchmarks.upgrade.skew",
+    "weights": "benchmarks.weights.weights",
+}
+EXTRA = {"vllm": "benchmarks.vllm.vllm"}  # by name only: it needs `make vllm`
+KNOWN = {**MODULES, **EXTRA}
 COLUMNS = "{:<26} {:>12} {:<12} {:>12} {:>7} {:>6} {:<4} {}"
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         titles = ("case", "value", "unit", "reference", "ratio", "goal", "met", "note")
         print(COLUMNS.format(*titles))
     for name in chosen.names or MODULES:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(KNOWN[name])
         for case in module.cases(chosen.quick):
             print(json.dumps(dataclasses.asdict(case)) if chosen.json else _row(case), flush=True)
 

@@ -1,7 +1,7 @@
 """Counts a run again without any of the product's code: raw SQLite rows, Kafka records and Parquet
 columns, decoded by what docs/wire-format.md and docs/archive.md say. `rollstream audit` must agree.
 
-`python -m tests.recount RUN` prints one JSON object; RUN is a run's folder, a folder with an
+`python -m testbed.recount RUN` prints one JSON object; RUN is a run's folder, a folder with an
 archive, `sqlite:FOLDER` or `kafka://HOST:PORT/PREFIX`. Content hashes are not recomputed (the
 standard library has no XXH3): trajectories are told apart by name and place.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.recount_rows import Places, Row, rows
+from testbed.recount_rows import Places, Row, rows
 
 
 @dataclass

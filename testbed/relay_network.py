@@ -29,7 +29,7 @@ from streams.connect import open_bus
 from streams.records import Version, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 RUN = "relays"
 

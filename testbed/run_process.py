@@ -1,7 +1,7 @@
 """`rollstream run` as a process of a test, and the counts of its log afterwards: the same over
 every bus and store, since the run's own configuration says where they are.
 
-Import as `tests.run_process`, from everywhere.
+Import as `testbed.run_process`, from everywhere.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ from storage.metrics import read_metrics
 from storage.model import build_model
 from streams.errors import BusError
 from streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 STEPS = 12
 GROUPS = 4

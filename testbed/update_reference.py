@@ -1,5 +1,5 @@
 """What an update in flight must give, by transformers: the new weights go on over the old weights'
-cache. Import as `tests.engine.old_cache`, from everywhere.
+cache. Import as `testbed.update_reference`, from everywhere.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Waiting for other threads and processes: `wait_for` is the one poll loop of the tests.
 
 A test that passes returns as soon as its condition holds, so the bound only ends a hang: it is that
-of a machine whose cores other programs keep busy. Import as `tests.waiting`, from everywhere.
+of a machine whose cores other programs keep busy. Import as `testbed.waiting`, from everywhere.
 """
 
 import subprocess

@@ -17,7 +17,7 @@ sys.dont_write_bytecode = False
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from tests.servers import used, used_elsewhere  # noqa: E402
+from testbed.servers import used, used_elsewhere  # noqa: E402
 
 # A shell that starts us in the background has SIGINT ignored, and children inherit that; tests send
 # it to processes of their own.
@@ -33,8 +33,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that runs of `tests.run_process` only read."""
-    from tests.run_process import random_model  # imports transformers
+    """A folder that runs of `testbed.run_process` only read."""
+    from testbed.run_process import random_model  # imports transformers
 
     return random_model(tmp_path_factory.mktemp("model"))
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def starts_runs(item: pytest.Item) -> bool:
     names = vars(getattr(item, "module", item)).values()
-    return any(getattr(name, "__module__", "") == "tests.run_process" for name in names)
+    return any(getattr(name, "__module__", "") == "testbed.run_process" for name in names)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

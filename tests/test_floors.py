@@ -7,7 +7,8 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from testbed.repository import ROOT
+
 BELOW = {
     "streams": set(),
     "storage": {"streams"},

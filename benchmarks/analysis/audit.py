@@ -1,8 +1,8 @@
 """What audit finds, and what it says of runs in which nothing is wrong (docs/audit.md).
 
-`audit_found` plants every kind of violation of `tests/audit/harness.py` into a copy of a healthy
-run, each with several seeds that draw which bit, token or index it changes: the share of kinds that
-audit finds and names. The kinds that a log cannot show count as missed, and are printed.
+`audit_found` plants every kind of violation of `testbed/violations/harness.py` into a copy of a
+healthy run, each with several seeds that draw which bit, token or index it changes: the share of
+kinds that audit finds and names. The kinds that a log cannot show count as missed, and are printed.
 `audit_false` audits seeded runs in memory, most of them under kills and freezes: how many have a
 violation, or anything that could not be checked.
 """
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from tests.audit import audited_run, harness
-from tests.chaos import batches, trials
+from testbed.stepped import batches, trials
+from testbed.violations import harness, healthy_run
 
 SEEDS, SEEDS_QUICK = 3, 1
 KILLED, KILLED_QUICK = 150, 15
@@ -31,7 +31,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def _found(seeds: int) -> Case:
     with tempfile.TemporaryDirectory(prefix="rollstream-audit-") as scratch:
-        healthy = audited_run.make_run(Path(scratch) / "healthy")
+        healthy = healthy_run.make_run(Path(scratch) / "healthy")
         wrong: list[str] = []
         count = 0
         for kind in harness.kinds():

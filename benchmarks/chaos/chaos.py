@@ -8,15 +8,15 @@ of the quickstart under kills, by itself.
 import argparse
 import json
 import logging
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.chaos_run import chaos_run
-from benchmarks.pipeline import warm_model
-from tests.chaos import batches, kinds, trials
+from benchmarks.chaos.run import chaos_run
+from benchmarks.pipeline.pipeline import warm_model
+from testbed.kills import every_kind
+from testbed.stepped import batches, trials
 
 KILLS, KILLS_QUICK = 25, 6
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)
@@ -65,7 +65,7 @@ def _seeded(quick: bool) -> Case:
 def _kinds(quick: bool) -> Case:
     """Each real process killed before and after each kind of write that it makes."""
     with tempfile.TemporaryDirectory(prefix="rollstream-kinds-") as scratch:
-        found = kinds.sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
+        found = every_kind.sweep(Path(scratch), KINDS_EVERY_QUICK if quick else 1)
     missed = "; ".join(map(str, found.missed)) or "none"
     note = (
         f"{found.kinds} kinds of write by process, each before and after; {found.killed} kills in "
@@ -118,7 +118,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ended = chaos_run(folder, form, warm, asked.seed, kills, steps, asked.set)
     print(json.dumps(ended.as_json()))
     return int(bool(ended.lost or ended.twice))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

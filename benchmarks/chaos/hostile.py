@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import false_deaths
 from benchmarks.case import Case, alone
+from benchmarks.chaos import false_deaths
 
 RECORDS, RECORDS_QUICK = 50_000, 4_000
 """In each form: the two together are the 100 000 of the promise."""
@@ -24,7 +24,7 @@ FORMS = {"embedded": "SQLite and files", "cloud": "Kafka and S3"}
 
 def cases(quick: bool) -> Iterator[Case]:
     """Deaths 0, accounted 1; false deaths 0."""
-    from tests.chaos.hostile_run import hostile_pair
+    from testbed.hostile.processes import hostile_pair
 
     logging.disable(logging.WARNING)
     count, steps = (RECORDS_QUICK, STEPS_QUICK) if quick else (RECORDS, STEPS)

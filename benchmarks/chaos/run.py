@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.pipeline import QUICKSTART
+from benchmarks.pipeline.pipeline import QUICKSTART
 from rollstream.restarts import EXIT_REFUSED
-from tests.chaos import aiming, counted, moments
-from tests.run_process import kill_all, run_line
+from testbed.kills import aims, final_counts, moments
+from testbed.run_process import kill_all, run_line
 
 ROLES = ("trainer", "rollout-0", "rollout-1", "dispatch", "prompts", "archive")
 ALL_ONE_IN = 8
@@ -80,7 +80,7 @@ def chaos_run(
     folder.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     strikes = _Strikes(
-        random.Random(seed), aiming.AimFolder(folder.parent / f"{folder.name}-aims"), form
+        random.Random(seed), aims.AimFolder(folder.parent / f"{folder.name}-aims"), form
     )
     process = _start(folder, settings, strikes.aims)
     try:
@@ -103,7 +103,7 @@ class _Strikes:
     """What the seed says is done next, and what was done."""
 
     drawn: random.Random
-    aims: aiming.AimFolder
+    aims: aims.AimFolder
     form: str
     at_random: Counter[str] = field(default_factory=Counter[str])
     moments: list[str] = field(default_factory=list[str])
@@ -132,7 +132,7 @@ class _Strikes:
         side = self.drawn.choice(("before", "after"))
         everybody = self.drawn.randrange(AIMED_ALL_ONE_IN) == 0
         self.moments.append(f"{'all ' if everybody else ''}during {moment}")
-        self.aims.aim(aiming.Aim(victim, kind, side, nth=0, everybody=everybody))
+        self.aims.aim(aims.Aim(victim, kind, side, nth=0, everybody=everybody))
         give_up = time.monotonic() + AIM_S
         while process.poll() is None and time.monotonic() < give_up and not self.aims.fired()[-1]:
             time.sleep(0.05)
@@ -149,15 +149,13 @@ def _urls(form: str) -> list[str]:
     """The recount reads no bucket, so over Kafka nothing is truncated."""
     if form == "embedded":
         return []
-    from tests.servers import kafka_broker, versity
+    from testbed.servers import kafka_broker, versity
 
     return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}", "truncate=false"]
 
 
-def _start(
-    folder: Path, settings: Sequence[str], aims: aiming.AimFolder
-) -> subprocess.Popen[bytes]:
-    line = run_line(QUICKSTART, folder, settings, "tests.chaos.aimed")
+def _start(folder: Path, settings: Sequence[str], aims: aims.AimFolder) -> subprocess.Popen[bytes]:
+    line = run_line(QUICKSTART, folder, settings, "testbed.kills.aimed_role")
     with (folder.parent / f"{folder.name}.log").open("ab") as output:
         return subprocess.Popen(
             line, stdout=output, stderr=subprocess.STDOUT, env=aims.environment()
@@ -188,7 +186,7 @@ def _strike(process: subprocess.Popen[bytes], drawn: random.Random) -> str:
 
 def _counted(folder: Path, steps: int, killed: Counter[str], seconds: float) -> Ended:
     """By the audit and by the recount, which must say the same."""
-    found = counted.counted(folder, steps)
+    found = final_counts.counted(folder, steps)
     return Ended(
         found.trained,
         found.expired,

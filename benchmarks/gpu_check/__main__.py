@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.cards import peak_of
+from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen, seen
 from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
 from producers.engines.vllm_engine.environment import INSTALL, installed
-from tests.run_process import kill_all, run_line
+from testbed.run_process import kill_all, run_line
 
 NO_GPU = (
     "There is no GPU here (torch sees no CUDA device), so nothing was measured; "
@@ -181,7 +181,9 @@ def _per_s(rate: float | None, bare: float | None = None) -> str:
 def _mfu(model: Path, found: Seen, card: str) -> str:
     rate, peak = found.trained_per_s(), peak_of(card)
     if rate is None or peak is None:
-        return "MFU unknown" + ("" if peak else " (the card's peak is not in benchmarks/cards.py)")
+        return "MFU unknown" + (
+            "" if peak else " (the card's peak is not in benchmarks/gpu_check/cards.py)"
+        )
     flops = 6 * parameters(model) * rate
     return (
         f"MFU {flops / peak:.3f} (6·N·tokens/s = {flops / 1e12:.1f} of {peak / 1e12:.0f} TFLOP/s)"

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from benchmarks.case import Case, against, alone, paired
-from benchmarks.histospec_accept import acceptance, suffix_tree
-from benchmarks.histospec_quickstart import quickstart
-from benchmarks.histospec_runs import (
+from benchmarks.histospec.acceptance import acceptance, suffix_tree
+from benchmarks.histospec.quickstart import quickstart
+from benchmarks.histospec.runs import (
     Generated,
     Pass,
     batched,

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.case import Case, paired
-from benchmarks.measured_run import run
-from benchmarks.pipeline import QUICKSTART, warm_model
+from benchmarks.pipeline.pipeline import QUICKSTART, warm_model
+from benchmarks.runs.measured import run
 
 
 def quickstart(pairs: int) -> Iterator[Case]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.measured_run import run
+from benchmarks.runs.measured import run
 from producers.engines.base import DraftStats, Emission, Request
 from producers.engines.drafts import Answer, History
 from producers.engines.drafts.switch import Switch
@@ -27,8 +27,9 @@ from storage.connect import open_store
 from storage.model import model_from_version
 from streams.reader import TopicReader, from_begin
 from streams.records import PROMPT, Sampling, Trajectory, Version
+from testbed.repository import EXAMPLES
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "epochs.toml"
+EXAMPLE = EXAMPLES / "epochs.toml"
 PROMPTS, PASS_STEPS, CONTEXT = 192, 8, 512
 SEED = 1  # not the run's: the answers are other samples than those in the log
 

@@ -22,14 +22,14 @@ from pathlib import Path
 import psutil
 
 from benchmarks.case import Case, against, alone, paired
-from benchmarks.measured_run import Measured, run
-from benchmarks.pipeline import ASYNC, QUICKSTART, warm_model
+from benchmarks.pipeline.pipeline import ASYNC, QUICKSTART, warm_model
+from benchmarks.runs.measured import Measured, run
 from rollstream.config import load
 from rollstream.folder import bus_url
 from storage.metrics import read_metrics
 from streams.connect import open_bus
 from streams.topics import catalogue
-from tests.servers import kafka_broker, versity
+from testbed.servers import kafka_broker, versity
 
 PAIRS, PAIRS_QUICK = 5, 1
 STEPS_QUICK = 12

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone, paired
-from benchmarks.measured_run import Measured, evaluated, run
+from benchmarks.runs.measured import Measured, evaluated, run
+from testbed.repository import EXAMPLES
 
-QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+QUICKSTART = EXAMPLES / "quickstart.toml"
 PAIRS, PAIRS_QUICK = 5, 1
 SAMPLES = 16  # per held-out prompt, for the accuracy after the last step
 TRL_S = (
@@ -82,7 +83,7 @@ def _pair(base: Path, warm: Path, pair: int, threads: Sequence[int]) -> Pair:
 
 def _plain(folder: Path, threads: int) -> float:
     """Trained tokens per second of the plain loop on the same configuration."""
-    command = [sys.executable, "-m", "benchmarks.plain_loop", str(folder / "config.json")]
+    command = [sys.executable, "-m", "benchmarks.pipeline.plain_loop", str(folder / "config.json")]
     environment = {"OMP_NUM_THREADS": str(threads), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         [*command, "--threads", str(threads)],

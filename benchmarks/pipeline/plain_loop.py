@@ -2,8 +2,8 @@
 
 It imports the same engine and the same learner as the product, so that what differs is the
 schedule: here nothing overlaps, and every sample of a step is awaited before it is trained. No log,
-no store, no processes. `python -m benchmarks.plain_loop RUN/config.json --threads 2` prints one
-JSON object.
+no store, no processes. `python -m benchmarks.pipeline.plain_loop RUN/config.json
+--threads 2` prints one JSON object.
 """
 
 import argparse

@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.repack_runs import Watched, slots_of, watched
-from benchmarks.resume_runs import role
+from benchmarks.repack.runs import Watched, slots_of, watched
+from benchmarks.resume.killed_runs import role
 from streams.records import Partial, RolloutStatus, Trajectory
-from tests.run_process import read
+from testbed.run_process import read
 
 VICTIM = "rollout-1"
 BEFORE, AFTER = 3, 3  # steps

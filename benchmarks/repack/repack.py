@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone, paired
-from benchmarks.repack_costs import Cost, cost_of
-from benchmarks.repack_faults import gap_cases, kill_cases
-from benchmarks.repack_runs import Slots, slots_of, throughput, watched
+from benchmarks.repack.faults import gap_cases, kill_cases
+from benchmarks.repack.move_costs import Cost, cost_of
+from benchmarks.repack.runs import Slots, slots_of, throughput, watched
 
 PAIRS, PAIRS_QUICK = 5, 1
 WINDOW_S, WINDOW_QUICK_S = 90.0, 45.0  # three cycles of draw and drain

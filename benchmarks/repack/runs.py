@@ -21,9 +21,10 @@ from rollstream.live.watching import Watcher
 from streams.bus import Bus
 from streams.errors import BusError
 from streams.records import RolloutStatus, StepDone
-from tests.run_process import run_line, running
+from testbed.repository import EXAMPLES
+from testbed.run_process import run_line, running
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "longtail.toml"
+EXAMPLE = EXAMPLES / "longtail.toml"
 LOOK_S = 0.2
 WAIT_S = 600.0
 SETTINGS = ("trainer.steps=60", "truncate=false", "archive.enabled=false", "checkpoints.every=60")

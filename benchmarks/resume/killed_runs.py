@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import psutil
 
-from benchmarks.pipeline import QUICKSTART
+from benchmarks.pipeline.pipeline import QUICKSTART
 from storage.metrics import read_metrics
 from streams.records import StepDone
-from tests.run_process import read, run_line, running
+from testbed.run_process import read, run_line, running
 
 WAIT_S = 600.0
 LOOK_S = 0.01

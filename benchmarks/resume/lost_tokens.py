@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from streams.records import Partial, RolloutStatus, Trajectory
-from tests.run_process import read
+from testbed.run_process import read
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ an archive for audit and replay, bytes of partials, and CPU time.
 
 from collections.abc import Iterator
 
-from benchmarks import promise_cost, promise_partials, promise_reads
 from benchmarks.case import Case
+from benchmarks.resume import promise_cost, promise_partials, promise_reads
 
 
 def cases(quick: bool) -> Iterator[Case]:

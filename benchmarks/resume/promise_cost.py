@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.measured_run import run
+from benchmarks.runs.measured import run
+from testbed.repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 PAIRS, PAIRS_QUICK = 7, 1
 STEPS, STEPS_QUICK = 6, 3
 COST_MAX = 0.05
 SHAPE = (
-    "task.name=benchmarks.promise_task:Parity",
+    "task.name=benchmarks.resume.promise_task:Parity",
     "sampling.tokens_max=320",
     "warmup.steps=1",
     "warmup.documents=64",

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.case import Case, paired
-from benchmarks.promise_archive import MAX_LAG, RUN, record_run
+from benchmarks.resume.promise_archive import MAX_LAG, RUN, record_run
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
 from consumers.replay.recorded import read_recorded

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from benchmarks import promise
 from benchmarks.case import Case, alone
-from benchmarks.pipeline import warm_model
-from benchmarks.resume_lost import Lost, tokens_lost
-from benchmarks.resume_runs import (
+from benchmarks.pipeline.pipeline import warm_model
+from benchmarks.resume.killed_runs import (
     attempts,
     hashes,
     quickstart,
@@ -29,9 +27,11 @@ from benchmarks.resume_runs import (
     step_noted,
     until,
 )
+from benchmarks.resume.lost_tokens import Lost, tokens_lost
+from benchmarks.resume.resume import promise
 from rollstream.supervisor import Limits
 from storage.metrics import read_metrics
-from tests.run_process import kill_all
+from testbed.run_process import kill_all
 
 EVERY = 5
 SEEDS, SEEDS_QUICK = (0, 1, 2), (0,)

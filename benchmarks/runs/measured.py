@@ -18,7 +18,7 @@ from storage.metrics import read_metrics
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, Record, RolloutStatus, StepDone
-from tests.run_process import run_line
+from testbed.run_process import run_line
 
 TIMEOUT_S = 900.0
 

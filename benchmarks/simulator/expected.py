@@ -9,7 +9,7 @@ run: its seconds of decoding per token against those that its own profile predic
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.simulator_seen import Overheads, Real
+from benchmarks.simulator.observed import Overheads, Real
 from producers.engines.connect import lengths_from, roofline_from
 from producers.engines.paced.lengths import Trace
 from producers.engines.paced.roofline import Roofline

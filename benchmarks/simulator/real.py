@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.pipeline import QUICKSTART, warm_model
-from benchmarks.repack_runs import EXAMPLE, SETTINGS, watched
-from benchmarks.simulator_expected import expected_of, machine_of
-from benchmarks.simulator_seen import Real, asked, decoding_of, observed, overheads_of
+from benchmarks.pipeline.pipeline import QUICKSTART, warm_model
+from benchmarks.repack.runs import EXAMPLE, SETTINGS, watched
+from benchmarks.simulator.expected import expected_of, machine_of
+from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
 from rollstream.config import load
 from rollstream.folder import run_log
 from simulator.predict import Prediction

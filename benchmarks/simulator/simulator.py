@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks import simulator_real
 from benchmarks.case import Case, alone
-from benchmarks.simulator_runs import (
+from benchmarks.simulator import real as simulator_real
+from benchmarks.simulator.runs import (
     Best,
     SetUp,
     bench,

@@ -29,10 +29,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.bus import BATCH, _trajectory
 from benchmarks.case import Case, alone, paired
-from benchmarks.measured_run import run
-from benchmarks.pipeline import ASYNC, QUICKSTART, warm_model
+from benchmarks.pipeline.pipeline import ASYNC, QUICKSTART, warm_model
+from benchmarks.runs.measured import run
+from benchmarks.streams.bus import BATCH, _trajectory
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import table_of

@@ -23,7 +23,7 @@ from botocore.config import Config
 from benchmarks.case import Case, paired
 from storage.connect import open_store
 from storage.s3.place import S3Place, parse_place
-from tests.servers import versity
+from testbed.servers import versity
 
 THREADS = 8
 RANGE_BYTES = 8 << 20

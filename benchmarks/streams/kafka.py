@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.case import Case, alone, paired
-from benchmarks.kafka_sides import RECORD_BYTES
+from benchmarks.streams.kafka_sides import RECORD_BYTES
 from streams.connect import open_bus
 from streams.topics import Topic
-from tests.servers.kafka_broker import KafkaBroker
+from testbed.servers.kafka_broker import KafkaBroker
 
 PARTITIONS = 4
 BOUND_MB = 64  # `in_flight_bytes` unless the URL says otherwise
@@ -94,7 +94,7 @@ def _tool(broker: KafkaBroker, topic: str, count: int, name: str, *settings: str
 
 def _side(broker: KafkaBroker, side: str, topic: str, count: int) -> float:
     url = f"kafka://{broker.server}"
-    command = [sys.executable, "-m", "benchmarks.kafka_sides", side, url, topic, str(count)]
+    command = [sys.executable, "-m", "benchmarks.streams.kafka_sides", side, url, topic, str(count)]
     return float(_output(command).split()[-1])
 
 
@@ -112,7 +112,7 @@ def _stopped(broker: KafkaBroker) -> Case:
     topic = f"stopped.{uuid.uuid4().hex[:8]}"
     bus.create([Topic(topic)])
     bus.close()
-    command = [sys.executable, "-m", "benchmarks.kafka_sides", "stopped", url, topic]
+    command = [sys.executable, "-m", "benchmarks.streams.kafka_sides", "stopped", url, topic]
     with subprocess.Popen(
         [*command, str(BOUND_MB << 20)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

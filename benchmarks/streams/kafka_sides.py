@@ -1,5 +1,6 @@
-"""What `benchmarks.kafka` times, each in a process of its own like the tools it is held against:
-`python -m benchmarks.kafka_sides produce|consume|encode|decode|stopped URL TOPIC COUNT`.
+"""What `benchmarks.streams.kafka` times, each in a process of its own like the tools that it is
+compared with: `python -m benchmarks.streams.kafka_sides
+produce|consume|encode|decode|stopped URL TOPIC COUNT`.
 
 Payloads are made before the clock starts; the seconds, or what else was measured, are the last line
 of the output.

@@ -3,7 +3,7 @@ where one of them lacks a record kind, a feature or a form (goal 0; docs/upgrade
 
 The older release is this code. What it lacks comes from a newer one: each record kind under its
 next schema name, an `Opened` that needs an unknown feature, and each object of the store in its
-next form. The run is that of `tests/upgrade`, killed within a step; every role that reads the
+next form. The run is that of `testbed/recorded`, killed within a step; every role that reads the
 record or the object is started on it, with the real bus and store.
 """
 
@@ -41,8 +41,8 @@ from streams.errors import NewerRelease, RollstreamError
 from streams.reader import TopicReader, from_begin
 from streams.records import Opened, Take, WeightsAnnounced
 from streams.topics import BELONGS, catalogue
+from testbed.recorded import RUN_OF_0_1_0 as RUN
 
-RUN = Path(__file__).parent.parent / "tests" / "upgrade" / "run_of_0_1_0.tar.zst"
 OF_ONE_ROLE = {
     "prompts": ("prompt/1", "opened/1"),
     "admissions": ("admitted/1", "opened/1"),

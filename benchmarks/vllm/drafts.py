@@ -1,5 +1,5 @@
 """Drafts from history on vLLM: tokens per second through our engine with drafts on against drafts
-off, on the passes of `examples/epochs.toml` as `histospec_runs.py` records them.
+off, on the passes of `examples/epochs.toml` as `benchmarks/histospec/runs.py` records them.
 
 The history holds the answers of the pass before; in the worst case each of them under another
 prompt, so that next to nothing of it is right. vLLM computes inside of one process with one thread;
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, paired
-from benchmarks.histospec_runs import (
+from benchmarks.histospec.runs import (
     CONTEXT,
     Pass,
     history_of,
@@ -95,7 +95,7 @@ def _case(name: str, run: Path, sizes: Sizes, rows: int, *, fits: bool = True) -
 
 def _apart(pair: Pair) -> dict[str, float]:
     """Measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.vllm_drafts", json.dumps(asdict(pair))]
+    command = [sys.executable, "-m", "benchmarks.vllm.drafts", json.dumps(asdict(pair))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from benchmarks.case import Case, alone
-from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
+from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
 from producers.engines.base import Request, Update
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from streams.records import PROMPT, Sampling
-from tests.engine.old_cache import over_old_cache
+from testbed.update_reference import over_old_cache
 
 ERROR_MAX = 1e-4
 

@@ -24,7 +24,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from benchmarks.case import Case, paired
-from benchmarks.vllm_models import CONTEXT, V1, prompt_of, small_model
+from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
 from producers.engines.drafts import History
 from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
@@ -59,7 +59,7 @@ def overhead(pairs: int, lengths: list[int]) -> Case:
 
 def _pair(first: str, lengths: list[int]) -> dict[str, float]:
     """Tokens per second of each arm, in new processes."""
-    command = [sys.executable, "-m", "benchmarks.vllm_overhead", first, json.dumps(lengths)]
+    command = [sys.executable, "-m", "benchmarks.vllm.overhead", first, json.dumps(lengths)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=600)
     return json.loads(done.stdout.splitlines()[-1])
 

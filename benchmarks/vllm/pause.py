@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.case import Case, alone
-from benchmarks.vllm_models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
+from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
 from producers.engines.base import Request, Update
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine

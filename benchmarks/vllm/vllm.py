@@ -1,9 +1,9 @@
 """The engine `vllm` against transformers and against vLLM by itself; wants vLLM (`make vllm`).
 
-* `vllm_logprob_error`: an in-flight update between two greedy tokens (`vllm_exact.py`).
-* `vllm_overhead`: a whole rollout worker against bare `AsyncLLM` (`vllm_overhead.py`).
-* `vllm_update_pause`, full and delta, and `vllm_updates_lost` (`vllm_pause.py`).
-* `vllm_drafts_batch_1`, `vllm_drafts_batch_8`, `vllm_drafts_worst` (`vllm_drafts.py`).
+* `vllm_logprob_error`: an in-flight update between two greedy tokens (`exact.py`).
+* `vllm_overhead`: a whole rollout worker against bare `AsyncLLM` (`overhead.py`).
+* `vllm_update_pause`, full and delta, and `vllm_updates_lost` (`pause.py`).
+* `vllm_drafts_batch_1`, `vllm_drafts_batch_8`, `vllm_drafts_worst` (`drafts.py`).
 
 In each arm vLLM's core computes with one thread and this process with one, so two cores are enough.
 """
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.case import Case
-from benchmarks.vllm_drafts import drafts
-from benchmarks.vllm_exact import logprob_error
-from benchmarks.vllm_overhead import BATCH, overhead
-from benchmarks.vllm_pause import update_pause, updates_lost
+from benchmarks.vllm.drafts import drafts
+from benchmarks.vllm.exact import logprob_error
+from benchmarks.vllm.overhead import BATCH, overhead
+from benchmarks.vllm.pause import update_pause, updates_lost
 
 
 def cases(quick: bool) -> Iterator[Case]:

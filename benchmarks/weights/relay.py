@@ -27,8 +27,8 @@ from storage.relay.held import CHUNK_BYTES
 from storage.relay.pace import Pace
 from storage.relay.pushing import PushingStore
 from streams.records import Version
-from tests.relay.relay_net import RelayNet, RelayProcess
-from tests.servers import versity
+from testbed.relay_network import RelayNet, RelayProcess
+from testbed.servers import versity
 
 LINK = 25e6  # bytes per second
 RELAYS = 8

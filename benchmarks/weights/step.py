@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.case import Case
-from benchmarks.weights_sides import Sides, nudged
+from benchmarks.weights.sides import Sides, nudged
 from consumers.settings import TrainerSettings
 from consumers.trainer.learner import Learner
 from consumers.trainer.ledger import Ledger

@@ -16,14 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.case import Case
-from benchmarks.weights_sides import (
-    Link,
-    Receiver,
-    Sides,
-    large_tensors,
-    nudged,
-)
-from benchmarks.weights_step import measure_gap, measure_stall
+from benchmarks.weights.sides import Link, Receiver, Sides, large_tensors, nudged
+from benchmarks.weights.step import measure_gap, measure_stall
 from storage.delta import Changes, apply_tensor, encode_tensor
 from storage.file_store import FileStore
 from storage.objects import ObjectStore

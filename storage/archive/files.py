@@ -4,7 +4,7 @@ Its metadata say where it begins and ends and the fence after it (`rollstream.fi
 `.fence`), so whoever goes on after it reads its tail alone. Encodings are those that every reader
 knows: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark reads
 BYTE_STREAM_SPLIT since 2026 only; log-probabilities are not compressed, because zstd takes a tenth
-off them for a sixth of a file's time (`benchmarks/archive.py`).
+off them for a sixth of a file's time (`benchmarks/storage/archive.py`).
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -16,11 +16,11 @@ from streams.judging import judge
 from streams.reader import TopicReader, from_begin
 from streams.records import Dead, Fence, GroupMembers, Take
 from streams.topics import partition_of
-from tests.chaos.counted import audited
-from tests.chaos.hostile_records import Hostile, hostile_records
-from tests.metrics.scraping import endpoint, scrape
-from tests.run_process import random_model, read, started, steps_done
-from tests.waiting import wait_for
+from testbed.hostile.records import Hostile, hostile_records
+from testbed.kills.final_counts import audited
+from testbed.run_process import random_model, read, started, steps_done
+from testbed.scraping import endpoint, scrape
+from testbed.waiting import wait_for
 
 BATCH = 250
 PAUSE_S = 0.02
@@ -146,6 +146,6 @@ def _look(folder: Path, met: Met, hostile: bool) -> None:
 def _urls(form: str) -> list[str]:
     if form == "embedded":
         return []
-    from tests.servers import kafka_broker, versity
+    from testbed.servers import kafka_broker, versity
 
     return [f"bus={kafka_broker.new_url()}", f"store={versity.new_url()}"]

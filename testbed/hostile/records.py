@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from streams.codec import encode
 from streams.records import SCHEMAS, Record
-from tests.streams.sample_records import SAMPLES
+from testbed.sample_records import SAMPLES
 
 NATURAL = {
     "trajectories": ("trajectory/1",),

@@ -6,10 +6,10 @@ from storage.claim_check import ClaimCheck
 from storage.memory_store import MemoryStore
 from streams.bus import Bus, Entry
 from streams.memory_bus import MemoryBus
-from tests.chaos.baton import Baton, Process
-from tests.chaos.hostile_records import Hostile, hostile_records
-from tests.chaos.stepped_run import Shape, SteppedRun
-from tests.chaos.trials import Trial, scratch_folder, tried
+from testbed.hostile.records import Hostile, hostile_records
+from testbed.stepped.baton import Baton, Process
+from testbed.stepped.run import Shape, SteppedRun
+from testbed.stepped.trials import Trial, scratch_folder, tried
 
 PARTITIONS = 2
 BATCH = 25

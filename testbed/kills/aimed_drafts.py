@@ -1,16 +1,16 @@
-"""`python -m tests.chaos.aimed_drafts COMMAND …` is `tests.chaos.aimed_moves` where rollouts draft
-whether or not that pays, and on the torch engine change between plain steps and drafts all the
-time: none of it may change a token.
+"""`python -m testbed.kills.aimed_drafts COMMAND …` is `testbed.kills.aimed_moves` where rollouts
+draft whether or not that pays, and on the torch engine change between plain steps and drafts all
+the time: none of it may change a token.
 """
 
 import sys
 
-import tests.chaos.aimed as aimed
 from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.windows import MARGINAL, WindowRule
-from tests.chaos.aimed import aim_at_history
-from tests.chaos.aimed_moves import AimedMoves
-from tests.chaos.aiming import AimedGate
+from testbed.kills import aimed_role
+from testbed.kills.aimed_moves import AimedMoves
+from testbed.kills.aimed_role import aim_at_history
+from testbed.kills.aims import AimedGate
 
 
 class RestlessSwitch(Switch):
@@ -32,7 +32,7 @@ def drafts_aimed(gate: AimedGate) -> None:
 
 
 if __name__ == "__main__":
-    aimed.AimedBus = AimedMoves  # type: ignore[misc]
-    aimed.MODULE = "tests.chaos.aimed_drafts"
-    aimed.aim_at_history = drafts_aimed
-    sys.exit(aimed.main())
+    aimed_role.AimedBus = AimedMoves  # type: ignore[misc]
+    aimed_role.MODULE = "testbed.kills.aimed_drafts"
+    aimed_role.aim_at_history = drafts_aimed
+    sys.exit(aimed_role.main())

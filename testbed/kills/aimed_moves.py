@@ -1,14 +1,15 @@
-"""`python -m tests.chaos.aimed_moves COMMAND …` is `tests.chaos.aimed` where what a move is made of
-has kinds of its own, so that a test can aim at the midst of one (docs/scheduling.md, "A move").
+"""`python -m testbed.kills.aimed_moves COMMAND …` is `testbed.kills.aimed_role` where each record
+of a move has a kind of its own, so that a test can aim at the middle of one (docs/scheduling.md,
+"A move").
 """
 
 import sys
 from collections.abc import Sequence
 
-import tests.chaos.aimed as aimed
 from streams.bus import Entry
 from streams.codec import decode
 from streams.records import Assignment, Partial, Record
+from testbed.kills import aimed_role
 
 ASKED = "append assignments: asked back for a move"
 ORDERED = "append assignments: to go on elsewhere"
@@ -31,7 +32,7 @@ def kind_of(record: Record) -> str | None:
             return None
 
 
-class AimedMoves(aimed.AimedBus):
+class AimedMoves(aimed_role.AimedBus):
     """One kind per append: the first that a record of it has."""
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
@@ -41,6 +42,6 @@ class AimedMoves(aimed.AimedBus):
 
 
 if __name__ == "__main__":
-    aimed.AimedBus = AimedMoves  # type: ignore[misc]
-    aimed.MODULE = "tests.chaos.aimed_moves"
-    sys.exit(aimed.main())
+    aimed_role.AimedBus = AimedMoves  # type: ignore[misc]
+    aimed_role.MODULE = "testbed.kills.aimed_moves"
+    sys.exit(aimed_role.main())

@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.aimed COMMAND …` is `rollstream COMMAND …` whose every write may be aimed
-at (`aiming.py`); a supervisor started this way starts its roles this way.
+"""`python -m testbed.kills.aimed_role COMMAND …` is `rollstream COMMAND …`, every write of which
+may be aimed at (`aims.py`). A supervisor started this way starts its roles this way.
 
 Only the doors are wrapped: what opens the bus, what opens the store, a line of metrics, the
 supervisor's note of nonces, and the way into the history that a node's rollouts draft from.
@@ -19,11 +19,11 @@ import streams.connect
 from streams.bus import Bus, Entry, GroupReader
 from streams.records import Position
 from streams.topics import Topic
-from tests.chaos.aiming import FOLDER, AimedGate
-from tests.chaos.crashing_store import CrashingStore
-from tests.chaos.moments import FILL
+from testbed.kills.aims import FOLDER, AimedGate
+from testbed.kills.moments import FILL
+from testbed.stepped.crashing_store import CrashingStore
 
-MODULE = "tests.chaos.aimed"
+MODULE = "testbed.kills.aimed_role"
 
 
 class AimedBus:

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from tests.chaos.crashes import Side
+from testbed.repository import ROOT
+from testbed.stepped.crashes import Side
 
 Result = TypeVar("Result")
 FOLDER = "AIMED_WRITES"
-ROOT = Path(__file__).parents[2]
 Deed = Literal["KILL", "STOP"]
 
 

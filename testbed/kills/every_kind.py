@@ -3,7 +3,7 @@ once after each kind of write that it makes.
 
 A run that nobody kills gives the list of (process, kind); each of the following runs takes the next
 few of them for every process, until none is left. An aim that its run did not come to, because the
-kills before left less to write, is tried once more by itself. `python -m tests.chaos.kinds
+kills before left less to write, is tried once more by itself. `python -m testbed.kills.every_kind
 --process NAME --kind KIND --side after` is a run with one kill.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from producers.engines.drafts.segment import segment_folder
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.counted import counted
-from tests.run_process import GROUPS, SETTINGS, random_model, run_line, running
+from testbed.kills.aims import Aim, AimFolder
+from testbed.kills.final_counts import counted
+from testbed.run_process import GROUPS, SETTINGS, random_model, run_line, running
 
 STEPS = 8
 SMALL = [
@@ -106,7 +106,7 @@ def run_aimed(folder: Path, model: Path, aimed: Sequence[Aim]) -> AimFolder:
     configuration = folder / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
     settings = [*SETTINGS, *SMALL, f"model.path={model}"]
-    line = run_line(configuration, folder / "run", settings, "tests.chaos.aimed")
+    line = run_line(configuration, folder / "run", settings, "testbed.kills.aimed_role")
     give_up = time.monotonic() + WAIT_S
     for _ in range(1 + len(aimed)):
         with running(line, folder / "output.txt", environment=aims.environment()) as process:

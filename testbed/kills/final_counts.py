@@ -19,7 +19,7 @@ from rollstream.folder import store_url
 from storage.archive.names import PREFIX, parsed
 from storage.connect import open_store
 from storage.objects import ObjectStore
-from tests.recount import places_of, recount
+from testbed.recount import places_of, recount
 
 AUDIT_S = 600.0
 

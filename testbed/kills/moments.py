@@ -7,7 +7,7 @@ FILL = "fill history"  # that drafts come from, by whichever rollout does
 VERSION, CHECKPOINT = "weights/vN-tN", "checkpoints/sN-tN"
 
 Writes = Sequence[tuple[str, str]]
-"""Processes and kinds of write, as `aiming.py` names them."""
+"""Processes and kinds of write, as `aims.py` names them."""
 
 MOMENTS: Mapping[str, Writes] = {
     "checkpoint": [

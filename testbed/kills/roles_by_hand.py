@@ -14,9 +14,9 @@ import psutil
 
 from rollstream.config import load
 from rollstream.folder import folder_of, settle
-from tests.chaos.aiming import AimFolder
-from tests.run_process import SETTINGS
-from tests.waiting import WAIT_S, wait_for
+from testbed.kills.aims import AimFolder
+from testbed.run_process import SETTINGS
+from testbed.waiting import WAIT_S, wait_for
 
 COMMANDS = {
     "trainer": "train", "dispatch": "dispatch", "prompts": "prompts", "archive": "archive",
@@ -65,7 +65,7 @@ class RunByHand:
         """Another process of this name: a successor too; `node` is the run's folder on another
         machine.
         """
-        command = [sys.executable, "-m", "tests.chaos.aimed", COMMANDS[name]]
+        command = [sys.executable, "-m", "testbed.kills.aimed_role", COMMANDS[name]]
         command += [str((node or self.folder) / "config.json"), "--name", name]
         log = self.folder.parent / f"{name}-{len(self.hands)}.log"
         environment = {**self.aims.environment(), "OMP_NUM_THREADS": "1"}

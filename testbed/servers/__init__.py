@@ -1,14 +1,15 @@
 """Real servers for tests and measurements, and a list of those that this session used.
 
-Import as `tests.servers`, from everywhere: two names would be two lists.
+Import as `testbed.servers`, from everywhere: two names would be two lists.
 """
 
 import fcntl
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
-CACHE = Path(__file__).parents[2] / ".servers"
+from testbed.repository import ROOT
+
+CACHE = ROOT / ".servers"
 _USED: dict[str, str] = {}
 
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-from tests.servers import CACHE, installing, use
-from tests.waiting import WAIT_S
+from testbed.servers import CACHE, installing, use
+from testbed.waiting import WAIT_S
 
 VERSION = "4.3.0"
 EXISTING = "BUS_TEST_KAFKA"

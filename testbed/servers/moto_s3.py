@@ -18,7 +18,7 @@ import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-from tests.servers import use
+from testbed.servers import use
 
 BUCKET = "rollstream"
 

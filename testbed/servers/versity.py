@@ -23,8 +23,8 @@ from pathlib import Path
 import boto3
 
 from storage.s3.place import parse_place
-from tests.servers import CACHE, installing, use
-from tests.waiting import WAIT_S
+from testbed.servers import CACHE, installing, use
+from testbed.waiting import WAIT_S
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"

@@ -1,6 +1,6 @@
 """Many seeded runs, a batch to a process: threads that a crash left waiting end with it.
 
-`python -m tests.chaos.batches FIRST COUNT` is one batch; it prints one JSON object.
+`python -m testbed.stepped.batches FIRST COUNT` is one batch; it prints one JSON object.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.chaos.trials import seeded
+from testbed.stepped.trials import seeded
 
 BATCH = 100
 BATCH_S = 1800.0
@@ -29,7 +29,7 @@ def seeded_batches(count: int, first: int = 0) -> Told:
     told = Told()
     for start in range(first, first + count, BATCH):
         size = min(BATCH, first + count - start)
-        line = [sys.executable, "-m", "tests.chaos.batches", str(start), str(size)]
+        line = [sys.executable, "-m", "testbed.stepped.batches", str(start), str(size)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=BATCH_S, check=True)
         said = json.loads(done.stdout)
         told.wrong += said["wrong"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from tests.chaos.baton import Baton, Crashed, Process
+from testbed.stepped.baton import Baton, Crashed, Process
 
 Result = TypeVar("Result")
 WRITE_S_MAX = 0.02  # how long a write takes

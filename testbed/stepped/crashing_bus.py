@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from streams.bus import Bus, Entry, GroupReader, Message
 from streams.records import Position
 from streams.topics import Topic
-from tests.chaos.crashes import Gate
+from testbed.stepped.crashes import Gate
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from storage.objects import Data, Entry, ObjectStore, Stat
-from tests.chaos.crashes import Gate
+from testbed.stepped.crashes import Gate
 
 
 @dataclass

@@ -11,7 +11,7 @@ from storage.archive.whole import whole_topic
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
-from tests.chaos.stepped_run import MAX_LAG, RUN, Shape, trainer_settings
+from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
 
 
 @dataclass

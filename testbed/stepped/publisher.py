@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from consumers.trainer.copies import Copies
 from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
-from tests.chaos.baton import Baton
+from testbed.stepped.baton import Baton
 
 WAIT_S = 0.01
 

@@ -43,15 +43,15 @@ from streams.bus import Bus
 from streams.errors import Fenced, RollstreamError
 from streams.records import Sampling
 from streams.topics import catalogue
-from tests.chaos.baton import Baton, Crashed, Process, Stop
-from tests.chaos.crashes import Gate, Plan
-from tests.chaos.crashing_bus import CrashingBus
-from tests.chaos.crashing_store import CrashingStore
-from tests.chaos.fake_engine import FakeEngine, FakeRewards
-from tests.chaos.restless import Restless
-from tests.chaos.stepped_history import remembering
-from tests.chaos.stepped_publisher import SteppedPublisher
-from tests.trainer.hand_fed import Breaking
+from testbed.stepped.baton import Baton, Crashed, Process, Stop
+from testbed.stepped.crashes import Gate, Plan
+from testbed.stepped.crashing_bus import CrashingBus
+from testbed.stepped.crashing_store import CrashingStore
+from testbed.stepped.fake_engine import FakeEngine, FakeRewards
+from testbed.stepped.hand_fed_trainer import Breaking
+from testbed.stepped.history import remembering
+from testbed.stepped.publisher import SteppedPublisher
+from testbed.stepped.restless_planner import Restless
 
 RUN = "stepped"
 SIZES = {

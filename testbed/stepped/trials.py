@@ -1,8 +1,8 @@
 """Whole runs under a plan of crashes, each with its findings; the medium is a real SQLite bus and
 files, or memory.
 
-`python -m tests.chaos.trials --seed S` runs one seeded trial again, `--boundary N --side after` one
-boundary of the fixed run.
+`python -m testbed.stepped.trials --seed S` runs one seeded trial again, `--boundary N --side after`
+one boundary of the fixed run.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from streams.connect import open_bus
 from streams.memory_bus import MemoryBus
-from tests.chaos.baton import Baton
-from tests.chaos.crashes import AllAtOnce, Drawn, Plan, Rates, Side
-from tests.chaos.findings import Findings, findings
-from tests.chaos.stepped_run import Medium, Shape, SteppedRun
+from testbed.stepped.baton import Baton
+from testbed.stepped.crashes import AllAtOnce, Drawn, Plan, Rates, Side
+from testbed.stepped.findings import Findings, findings
+from testbed.stepped.run import Medium, Shape, SteppedRun
 
 TWENTY = Shape(20, 2, 2, checkpoint_every=3)
 BOUNDARY_SEED = 7
@@ -58,7 +58,7 @@ def at_boundary(boundary: int, side: Side = "before") -> Trial:
         run = SteppedRun(reopen, folder, baton, TWENTY)
         plan = run.plan = AllAtOnce(baton, run.alive)
         plan.at, plan.side = boundary, side
-        again = f"python -m tests.chaos.trials --boundary {boundary} --side {side}"
+        again = f"python -m testbed.stepped.trials --boundary {boundary} --side {side}"
         trial = tried(run, again, plan)
         if plan.killed:
             trial.happened[f"all killed {side} {plan.killed}"] += 1
@@ -89,7 +89,7 @@ def seeded(seed: int, restless: bool = False, calm: bool = False) -> Trial:
         rates = Rates(kill=0.02, freeze=0.01, all_at_once=0.004)
         plan = run.plan = Drawn(baton, run.alive, rates, most=0 if calm else 8)
         flags = " --restless" * restless + " --calm" * calm
-        again = f"python -m tests.chaos.trials --seed {seed}{flags}"
+        again = f"python -m testbed.stepped.trials --seed {seed}{flags}"
         trial = tried(run, again, plan)
         trial.happened += plan.happened + run.asked
         return trial

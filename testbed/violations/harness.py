@@ -1,5 +1,5 @@
 """Every kind of violation planted into a copy of the healthy run, and what audit finds of it: tests
-and `benchmarks/audit.py` ask the same.
+and `benchmarks/analysis/audit.py` ask the same.
 """
 
 import shutil
@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from consumers.audit.tally import Tally
-from tests.audit.audited_run import AuditedRun, audited, open_run
-from tests.audit.plants import PLANTED
-from tests.audit.plants_of_fields import OF_FIELDS, UNSEEN, Found
-from tests.audit.plants_of_objects import OF_OBJECTS
+from testbed.violations.healthy_run import AuditedRun, audited, open_run
+from testbed.violations.planted import PLANTED
+from testbed.violations.planted_fields import OF_FIELDS, UNSEEN, Found
+from testbed.violations.planted_objects import OF_OBJECTS
 
 
 @dataclass(frozen=True)

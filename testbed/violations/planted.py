@@ -25,14 +25,7 @@ from streams.records import (
     Version,
 )
 from streams.writer import publish
-from tests.audit.audited_run import (
-    RUN,
-    AuditedRun,
-    admitted,
-    announced,
-    completion,
-    done,
-)
+from testbed.violations.healthy_run import RUN, AuditedRun, admitted, announced, completion, done
 
 Plant = Callable[[AuditedRun], None]
 

@@ -1,5 +1,5 @@
 """Kinds of violation in what the trainer decides and in the fields of records; `PLANTED` of
-`plants.py` takes them in.
+`planted.py` takes them in.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from streams.records import (
     Version,
 )
 from streams.writer import publish
-from tests.audit.audited_run import (
+from testbed.violations.healthy_run import (
     PROMPT,
     AuditedRun,
     admitted,
@@ -33,7 +33,7 @@ from tests.audit.audited_run import (
     partial,
     prompt,
 )
-from tests.audit.plants import append_raw, first
+from testbed.violations.planted import append_raw, first
 
 Found = tuple[int, str]
 """The invariant, and the words that audit must find."""

@@ -1,5 +1,5 @@
 """Kinds of violation in bytes and objects: damaged records, blobs, checkpoints, versions, and what
-only a newer release understands; `PLANTED` of `plants.py` takes them in.
+only a newer release understands; `PLANTED` of `planted.py` takes them in.
 """
 
 import sqlite3
@@ -15,8 +15,8 @@ from streams.bus import Entry
 from streams.codec import Envelope, content_hash, encode
 from streams.records import Address, Dead, GroupClosed, Member, Opened
 from streams.writer import publish
-from tests.audit.audited_run import PROMPT, AuditedRun, completion, order, partial
-from tests.audit.plants_of_fields import Found, both, go_on, train
+from testbed.violations.healthy_run import PROMPT, AuditedRun, completion, order, partial
+from testbed.violations.planted_fields import Found, both, go_on, train
 
 
 def rewrite(run: AuditedRun, topic: str, at: Address, change: Callable[[bytes], bytes]) -> None:

@@ -3,11 +3,18 @@
 import shutil
 
 import pytest
-from asked_run import CONFIGURATION, archive, make_run, open_log, publish_first, publish_rest
 
 from rollstream.analysis.place import find_place
 from rollstream.analysis.session import Session
 from streams.topics import catalogue
+from tests.analysis.asked_run import (
+    CONFIGURATION,
+    archive,
+    make_run,
+    open_log,
+    publish_first,
+    publish_rest,
+)
 
 STATES = ("live", "half", "whole", "archive")
 

@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+
 DOCUMENT = ROOT / "docs" / "analysis.md"
 _BLOCK = re.compile(
     r"```(?P<kind>console|python)\n(?P<code>.*?)```\n(?:```text\n(?P<printed>.*?)```\n)?", re.DOTALL

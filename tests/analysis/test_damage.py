@@ -5,12 +5,12 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from asked_run import archive, open_log
 
 from rollstream.analysis.place import find_place
 from rollstream.analysis.session import Session
 from rollstream.main import main
 from streams.errors import CorruptObject
+from tests.analysis.asked_run import archive, open_log
 
 
 @pytest.fixture(params=["archive", "whole"])

@@ -5,14 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollstream.main import parser
-from tests.waiting import WAIT_S
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "rollstream"]
 
 

@@ -1,11 +1,11 @@
 """`rollstream.open_run`: Arrow tables and records for notebooks."""
 
 import pytest
-from asked_run import RUN, open_log
 
 import rollstream
 from streams.codec import decode, encode
 from streams.errors import ConfigurationError, DecodeError
+from tests.analysis.asked_run import RUN, open_log
 
 
 @pytest.fixture

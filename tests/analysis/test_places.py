@@ -15,9 +15,9 @@ from storage.archive.names import PREFIX, parsed
 from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from streams.errors import ConfigurationError
-from tests.servers import moto_s3
+from testbed.repository import ROOT
+from testbed.servers import moto_s3
 
-ROOT = Path(__file__).parents[2]
 COUNT = "SELECT count(*) AS n FROM completions"
 
 

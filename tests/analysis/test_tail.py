@@ -4,10 +4,8 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from asked_run import archive, make_run, note, open_log
 
 from rollstream.analysis.fields import TOPICS, condition
 from rollstream.analysis.lines import in_words
@@ -15,10 +13,10 @@ from rollstream.main import main
 from streams.codec import decode
 from streams.errors import ConfigurationError
 from streams.writer import publish
-from tests.streams.sample_records import SAMPLES
-from tests.waiting import WAIT_S
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+from testbed.sample_records import SAMPLES
+from testbed.waiting import WAIT_S
+from tests.analysis.asked_run import archive, make_run, note, open_log
 
 
 def tail(capsys, *words):

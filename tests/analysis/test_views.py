@@ -1,17 +1,17 @@
 """What each view says of a run whose figures are known, whether archived, live or half and half."""
 
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from asked_run import archive, open_log
 
 from rollstream.analysis.place import find_place
 from rollstream.analysis.session import Session
 from rollstream.analysis.views import VIEWS
 from streams.records import GroupClosed, Superseded
 from streams.writer import FencedWriter
+from testbed.repository import EXAMPLES
+from tests.analysis.asked_run import archive, open_log
 
 
 def rows_of(folder, sql):
@@ -198,7 +198,7 @@ def test_drafts_are_told_by_pass_over_the_prompt(asked):
 
 def test_files_from_before_drafts_have_the_view_without_rows():
     """The shipped archive is older than the field; views made before it are made anew."""
-    place = find_place(str(Path(__file__).parents[2] / "examples" / "archive"))
+    place = find_place(str(EXAMPLES / "archive"))
     with Session(place, lambda text: None) as session:
 
         def count(sql: str) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from archive_samples import append, trajectory
 
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
@@ -16,8 +15,10 @@ from storage.archive.shapes import ENVELOPE, topic_columns
 from storage.connect import open_store
 from streams.memory_bus import MemoryBus
 from streams.topics import catalogue
+from testbed.repository import ROOT
+from tests.archive.archive_samples import append, trajectory
 
-PAGE = (Path(__file__).parents[2] / "docs" / "archive.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "archive.md").read_text(encoding="utf-8")
 
 
 def written(type_: pa.DataType) -> str:

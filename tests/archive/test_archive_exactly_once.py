@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from archive_samples import append_of_term
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -33,6 +32,7 @@ from streams.memory_bus import MemoryBus
 from streams.records import Fence
 from streams.topics import catalogue
 from streams.truncation import ARCHIVING, truncate
+from tests.archive.archive_samples import append_of_term
 
 TOPIC = "admissions"
 SETTINGS = ArchiveSettings(roll_bytes=400, roll_s=1000.0)  # about three records a file

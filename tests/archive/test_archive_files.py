@@ -9,7 +9,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archive_samples import admission, append, log_of, trajectory
 from numpy.testing import assert_array_equal
 
 from consumers.archive.topic import TopicArchive
@@ -33,6 +32,7 @@ from streams.errors import CorruptObject
 from streams.memory_bus import MemoryBus
 from streams.records import Fence, Trajectory
 from streams.topics import catalogue
+from tests.archive.archive_samples import admission, append, log_of, trajectory
 
 FRIDAY_MS = 1_763_683_200_000  # 2025-11-21 00:00 UTC
 SPARK_ENCODINGS = {"PLAIN", "RLE", "RLE_DICTIONARY", "BIT_PACKED"}

@@ -10,8 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-from archive_samples import append, append_of_term, trajectory
-
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from rollstream.children import Seat, last_lines
@@ -23,9 +21,9 @@ from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.topics import catalogue
-from tests.waiting import WAIT_S, wait_for
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S, wait_for
+from tests.archive.archive_samples import append, append_of_term, trajectory
 
 
 def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> None:
@@ -43,8 +41,9 @@ def assert_archived_exactly_once(bus: Bus, store: ObjectStore, topic: str) -> No
 def test_two_archivers_killed_again_and_again_leave_every_row_exactly_once(tmp_path: Path) -> None:
     bus, store = open_bus(f"sqlite:{tmp_path}/bus"), open_store(f"file:{tmp_path}/store")
     bus.create(catalogue(2))
-    line = [sys.executable, "-m", "competing_archiver", f"{tmp_path}/bus", f"{tmp_path}/store"]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    line = [sys.executable, "-m", "tests.archive.competing_archiver"]
+    line += [f"{tmp_path}/bus", f"{tmp_path}/store"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def start() -> subprocess.Popen[bytes]:
         process = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment)

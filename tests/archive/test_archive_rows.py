@@ -6,16 +6,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from archive_samples import (
-    admission,
-    any_record,
-    log_of,
-    message,
-    sealed,
-    sealed_as_is,
-    through_parquet,
-    trajectory,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +21,16 @@ from streams.errors import (
     SequenceGap,
 )
 from streams.records import Admitted, Annotation, Fence, Opened, Record, Trajectory
+from tests.archive.archive_samples import (
+    admission,
+    any_record,
+    log_of,
+    message,
+    sealed,
+    sealed_as_is,
+    through_parquet,
+    trajectory,
+)
 
 
 def same(one: Record, other: Record) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.audited_run import make_run
+from testbed.violations.healthy_run import make_run
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from consumers.audit.tally import Tally
 from consumers.settings import ArchiveSettings
 from storage.connect import open_store
 from streams.connect import open_bus
-from tests.audit.audited_run import KEEP, POLICY, RUN, audited, completion, open_run
-from tests.audit.plants import PLANTED, Plant
+from testbed.violations.healthy_run import KEEP, POLICY, RUN, audited, completion, open_run
+from testbed.violations.planted import PLANTED, Plant
 
 TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 NOT_ARCHIVED = {"loses_a_record", "acts_without_opening", "removes_a_row"}

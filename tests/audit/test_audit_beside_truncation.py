@@ -11,7 +11,7 @@ from consumers.audit.tally import Tally
 from consumers.settings import ArchiveSettings
 from streams.records import Address
 from streams.truncation import before_record, truncate
-from tests.audit.audited_run import RUN, open_run
+from testbed.violations.healthy_run import RUN, open_run
 
 
 def test_what_was_read_before_is_no_second_copy(

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from audited_run import open_run
 
 from rollstream.main import main, parser
 from storage.connect import open_store
 from streams.records import GroupClosed
-from tests.servers import moto_s3
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+from testbed.servers import moto_s3
+from testbed.violations.healthy_run import open_run
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.recount import places_of, recount
-from tests.run_process import STEPS, random_model, role, role_restarted, started, steps_done
-from tests.waiting import WAIT_S, wait_for
+from testbed.recount import places_of, recount
+from testbed.run_process import STEPS, random_model, role, role_restarted, started, steps_done
+from testbed.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow  # a minute of processes
 

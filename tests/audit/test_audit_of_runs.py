@@ -20,10 +20,10 @@ from streams.bus import Entry
 from streams.connect import open_bus
 from streams.records import StepDone
 from streams.topics import catalogue
-from tests.recount import places_of, recount
-from tests.servers.kafka_broker import new_url
-from tests.spine.tiny_run import DISPATCH, TinyRun, tiny_run
-from tests.waiting import WAIT_S, wait_for
+from testbed.recount import places_of, recount
+from testbed.servers.kafka_broker import new_url
+from testbed.waiting import WAIT_S, wait_for
+from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 COPIED = ("admissions", "ledger", "trajectories", "annotations", "applied", "prompts")
 
@@ -204,7 +204,7 @@ def test_a_log_in_kafka_is_audited_and_recounted(tmp_path, capsys) -> None:
 
 
 def test_the_recount_runs_as_a_program(folder: Path) -> None:
-    line = [sys.executable, "-m", "tests.recount", str(folder)]
+    line = [sys.executable, "-m", "testbed.recount", str(folder)]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     counted = json.loads(done.stdout)
     assert counted["groups"]["admitted"] == 9

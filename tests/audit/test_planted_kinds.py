@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.harness import Kind, kinds, missed, unseen
+from testbed.repository import ROOT
+from testbed.violations.harness import Kind, kinds, missed, unseen
 
 KINDS = list(kinds())
-DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
+DOCS = ROOT / "docs" / "audit.md"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])

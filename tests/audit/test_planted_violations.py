@@ -7,8 +7,8 @@ from pathlib import Path
 from streams.bus import Entry
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, GroupClosed, Opened, StepDone, Version
-from tests.audit.audited_run import KEEP, audited, completion, open_run
-from tests.audit.plants import append_raw
+from testbed.violations.healthy_run import KEEP, audited, completion, open_run
+from testbed.violations.planted import append_raw
 
 CLOSED = {"filtered": 1, "dead": 1, "expired": 1}
 TOKENS_MASKED = 6  # of two completions, half of each

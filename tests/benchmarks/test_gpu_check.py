@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from planted import SAMPLES, done, finished
 
-from benchmarks.cards import peak_of
 from benchmarks.gpu_check.__main__ import Check, report
+from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen
 from benchmarks.gpu_check.setup import DRY, TINY, configuration, make_model
 from rollstream.config import load
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+from tests.support.planted_states import SAMPLES, done, finished
 
 
 def test_without_a_gpu_one_sentence_and_status_2():

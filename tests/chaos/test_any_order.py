@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from producers.engines.drafts.segment import segment_folder
-from tests.chaos.by_hand import RunByHand, by_hand
-from tests.chaos.counted import counted
-from tests.run_process import GROUPS, random_model, steps_done
+from testbed.kills.final_counts import counted
+from testbed.kills.roles_by_hand import RunByHand, by_hand
+from testbed.run_process import GROUPS, random_model, steps_done
 
 STEPS = 24
 NAMES = ("trainer", "dispatch", "prompts", "archive", "rollout-0", "rollout-1")

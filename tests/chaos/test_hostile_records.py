@@ -6,7 +6,7 @@ changes what is trained.
 
 import pytest
 
-from tests.chaos.hostile_trial import hostile_trial
+from testbed.hostile.stepped import hostile_trial
 
 
 @pytest.mark.parametrize("seed", range(4))

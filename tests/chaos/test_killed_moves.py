@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.aimed_moves import ASKED, GIVEN_UP, ORDERED, WENT_ON
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.counted import counted
-from tests.run_process import run_line, running
-from tests.waiting import WAIT_S
+from testbed.kills.aimed_moves import ASKED, GIVEN_UP, ORDERED, WENT_ON
+from testbed.kills.aims import Aim, AimFolder
+from testbed.kills.final_counts import counted
+from testbed.run_process import run_line, running
+from testbed.waiting import WAIT_S
 
 STEPS, GROUPS = 10, 8
 ROLLOUTS = ("rollout-0", "rollout-1")
@@ -44,7 +44,7 @@ def run_killed(base: Path, aims: list[Aim]) -> AimFolder:
     folder, configuration = AimFolder(base / "aims"), base / "moves.toml"
     folder.aim(*aims)
     configuration.write_text(TASK)
-    line = run_line(configuration, base / "run", SETTINGS, "tests.chaos.aimed_moves")
+    line = run_line(configuration, base / "run", SETTINGS, "testbed.kills.aimed_moves")
     output = base / "output.txt"
     with running(line, output, environment=folder.environment()) as process:
         assert process.wait(WAIT_S) == 0, output.read_text()[-3000:]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.kinds import DEATHS, Swept, aims_of, packs, run_aimed, sweep_one
-from tests.chaos.moments import MOMENTS
-from tests.run_process import random_model
+from testbed.kills.aims import Aim, AimFolder
+from testbed.kills.every_kind import DEATHS, Swept, aims_of, packs, run_aimed, sweep_one
+from testbed.kills.moments import MOMENTS
+from testbed.run_process import random_model
 
 ROLES = {
     "archive", "dispatch", "prompts", "relay", "rollout-0", "scorer-0", "supervisor", "trainer"

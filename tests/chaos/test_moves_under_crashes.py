@@ -1,12 +1,12 @@
 """Promise 1 while everything moves: dispatch asks trajectories back at every look, and roles are
 killed, frozen and come back as zombies in the midst of it.
 
-`python -m tests.chaos.trials --seed S --restless` repeats one.
+`python -m testbed.stepped.trials --seed S --restless` repeats one.
 """
 
 from collections import Counter
 
-from tests.chaos.trials import seeded
+from testbed.stepped.trials import seeded
 
 COUNT = 12
 

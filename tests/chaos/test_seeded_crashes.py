@@ -1,11 +1,11 @@
 """Promise 1 under orders nobody thought of: short runs in memory, turns, kills, freezes and late
 zombies drawn from a seed.
 
-`python -m tests.chaos.trials --seed S` repeats one; `python -m benchmarks chaos` runs 3 000.
+`python -m testbed.stepped.trials --seed S` repeats one; `python -m benchmarks chaos` runs 3 000.
 """
 
-from tests.chaos.batches import seeded_batches
-from tests.chaos.trials import seeded
+from testbed.stepped.batches import seeded_batches
+from testbed.stepped.trials import seeded
 
 COUNT = 100
 

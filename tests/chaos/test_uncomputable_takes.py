@@ -9,10 +9,10 @@ from storage.archive.whole import whole_topic
 from storage.memory_store import MemoryStore
 from streams.memory_bus import MemoryBus
 from streams.records import GroupClosed
-from tests.chaos.baton import Baton
-from tests.chaos.crashes import Drawn, Rates
-from tests.chaos.stepped_run import RUN, Shape, SteppedRun
-from tests.chaos.trials import scratch_folder, tried
+from testbed.stepped.baton import Baton
+from testbed.stepped.crashes import Drawn, Rates
+from testbed.stepped.run import RUN, Shape, SteppedRun
+from testbed.stepped.trials import scratch_folder, tried
 
 GROUP = 3
 SHAPE = Shape(  # each sample is a micro-batch: no other group is in the one that fails

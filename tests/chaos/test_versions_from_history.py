@@ -14,10 +14,10 @@ from storage.archive.whole import whole_topic
 from storage.memory_store import MemoryStore
 from streams.memory_bus import MemoryBus
 from streams.records import Assignment, Trajectory
-from tests.chaos.baton import Baton, Process
-from tests.chaos.crashes import Drawn, Rates, Side
-from tests.chaos.findings import findings
-from tests.chaos.stepped_run import MAX_LAG, RUN, Shape, SteppedRun
+from testbed.stepped.baton import Baton, Process
+from testbed.stepped.crashes import Drawn, Rates, Side
+from testbed.stepped.findings import findings
+from testbed.stepped.run import MAX_LAG, RUN, Shape, SteppedRun
 
 SEEDS = range(6)
 SHAPE = Shape(steps=6, groups=2, samples=3, checkpoint_every=3, keep_version=True, is_slow=True)

@@ -1,7 +1,7 @@
 """Promise 1 at every write: a 20-step run over SQLite and files in one process, killed before or
 after one of its writes and started again.
 
-`python -m tests.chaos.trials --boundary N --side after` repeats one of them.
+`python -m testbed.stepped.trials --boundary N --side after` repeats one of them.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import time
 import pytest
 
 from streams.deadline import Deadline
-from tests.chaos.trials import Trial, at_boundary
+from testbed.stepped.trials import Trial, at_boundary
 
 SAMPLE = 8
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.main import parser
-from tests.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S, wait_for
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "rollstream"]
 SMALL = {
     "TRAINER__STEPS": "60", "TRAINER__GROUPS_PER_STEP": "1", "TRAINER__SAMPLES_PER_GROUP": "2",

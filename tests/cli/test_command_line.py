@@ -3,13 +3,12 @@
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollstream.main import main, parser
+from testbed.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = tuple(parser()._subparsers._group_actions[0].choices)
 
 

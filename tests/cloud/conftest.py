@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.servers import use, versity
-from tests.servers.fault_proxy import FaultProxy
-from tests.servers.kafka_broker import VERSION, KafkaBroker
+from testbed.servers import use, versity
+from testbed.servers.fault_proxy import FaultProxy
+from testbed.servers.kafka_broker import VERSION, KafkaBroker
 
 
 @pytest.fixture(scope="module")

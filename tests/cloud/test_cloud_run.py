@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.run_process import STEPS, assert_the_log_adds_up, started
-from tests.servers import kafka_broker, versity
-from tests.waiting import WAIT_S
+from testbed.run_process import STEPS, assert_the_log_adds_up, started
+from testbed.servers import kafka_broker, versity
+from testbed.waiting import WAIT_S
 
 
 def asked(*line: str) -> list[dict]:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from witness import Witness
 
 from storage.connect import open_store
 from storage.metrics import read_metrics
 from streams.connect import open_bus
-from tests.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
-from tests.servers import versity
-from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
-from tests.servers.kafka_broker import KafkaBroker
-from tests.waiting import WAIT_S, wait_for
+from testbed.run_process import STEPS, assert_the_log_adds_up, role, started, steps_done
+from testbed.servers import versity
+from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from testbed.servers.kafka_broker import KafkaBroker
+from testbed.waiting import WAIT_S, wait_for
+from tests.cloud.witness import Witness
 
 DOWN_S = 10.0
 PAUSE_S = 8.0

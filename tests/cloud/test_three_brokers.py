@@ -17,9 +17,9 @@ from streams.reader import TopicReader, from_begin
 from streams.records import GroupClosed
 from streams.topics import catalogue
 from streams.writer import FencedWriter
-from tests.servers import use
-from tests.servers.kafka_broker import VERSION, KafkaBroker, start_three
-from tests.waiting import WAIT_S, wait_for
+from testbed.servers import use
+from testbed.servers.kafka_broker import VERSION, KafkaBroker, start_three
+from testbed.waiting import WAIT_S, wait_for
 
 SETTLE_S = 2.0  # for what is under way when a broker dies
 QUIET_S = 6.0  # as long nothing may be acknowledged while two of three are gone

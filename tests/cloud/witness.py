@@ -9,7 +9,7 @@ from storage.objects import ObjectStore
 from streams.bus import Bus, Entry
 from streams.errors import BusError, StoreError
 from streams.topics import Topic
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 TOPIC = "witness"
 PAUSE_S = 0.05

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+
 FILE = ROOT / "docker-compose.yml"
 VARIABLE = re.compile(r"\$\$|\$\{(\w+):-([^}]*)\}")
 FOLDER, PORT = "/run/rollstream", "9464"

@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 import yaml
-from compose_file import FILE, PORT, ROOT, Service, services
 
 from rollstream.config import load
 from rollstream.folder import RunFolder
 from rollstream.main import parser
 from rollstream.roster import seats_of
-from tests.servers import kafka_broker, versity
-from tests.waiting import WAIT_S
+from testbed.servers import kafka_broker, versity
+from testbed.waiting import WAIT_S
+from tests.compose.compose_file import FILE, PORT, ROOT, Service, services
 
 QUICKSTART = ROOT / "examples" / "quickstart.toml"
 LONG_LIVED = [service for service in services().values() if service.is_role and not service.ends]

@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from compose_file import ROOT, Machine, Service, broker_settings, services
 
 from storage.metrics import read_metrics
-from tests.servers import use
-from tests.servers.kafka_broker import VERSION, KafkaBroker, free_ports
-from tests.servers.versity import VersityGW
-from tests.waiting import WAIT_S, wait_for
+from testbed.servers import use
+from testbed.servers.kafka_broker import VERSION, KafkaBroker, free_ports
+from testbed.servers.versity import VersityGW
+from testbed.waiting import WAIT_S, wait_for
+from tests.compose.compose_file import ROOT, Machine, Service, broker_settings, services
 
 ONCE_S = 600.0  # warm-up
 LEARN_S = 600.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rollstream.config import Configuration, load
 from rollstream.folder import RunFolder, settle
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 TIMES = 50
 

@@ -6,6 +6,7 @@ import pytest
 
 from rollstream.config import Configuration, essentials, fingerprint, flat, load
 from streams.errors import ConfigurationError
+from testbed.repository import EXAMPLES
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_the_fingerprint_follows_what_matters_alone():
 
 
 def test_the_quickstart_is_a_configuration():
-    configuration = load(Path(__file__).parents[2] / "examples" / "quickstart.toml", (), {})
+    configuration = load(EXAMPLES / "quickstart.toml", (), {})
     assert flat(configuration)["model.config.hidden_size"] == 128
     assert configuration.trainer.steps == 60
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from streams.records import Assignment, Partial, RolloutStatus, StepDone, Trajectory
-from tests.chaos.by_hand import Hand, RunByHand, by_hand
-from tests.run_process import assert_the_log_adds_up, read, role, started, steps_done
-from tests.waiting import WAIT_S, wait_for
+from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
+from testbed.run_process import assert_the_log_adds_up, read, role, started, steps_done
+from testbed.waiting import WAIT_S, wait_for
 
 STEPS = 30
 PACED = [

@@ -20,9 +20,9 @@ from streams.records import (
     Version,
 )
 from streams.writer import publish
+from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
-from tests.spine.tiny_run import TinyRun, tiny_run
-from tests.waiting import WAIT_S, wait_for
+from tests.support.tiny_run import TinyRun, tiny_run
 
 HALF_EQUAL = TaskSettings(name="tests.dispatch.odd_rewards:HalfEqual")
 

@@ -17,7 +17,7 @@ from streams.records import Address, Position, RolloutStatus, Version
 from streams.topics import catalogue
 from streams.writer import publish
 from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
-from tests.streams.hand_clock import HandClock
+from tests.support.hand_clock import HandClock
 
 V3, V4, V5 = (Version(number, 1) for number in (3, 4, 5))
 LATER = OVERLAP_S + 1

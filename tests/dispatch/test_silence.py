@@ -11,7 +11,7 @@ from streams.records import RolloutStatus
 from streams.topics import catalogue
 from streams.writer import publish_all
 from tests.dispatch.test_recovery import status
-from tests.streams.hand_clock import HandClock
+from tests.support.hand_clock import HandClock
 
 TIMEOUT_S = 10.0
 STUCK_S = 300.0

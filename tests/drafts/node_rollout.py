@@ -1,5 +1,5 @@
-"""A rollout's part in the history of its node, as a process of its own: `node_rollout.py BUS
-FOLDER`.
+"""A rollout's part in the history of its node, as a process of its own: `python -m
+tests.drafts.node_rollout BUS FOLDER`.
 
 It looks a hundred times a second, as a rollout does, and answers one line of JSON for each line
 that it reads: `["draft", group, newest]` → tokens, `["writes"]` → whether it fills the history,
@@ -12,12 +12,11 @@ import sys
 import threading
 from pathlib import Path
 
-from drafts_log import guessed
-
 from producers.engines.base import DraftStats
 from producers.engines.drafts.node import NodeHistory
 from producers.rollout.keeping import Keeping
 from streams.connect import open_bus
+from tests.drafts.drafts_log import guessed
 
 TOKENS = 4096
 

@@ -10,20 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from drafts_log import answer, ask, asked, log_in, partial, tell
 
 from producers.engines.drafts.memory import Layout
 from streams.bus import Bus
-from tests.waiting import WAIT_S, wait_for
-
-SCRIPT = Path(__file__).with_name("node_rollout.py")
+from testbed.waiting import WAIT_S, wait_for
+from tests.drafts.drafts_log import answer, ask, asked, log_in, partial, tell
 
 
 class NodeRollout:
     """One such process."""
 
     def __init__(self, bus: Path, folder: Path) -> None:
-        line = [sys.executable, str(SCRIPT), f"sqlite:{bus}", str(folder)]
+        line = [sys.executable, "-m", "tests.drafts.node_rollout", f"sqlite:{bus}", str(folder)]
         self.process = subprocess.Popen(
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

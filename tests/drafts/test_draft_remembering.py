@@ -5,7 +5,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from drafts_log import answer, ask, asked, guessed, log_in, partial, reward, tell
 
 from producers.engines.base import DraftStats
 from producers.engines.drafts.history import History
@@ -14,6 +13,7 @@ from producers.rollout import siblings
 from producers.rollout.keeping import REST, Keeping
 from producers.rollout.remembering import Remembering
 from streams.bus import Bus
+from tests.drafts.drafts_log import answer, ask, asked, guessed, log_in, partial, reward, tell
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_draft_history import SEQUENCES, tokens
 
 from producers.engines.drafts.guessing import Guessed, Guessing
 from producers.engines.drafts.history import History
@@ -24,6 +23,7 @@ from producers.engines.drafts.segment import lock_folder, make_segment, map_segm
 from producers.engines.drafts.shared import SharedHistory
 from producers.engines.drafts.switch import Switch
 from streams.errors import StoreError
+from tests.drafts.test_draft_history import SEQUENCES, tokens
 
 ANSWER = tokens(1, 2, 3, 4, 5, 6, 7, 8)
 

@@ -10,13 +10,13 @@ import pytest
 
 from streams.drafted import right_of
 from streams.records import Trajectory
-from tests.chaos.aimed_moves import ASKED, GIVEN_UP, WENT_ON
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.counted import counted
-from tests.chaos.decided_model import decided_model
-from tests.chaos.drafted_runs import accepted_after, completions, continued, drafted_run
-from tests.chaos.plain_again import differing
-from tests.run_process import steps_done
+from testbed.kills.aimed_moves import ASKED, GIVEN_UP, WENT_ON
+from testbed.kills.aims import Aim, AimFolder
+from testbed.kills.final_counts import counted
+from testbed.run_process import steps_done
+from tests.support.decided_model import decided_model
+from tests.support.drafted_runs import accepted_after, completions, continued, drafted_run
+from tests.support.plain_sampling import differing
 
 STEPS, GROUPS = 16, 4
 CONTEXT = 640

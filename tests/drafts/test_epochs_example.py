@@ -1,15 +1,14 @@
 """`examples/epochs.toml` asks the same 192 prompts in each of eight passes, with drafts on."""
 
-from pathlib import Path
-
 import pytest
 
 from producers.settings import RolloutSettings
 from producers.tasks.remainder import Remainder
 from rollstream.config import load
 from streams.errors import ConfigurationError
+from testbed.repository import EXAMPLES
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "epochs.toml"
+EXAMPLE = EXAMPLES / "epochs.toml"
 
 
 def test_the_example_passes_eight_times_over_its_prompts() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from drafts_log import answer, asked, guessed, log_in, tell
 
 from producers.engines.drafts.history import History
 from producers.rollout.remembering import Remembering
@@ -17,6 +16,7 @@ from storage.file_store import FileStore
 from streams.bus import Bus
 from streams.records import Fence
 from streams.topics import partition_of
+from tests.drafts.drafts_log import answer, asked, guessed, log_in, tell
 
 RUN, GROUP = "tiny", 7
 PARTITION_KEY = str(GROUP).encode()

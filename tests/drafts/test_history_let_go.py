@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from drafts_log import answer, asked, log_in, tell
-from test_draft_processes import NodeRollout, rollouts
-
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
+from tests.drafts.drafts_log import answer, asked, log_in, tell
+from tests.drafts.test_draft_processes import NodeRollout, rollouts
 
 
 def end_by_an_error(rollout: NodeRollout) -> None:

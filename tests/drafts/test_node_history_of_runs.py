@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from producers.engines.drafts.segment import segment_folder
-from tests.run_process import (
+from testbed.run_process import (
     assert_the_log_adds_up,
     random_model,
     role,
@@ -15,7 +15,7 @@ from tests.run_process import (
     started,
     steps_done,
 )
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 WRITES = "this process fills the history"

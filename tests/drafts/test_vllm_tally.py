@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
 
 from producers.engines.base import DraftStats
 from producers.engines.drafts.switch import Switch
@@ -14,7 +13,8 @@ from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
 from producers.engines.vllm_engine.tally import Marks, Tally, new_tally
 from streams.drafted import joined, marks, right_of
 from streams.records import Drafts
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
+from tests.drafts.test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
 
 SOME = Drafts((1, 3, 2), 2, 5, 2, 1, 0.5)
 

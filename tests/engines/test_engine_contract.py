@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
-from contract_engines import KINDS, Kind
-from engine_samples import (
+
+from producers.engines.base import Update
+from streams.errors import EngineRefused
+from streams.records import Sampling
+from tests.support.contract_engines import KINDS, Kind
+from tests.support.engine_samples import (
     V1,
     V2,
     Gained,
@@ -16,10 +20,6 @@ from engine_samples import (
     to_first_stop,
     to_the_end,
 )
-
-from producers.engines.base import Update
-from streams.errors import EngineRefused
-from streams.records import Sampling
 
 TURNS = Sampling(tokens_max=60, stop=(3, 5, 11))
 

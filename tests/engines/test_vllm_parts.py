@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 from producers.engines.base import Update
 from producers.engines.connect import open_engine
@@ -24,6 +23,7 @@ from producers.engines.vllm_engine.staging import staged_tensors
 from storage.versions.held import Patch
 from streams.errors import ConfigurationError, EngineRefused
 from streams.records import Sampling
+from tests.support.engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 READ = """
 import sys, json

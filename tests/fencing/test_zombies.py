@@ -5,7 +5,14 @@ it exits, and the run reaches its end.
 from pathlib import Path
 
 import pytest
-from zombies import (
+
+from rollstream.config import load, truncates
+from rollstream.folder import store_url
+from storage.connect import open_store
+from testbed.kills.roles_by_hand import by_hand
+from testbed.run_process import assert_the_log_adds_up
+from testbed.servers import kafka_broker, versity
+from tests.fencing.zombies import (
     AT_ORDERS,
     AT_TRUTH,
     EXTRA,
@@ -17,13 +24,6 @@ from zombies import (
     haunt,
     start_all,
 )
-
-from rollstream.config import load, truncates
-from rollstream.folder import store_url
-from storage.connect import open_store
-from tests.chaos.by_hand import by_hand
-from tests.run_process import assert_the_log_adds_up
-from tests.servers import kafka_broker, versity
 
 UNARCHIVED = ("append prompts", "append assignments")
 """Of these nobody can tell afterwards what was void in the part that dispatch truncated."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from storage.objects import ObjectStore
 from storage.versions.pointer import read_pointer
-from tests.chaos.aiming import Aim
-from tests.chaos.by_hand import Hand, RunByHand
-from tests.chaos.counted import Counted, counted
-from tests.run_process import GROUPS
+from testbed.kills.aims import Aim
+from testbed.kills.final_counts import Counted, counted
+from testbed.kills.roles_by_hand import Hand, RunByHand
+from testbed.run_process import GROUPS
 
 STEPS = 12
 SETTINGS = [

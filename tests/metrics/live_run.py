@@ -9,7 +9,7 @@ from pathlib import Path
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Record
-from tests.run_process import run_line, running
+from testbed.run_process import run_line, running
 
 SETTINGS = [
     "warmup.enabled=false", "trainer.groups_per_step=4", "trainer.samples_per_group=4",

@@ -1,7 +1,6 @@
 """`docs/metrics.md` and the catalogue say the same; `test_live_run.py` holds a run against it."""
 
 import threading
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
@@ -11,8 +10,9 @@ from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
 from rollstream.metrics.collector import WatchCollector
 from rollstream.metrics.watch import Watch
 from streams.figures import SECONDS, Tally
+from testbed.repository import ROOT
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = ROOT / "docs" / "metrics.md"
 
 
 def documented() -> list[tuple[str, ...]]:

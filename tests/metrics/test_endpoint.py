@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from scraping import endpoint, get, scrape, value
 
 from rollstream.config import Configuration
 from rollstream.metrics.endpoint import endpoint_file, port_of, served
 from rollstream.metrics.watch import Watch
 from rollstream.settings import MetricsSettings
 from streams.figures import Tally
+from testbed.scraping import endpoint, get, scrape, value
 
 PLAIN = Configuration(run="tiny")
 

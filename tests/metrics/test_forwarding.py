@@ -19,9 +19,9 @@ from rollstream.metrics.lines import READ_BYTES_MAX, Place, lines_from
 from rollstream.metrics.sinks import TensorBoardSink
 from storage.metrics import MetricsFile
 from streams.errors import CorruptObject
-from tests.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S, wait_for
 
-ROOT = Path(__file__).parents[2]
 FAKE_WANDB = """
 import json, os
 class Run:

@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from live_run import records, started
-from scraping import Series, endpoint, get, scrape, value
 
 from rollstream.metrics.catalogue import BY_ROLE, PREFIX
 from rollstream.metrics.endpoint import endpoint_file
 from storage.metrics import read_metrics
 from streams.records import StepDone, Trajectory
-from tests.waiting import WAIT_S, wait_for
+from testbed.scraping import Series, endpoint, get, scrape, value
+from testbed.waiting import WAIT_S, wait_for
+from tests.metrics.live_run import records, started
 
 NAMES = {
     "prompts": "prompts",

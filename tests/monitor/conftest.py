@@ -1,9 +1,9 @@
 """Runs that the tests of the face look at."""
 
 import pytest
-from synthetic import publish_run
 
 from rollstream.folder import RunFolder
+from tests.support.synthetic_run import publish_run
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-import planted
-from planted import drawn
 
 from rollstream.live.snapshot import snapshot
 from rollstream.live.state import RunState
@@ -17,6 +15,8 @@ from rollstream.report.history import History
 from rollstream.report.summary import summarise
 from rollstream.report.write import report
 from streams.records import Drafts, Prompt, Sampling, Trajectory
+from tests.support import planted_states as planted
+from tests.support.planted_states import drawn
 
 PROMPTS = 3
 

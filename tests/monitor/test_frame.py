@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-import planted
 import pytest
-from planted import drawn
 
 from rollstream.live.frame import WIDE
 from rollstream.live.state import DeadLetters
 from rollstream.live.table import plain
 from rollstream.live.words import age, brief, clock, flow, shortened, spark
 from rollstream.warnings.all import concerns_of
+from tests.support import planted_states as planted
+from tests.support.planted_states import drawn
 
 NBSP = "\N{NO-BREAK SPACE}"
 IMPORTANT = ("reward", "tokens/s", "queue", "groups", "versions", "at finish", "trained")

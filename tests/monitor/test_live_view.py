@@ -5,11 +5,8 @@ import random
 from dataclasses import replace
 
 import msgspec
-import planted
 import pytest
-from planted import drawn
 from rich.console import Console
-from synthetic import GROUPS, STARTED_S, STEP_S, admitted, announced, done, status, take
 
 from rollstream.config import load
 from rollstream.live.feed import Feed
@@ -21,6 +18,18 @@ from rollstream.live.view import LiveView
 from rollstream.supervisor import RoleState
 from streams.connect import open_bus
 from streams.records import GroupClosed, Superseded
+from tests.support import planted_states as planted
+from tests.support.planted_states import drawn
+from tests.support.synthetic_run import (
+    GROUPS,
+    STARTED_S,
+    STEP_S,
+    admitted,
+    announced,
+    done,
+    status,
+    take,
+)
 
 NOW_S = STARTED_S + 61 * STEP_S
 NBSP = "\N{NO-BREAK SPACE}"

@@ -1,14 +1,14 @@
 """Engine against trainer in `top`, in the report and among the warnings."""
 
-import planted
 import pytest
-from planted import STEPS, drawn, healthy, kinds, moment
 
 from rollstream.live.state import RunState
 from rollstream.report.history import History
 from rollstream.report.summary import summarise
 from rollstream.report.write import report
 from rollstream.warnings.all import concerns_of
+from tests.support import planted_states as planted
+from tests.support.planted_states import STEPS, drawn, healthy, kinds, moment
 
 
 def mismatched(mean: float, tokens: float = 100.0, task: str = "remainder") -> RunState:

@@ -6,9 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-import planted
 import pytest
-from planted import drawn
 
 from rollstream.live.moves import MOVES, Moved, move_of, moves_of
 from rollstream.live.state import MOVES_KEPT
@@ -16,6 +14,8 @@ from rollstream.report.history import History, RolloutHistory, Serving
 from rollstream.report.opening import open_history
 from rollstream.report.timeline import draw_timeline
 from storage.metrics import MetricsFile
+from tests.support import planted_states as planted
+from tests.support.planted_states import drawn
 
 
 def moved_state():

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import GROUPS, publish_run
 
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder, settle
@@ -23,9 +22,9 @@ from streams.connect import open_bus
 from streams.records import Dead
 from streams.topics import catalogue
 from streams.writer import publish
-from tests.waiting import WAIT_S
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
+from tests.support.synthetic_run import GROUPS, publish_run
 
 
 def one(path, capsys) -> dict:

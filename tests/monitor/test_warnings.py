@@ -1,13 +1,13 @@
 """Warnings: each from a planted state, none from a run that is well."""
 
 import numpy as np
-import planted
 import pytest
-from planted import GROUPS, NOW_S, SAMPLES, STEPS, healthy, kinds, moment
 
 from rollstream.live.state import DeadLetters, RunState
 from rollstream.warnings.all import concerns_of
 from streams.records import Annotation, GroupClosed
+from tests.support import planted_states as planted
+from tests.support.planted_states import GROUPS, NOW_S, SAMPLES, STEPS, healthy, kinds, moment
 
 OPEN = STEPS * GROUPS  # the first of the open groups
 

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import planted
-from planted import GROUPS, NOW_S, SAMPLES, STEP_S, STEPS, healthy, kinds, moment
 
 from rollstream.live.state import DeadLetters, RunState, Unarchived
 from rollstream.report.history import History
@@ -13,6 +11,17 @@ from rollstream.report.write import report
 from rollstream.warnings import flow
 from rollstream.warnings.all import CHECKS, concerns_of
 from streams.records import GroupClosed, Prompt, Sampling, Version
+from tests.support import planted_states as planted
+from tests.support.planted_states import (
+    GROUPS,
+    NOW_S,
+    SAMPLES,
+    STEP_S,
+    STEPS,
+    healthy,
+    kinds,
+    moment,
+)
 
 OPEN = STEPS * GROUPS  # the first of the open groups
 

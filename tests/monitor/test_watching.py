@@ -1,10 +1,8 @@
 """Following a log and metrics files as an onlooker: in order, bounded, and writing nothing."""
 
-import planted
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import GROUPS
 
 from rollstream.live.feed import Feed
 from rollstream.live.lines import TAIL_BYTES, LineTail
@@ -17,6 +15,8 @@ from streams.memory_bus import MemoryBus
 from streams.records import GroupClosed, Position, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
+from tests.support import planted_states as planted
+from tests.support.synthetic_run import GROUPS
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from streams.memory_bus import MemoryBus
 from streams.records import RelayStatus
 from streams.topics import catalogue
 from streams.writer import publish_all
-from tests.streams.hand_clock import HandClock
+from tests.support.hand_clock import HandClock
 
 TIMEOUT_S = 5.0
 

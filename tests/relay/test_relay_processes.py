@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from relay_net import RelayNet, RelayProcess, manifest_of
 
 from storage.documents import encode
 from storage.manifest import manifest_key, version_folder
 from storage.relay.wire import Wire
 from streams.records import RelayStatus, Version
 from streams.writer import publish
-from tests.servers import versity
-from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
-from tests.waiting import WAIT_S, wait_for
+from testbed.relay_network import RelayNet, RelayProcess, manifest_of
+from testbed.servers import versity
+from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from testbed.waiting import WAIT_S, wait_for
 
 MIB = 1 << 20
 V1 = Version(1, 1)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from relay_net import manifest_of
 
 from storage.documents import encode
 from storage.hashing import content_hash
@@ -26,6 +25,7 @@ from streams.errors import ConfigurationError
 from streams.memory_bus import MemoryBus
 from streams.records import Version, WeightsAnnounced
 from streams.topics import catalogue
+from testbed.relay_network import manifest_of
 
 V1, V2 = Version(1, 1), Version(2, 1)
 DATA = os.urandom(3 * CHUNK_BYTES + 17)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from relay_net import RelayNet, manifest_of
 
 from storage.documents import encode
 from storage.manifest import manifest_key, read_manifest, version_folder
@@ -21,7 +20,8 @@ from storage.relay.reading import RelayStore
 from streams.errors import ObjectMissing, StoreError
 from streams.records import RelayStatus, Version
 from streams.writer import publish
-from tests.waiting import WAIT_S, wait_for
+from testbed.relay_network import RelayNet, manifest_of
+from testbed.waiting import WAIT_S, wait_for
 
 MIB = 1 << 20
 V1 = Version(1, 1)

@@ -14,7 +14,7 @@ from rollstream.main import main
 from storage.memory_store import MemoryStore
 from streams.errors import ConfigurationError
 from streams.records import Configured, StepDone
-from tests.spine.tiny_run import TinyRun, tiny_run
+from tests.support.tiny_run import TinyRun, tiny_run
 
 
 def changed(**settings) -> Configuration:

@@ -11,8 +11,8 @@ from consumers.replay.recorded import read_recorded
 from rollstream.main import main
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
-from tests.replay.kept_run import made
 from tests.replay.test_replay_of_runs import killed, own_hashes
+from tests.support.kept_run import made
 
 
 @pytest.fixture(scope="module")

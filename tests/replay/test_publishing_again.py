@@ -18,9 +18,9 @@ from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
 from streams.truncation import truncate
 from streams.writer import FencedWriter
-from tests.killed_at import run_killed_at
-from tests.replay.kept_run import made
-from tests.servers.kafka_broker import new_url
+from testbed.servers.kafka_broker import new_url
+from tests.support.kept_run import made
+from tests.support.killed_at import run_killed_at
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from rollstream.main import main
 from storage.connect import open_store
 from streams.connect import open_bus
 from streams.topics import catalogue
-from tests.killed_at import run_killed_at
-from tests.replay.kept_run import STEPS, made
+from tests.support.kept_run import STEPS, made
+from tests.support.killed_at import run_killed_at
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import publish_run
-from test_report import drawings
 
 from rollstream.folder import RunFolder
 from rollstream.main import main
 from rollstream.report.comparison import compare
 from rollstream.report.opening import open_history
+from tests.report.test_report import drawings
+from tests.support.synthetic_run import publish_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import GROUPS, STARTED_S, STEP_S, admitted, applied, done, status, take, trajectory
 
 from rollstream.config import Configuration
 from rollstream.folder import RunFolder, settle
@@ -20,6 +19,17 @@ from rollstream.report.summary import summarise
 from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
 from rollstream.report.write import report
 from streams.records import GroupClosed, Superseded
+from tests.support.synthetic_run import (
+    GROUPS,
+    STARTED_S,
+    STEP_S,
+    admitted,
+    applied,
+    done,
+    status,
+    take,
+    trajectory,
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from following import Followed, damage
 from msgspec.structs import replace
 
 from producers.rollout.growing import Growing
@@ -18,7 +17,8 @@ from producers.rollout.weights import compared_whole
 from producers.rollout.worker import Rollout
 from streams.errors import EngineRefused, ObjectMissing
 from streams.records import Applied, Assignment, RolloutStatus, Sampling, Version
-from tests.waiting import wait_for
+from testbed.waiting import wait_for
+from tests.rollout.following import Followed, damage
 
 
 @pytest.fixture

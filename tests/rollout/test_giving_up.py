@@ -23,7 +23,7 @@ from streams.reader import TopicReader, from_begin
 from streams.records import Assignment, Partial, Record, Sampling, Trajectory, Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
-from tests.chaos.fake_engine import FakeEngine, FakeRewards
+from testbed.stepped.fake_engine import FakeEngine, FakeRewards
 
 V0 = Version(0, 1)
 SETTINGS = RolloutSettings(slots=4, context_max=64, partial_tokens=4, on_update="keep_version")

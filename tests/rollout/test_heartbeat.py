@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from following import Followed
 
 from producers.rollout.heartbeat import Heartbeat
 from producers.rollout.pulse import Repeats
@@ -15,8 +14,9 @@ from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
 from streams.records import RolloutStatus
 from streams.topics import catalogue
+from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status
-from tests.waiting import WAIT_S, wait_for
+from tests.rollout.following import Followed
 
 EVERY_S = 0.005
 

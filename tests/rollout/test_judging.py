@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from test_growing import ORDER, emission
 
 from producers.rewards import RewardPool
 from producers.rollout.growing import Growing
 from producers.rollout.judging import Continued, Judging
 from producers.settings import TaskSettings
 from streams.records import Trajectory, Version
-from tests.waiting import wait_for
+from testbed.waiting import wait_for
+from tests.rollout.test_growing import ORDER, emission
 
 SCRIPT = '{"script": [7, 5, 9]}'
 

@@ -4,12 +4,12 @@ version, and may go anywhere.
 
 import numpy as np
 import torch
-from test_giving_up import SETTINGS, V0, Scene, order
 
 from producers.engines.paced.engine import PacedEngine, Shape
 from producers.engines.paced.lengths import Lengths, LogNormal
 from producers.engines.paced.roofline import Roofline
 from producers.rollout.worker import Rollout
+from tests.rollout.test_giving_up import SETTINGS, V0, Scene, order
 
 SLOW = Roofline(weights_s=1.0, kv_token_s=0.0, row_s=0.0)
 

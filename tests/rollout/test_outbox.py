@@ -14,7 +14,7 @@ from streams.records import Address, Annotation
 from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
 from streams.writer import Keyed
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 
 @pytest.fixture

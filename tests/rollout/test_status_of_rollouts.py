@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from following import Followed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.rollout.pulse import Pulse
 from streams.records import RolloutStatus
+from tests.rollout.following import Followed
 
 
 def newest(following: Followed) -> RolloutStatus:

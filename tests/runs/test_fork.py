@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_run import TinyRun
+from tests.support.tiny_run import TinyRun
 
 from rollstream.config import load
 from rollstream.folder import RunFolder, run_log, store_url
@@ -21,9 +21,9 @@ from storage.connect import open_store
 from storage.manifest import read_manifest
 from storage.versions.pointer import believed
 from streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
-from tests.replay.kept_run import STEPS, TASK, made
-from tests.run_process import read
-from tests.waiting import WAIT_S, wait_for
+from tests.support.kept_run import STEPS, TASK, made
+from testbed.run_process import read
+from testbed.waiting import WAIT_S, wait_for
 
 
 @pytest.fixture(scope="module")

@@ -15,24 +15,13 @@ from pathlib import Path
 import pytest
 
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
-from tests.recount import places_of, recount
-from tests.run_process import (
-    GROUPS,
-    assert_the_log_adds_up,
-    kill_all,
-    random_model,
-    read,
-    role,
-    role_restarted,
-    running,
-    started,
-    steps_done,
-)
-from tests.waiting import WAIT_S, wait_for
+from testbed.recount import places_of, recount
+from testbed.run_process import GROUPS, assert_the_log_adds_up, kill_all, random_model, read, role, role_restarted, running, started, steps_done
+from testbed.waiting import WAIT_S, wait_for
 
 AT, END, STEPS = 4, 18, 40
 LINE = [sys.executable, "-m", "rollstream"]
-UNEVEN = "task.name=tests.replay.uneven_task:Uneven"
+UNEVEN = "task.name=tests.support.uneven_task:Uneven"
 PARENT = [UNEVEN, f"trainer.steps={STEPS}", "checkpoints.keep=20"]
 
 

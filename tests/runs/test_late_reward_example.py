@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from streams.records import Annotation, GroupClosed, StepDone, Take, Trajectory
-from tests.run_process import read, role, role_restarted, run_line, running
-from tests.waiting import WAIT_S, wait_for
+from testbed.run_process import read, role, role_restarted, run_line, running
+from testbed.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "late-reward.toml"
 STEPS, GROUPS = 10, 4  # as the example says
 

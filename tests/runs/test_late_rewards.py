@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_resume import hashes, train_until, used
-from test_whole_run import assert_every_group_has_one_ending
-from tiny_run import TinyRun, tiny_run
+from tests.runs.test_resume import hashes, train_until, used
+from tests.runs.test_whole_run import assert_every_group_has_one_ending
+from tests.support.tiny_run import TinyRun, tiny_run
 
 from producers.rewards import RewardPool
 from producers.scoring.annotate import Writes
@@ -19,7 +19,7 @@ from producers.settings import TaskSettings
 from streams.reader import TopicReader, from_begin
 from streams.records import Annotation, GroupClosed, Prompt, StepDone, Take, Trajectory
 from streams.writer import publish
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 LATE = TaskSettings(reward="late")
 
@@ -56,7 +56,7 @@ def test_annotations_named_beside_the_reward_are_terms_of_it(tmp_path: Path) -> 
     trainer = {"steps": 2, "reward_terms": {"reward": 1.0, "length": 0.5}}
     with tiny_run(tmp_path, task=LATE, trainer=trainer) as run:
         run.start_all()
-        start_scorer(run, "late_functions:reward_and_length", ("reward", "length"))
+        start_scorer(run, "tests.runs.late_functions:reward_and_length", ("reward", "length"))
         assert run.train()
         run.end()
         first = noted(run)
@@ -76,7 +76,7 @@ def test_a_trainer_killed_in_the_middle_repeats_its_steps_on_the_same_annotation
     """Contradicting annotations that came afterwards change nothing: the ledger names the first."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 6}) as run:
         run.start_all()
-        start_scorer(run, "late_functions:by_name")
+        start_scorer(run, "tests.runs.late_functions:by_name")
         train_until(run, term=1, steps=3)
         before = hashes(run)
         for trajectory, name in noted(run):
@@ -137,7 +137,7 @@ def test_a_failing_function_ends_its_groups_at_once_with_its_reason(tmp_path: Pa
     """Every second group fails; nobody waits for a deadline (600 s)."""
     with tiny_run(tmp_path, task=LATE, trainer={"steps": 2}) as run:
         run.start_all()
-        start_scorer(run, "late_functions:fails_for_odd_groups")
+        start_scorer(run, "tests.runs.late_functions:fails_for_odd_groups")
         assert run.train()
         run.end()
         closed = run.records("ledger", GroupClosed)

@@ -7,10 +7,10 @@ import pytest
 
 from rollstream.main import main
 from streams.records import RolloutStatus, StepDone, Trajectory, WeightsAnnounced
-from tests.run_process import read, role, role_restarted, run_line, running
-from tests.waiting import WAIT_S, wait_for
+from testbed.run_process import read, role, role_restarted, run_line, running
+from testbed.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "longtail.toml"
 SMALL = (
     "paced.weights_bytes=4_000_000", "paced.time_scale=20.0", "trainer.steps=6",

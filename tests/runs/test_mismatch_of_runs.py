@@ -4,7 +4,7 @@ held to.
 
 from pathlib import Path
 
-from tiny_run import tiny_run
+from tests.support.tiny_run import tiny_run
 
 from consumers.settings import DispatchSettings
 from rollstream.config import Configuration

@@ -11,15 +11,8 @@ import psutil
 import pytest
 
 from streams.records import StepDone
-from tests.run_process import (
-    assert_the_log_adds_up,
-    read,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-)
-from tests.waiting import WAIT_S, wait_for
+from testbed.run_process import assert_the_log_adds_up, read, role, role_restarted, started, steps_done
+from testbed.waiting import WAIT_S, wait_for
 
 
 def test_every_role_killed_once_loses_nothing_and_trains_nothing_twice(

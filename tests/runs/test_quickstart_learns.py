@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from storage.metrics import read_metrics
+from testbed.repository import EXAMPLES
 
-QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.toml"
+QUICKSTART = EXAMPLES / "quickstart.toml"
 
 
 @pytest.mark.parametrize(

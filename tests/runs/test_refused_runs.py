@@ -11,16 +11,8 @@ import pytest
 
 from storage.metrics import read_metrics
 from storage.model import build_model
-from tests.run_process import (
-    SIZES,
-    STEPS,
-    assert_the_log_adds_up,
-    role,
-    role_restarted,
-    started,
-    steps_done,
-)
-from tests.waiting import WAIT_S, wait_for
+from testbed.run_process import SIZES, STEPS, assert_the_log_adds_up, role, role_restarted, started, steps_done
+from testbed.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 

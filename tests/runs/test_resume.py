@@ -6,13 +6,13 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from tiny_run import TinyRun, tiny_run
+from tests.support.tiny_run import TinyRun, tiny_run
 
 from producers.settings import TaskSettings
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take, Trajectory
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
-UNEVEN = TaskSettings(name="tests.replay.uneven_task:Uneven")
+UNEVEN = TaskSettings(name="tests.support.uneven_task:Uneven")
 """Every step has a gradient: with the rewards of a model that knows nothing, all zero, a step that
 was trained on other data would have the same hash.
 """

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_resume import UNEVEN, hashes, train_until, used
-from tiny_run import DISPATCH, TinyRun, tiny_run
+from tests.runs.test_resume import UNEVEN, hashes, train_until, used
+from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 from consumers.archive.service import Archive
 from consumers.dispatch.admit import Pace, admissible
@@ -20,7 +20,7 @@ from streams.errors import PositionLost
 from streams.reader import from_end
 from streams.records import Admitted, GroupClosed, Prompt, Take
 from streams.truncation import truncate
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 TOPICS = ArchiveSettings().topics
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})

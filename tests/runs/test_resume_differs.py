@@ -7,15 +7,15 @@ The other machine is a learning rate that differs in its last digits, which move
 from pathlib import Path
 
 import pytest
-from test_resume import UNEVEN, hashes, train_until, used
-from tiny_run import TinyRun, tiny_run
+from tests.runs.test_resume import UNEVEN, hashes, train_until, used
+from tests.support.tiny_run import TinyRun, tiny_run
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
 from storage.manifest import Manifest, read_manifest
 from storage.versions.pointer import believed
 from streams.records import StepDone, Trajectory, Version
-from tests.waiting import wait_for
+from testbed.waiting import wait_for
 
 STEPS = 8
 

@@ -4,15 +4,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_resume import hashes, train_until, used
-from tiny_run import DISPATCH, tiny_run
+from tests.runs.test_resume import hashes, train_until, used
+from tests.support.tiny_run import DISPATCH, tiny_run
 
 from consumers.dispatch.kept import KEY, Keeper, KeptState, kept_state, restored
 from consumers.dispatch.state import DispatchState
 from storage.memory_store import MemoryStore
 from streams.errors import Fenced
 from streams.records import Position, StepDone
-from tests.waiting import wait_for
+from testbed.waiting import wait_for
 
 OFTEN = DISPATCH.model_copy(update={"keep_s": 0.05})
 TOPICS = ("admissions", "trajectories", "ledger", "prompts", "assignments")

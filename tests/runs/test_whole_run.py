@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_run import TinyRun, tiny_run
+from tests.support.tiny_run import TinyRun, tiny_run
 
 from consumers.settings import DispatchSettings
 from producers.engines.torch_engine import TorchEngine
@@ -137,7 +137,7 @@ def test_a_reward_that_fails_is_a_counted_death_and_the_group_closes(
     tmp_path: Path, fault: str
 ) -> None:
     """Invariant 1, and issue: never a dead rollout. Every second prompt's rewards fail."""
-    task = TaskSettings(name="failing_task:Failing", options={"fault": fault}, reward_timeout_s=0.3)
+    task = TaskSettings(name="tests.runs.failing_task:Failing", options={"fault": fault}, reward_timeout_s=0.3)
     with tiny_run(tmp_path, task=task, trainer={"steps": 2, "samples_per_group": 2}) as run:
         run.start_all()
         assert run.train()

@@ -16,7 +16,7 @@ from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Annotation, Span, Trajectory, Version
 from streams.writer import publish
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 ENCODE = load_task(TaskSettings()).tokenizer().encode
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from scoring_samples import finished, is_caught_up, notes, post, running, scorer
 
 from streams.bus import Bus, Entry
 from streams.connect import open_bus
 from streams.topics import catalogue
-from tests.servers import kafka_broker
-from tests.waiting import wait_for
+from testbed.servers import kafka_broker
+from testbed.waiting import wait_for
+from tests.scoring.scoring_samples import finished, is_caught_up, notes, post, running, scorer
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_judges_scores_can_be_annotations_too(bus: Bus):
 def test_a_function_gets_texts_and_facts_and_gives_numbers_by_name(bus: Bus):
     post(bus, finished("7.0", reference="right"))
     names = ("length", "group", "asked", "right")
-    with running(scorer(bus, "odd_scorers:facts", names)):
+    with running(scorer(bus, "tests.scoring.odd_scorers:facts", names)):
         wait_for(lambda: len(notes(bus)) == 4)
     assert {note.name: note.values.tolist() for note in notes(bus)} == {
         "length": [4.0], "group": [7.0], "asked": [1.0], "right": [1.0]
@@ -53,7 +53,7 @@ def test_a_function_gets_texts_and_facts_and_gives_numbers_by_name(bus: Bus):
 
 def test_a_lone_number_is_the_first_name(bus: Bus):
     post(bus, finished("0.0"))
-    with running(scorer(bus, "odd_scorers:lone", ("quality", "other"))):
+    with running(scorer(bus, "tests.scoring.odd_scorers:lone", ("quality", "other"))):
         wait_for(lambda: len(notes(bus)) == 2)
     quality, other = sorted(notes(bus), key=lambda note: note.name, reverse=True)
     assert (quality.name, quality.values.tolist(), quality.reason) == ("quality", [2.5], "")
@@ -63,7 +63,7 @@ def test_a_lone_number_is_the_first_name(bus: Bus):
 def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
     kinds = ("raises", "hangs", "exits", "text", "nan", "huge", "less", "fine")
     post(bus, *[finished(f"{n}.0", reference=kind) for n, kind in enumerate(kinds)])
-    one = scorer(bus, "odd_scorers:misbehaves", ("quality",), limit_s=1.0)
+    one = scorer(bus, "tests.scoring.odd_scorers:misbehaves", ("quality",), limit_s=1.0)
     with running(one):
         wait_for(lambda: is_caught_up(bus))
     found = {kinds[note.group]: note for note in notes(bus)}
@@ -99,13 +99,13 @@ def test_rubbish_in_the_topic_is_passed_over(bus: Bus):
 def test_a_scorer_that_ended_in_the_middle_of_a_batch_is_succeeded_on_it(bus: Bus, tmp_path: Path):
     """Nothing is committed before its annotations are in the log."""
     post(bus, finished("0.0", reference=str(tmp_path)))
-    first = scorer(bus, "odd_scorers:waits_for_file", name="first")
+    first = scorer(bus, "tests.scoring.odd_scorers:waits_for_file", name="first")
     with running(first):
         wait_for(lambda: (tmp_path / "began").exists())
     assert notes(bus) == []
     assert not is_caught_up(bus)
     (tmp_path / "end").touch()
-    with running(scorer(bus, "odd_scorers:waits_for_file", name="second")):
+    with running(scorer(bus, "tests.scoring.odd_scorers:waits_for_file", name="second")):
         wait_for(lambda: is_caught_up(bus))
     assert [(note.trajectory, note.scorer) for note in notes(bus)] == [("0.0", "second")]
 

@@ -12,8 +12,9 @@ from rollstream.config import load
 from rollstream.folder import RunFolder
 from rollstream.roster import seats_of
 from streams.errors import ConfigurationError
+from testbed.repository import EXAMPLES
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "late-reward.toml"
+EXAMPLE = EXAMPLES / "late-reward.toml"
 
 
 def seats(*overrides: str) -> dict[str, list[str]]:

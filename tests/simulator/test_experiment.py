@@ -17,8 +17,8 @@ from simulator.policies import SYNCHRONOUS, policy_of
 from simulator.predict import RealSettings, predict
 from simulator.traces import read_lengths
 from streams.errors import ConfigurationError
+from testbed.repository import EXAMPLES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = ("--set", "scale=64", "--set", "constants.steps=4", "--set", "constants.steps_skipped=1")
 
 

@@ -3,12 +3,12 @@ this folder.
 """
 
 import pytest
-from storage_samples import TINY
 
 from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from storage.model import build_model
-from tests.servers import moto_s3, versity
+from testbed.servers import moto_s3, versity
+from tests.storage.storage_samples import TINY
 
 STORES = {
     "file": lambda folder: f"file:{folder}/store",

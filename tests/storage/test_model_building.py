@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from storage_samples import TINY
 
 from storage.file_store import FileStore
 from storage.manifest import version_folder
@@ -17,6 +16,7 @@ from storage.model import (
 from storage.versions.publish import publish
 from streams.errors import ConfigurationError, CorruptObject
 from streams.records import Version
+from tests.storage.storage_samples import TINY
 
 VERSION = Version(3, 1)
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from store_faults import FaultyStore, Killed
 
 from storage.checkpoints import (
     CheckpointId,
@@ -17,6 +16,7 @@ from storage.checkpoints import (
 from storage.memory_store import MemoryStore
 from storage.versions.pointer import take_pointer
 from streams.errors import Fenced, ObjectMissing
+from tests.storage.store_faults import FaultyStore, Killed
 
 
 def tensors_at(step):

@@ -8,14 +8,14 @@ import sys
 import threading
 
 import pytest
-from storage_samples import in_threads
 
 from storage.leases import Candidate, Claim, acquire, may_take
 from storage.memory_store import MemoryStore
 from storage.renewal import Renewal, renewed
 from storage.roles import RoleRecord, next_term, read_role, role_key
 from streams.errors import CorruptObject, Fenced, LeaseHeld, StoreError
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
+from tests.storage.storage_samples import in_threads
 
 
 class Clock:

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hand_clock import HandClock
 
 from storage.claim_check import ClaimCheck
 from storage.file_store import FileStore
 from streams.bus import Bus
 from streams.connect import open_bus
-from tests.servers import kafka_broker
+from testbed.servers import kafka_broker
+from tests.support.hand_clock import HandClock
 
 EMBEDDED = ["sqlite", "memory"]
 CLAIMS_ABOVE = 12  # bytes: with it nearly every record of the suite is a claim

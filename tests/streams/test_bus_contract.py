@@ -4,13 +4,13 @@ import threading
 import time
 
 import pytest
-from hand_clock import HandClock
 
 from streams.bus import Bus, Entry
 from streams.errors import BusError, PositionLost, RecordTooLarge
 from streams.records import Fence, Position
 from streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
+from tests.support.hand_clock import HandClock
 
 
 def entries(*values: str, key: str = "k", partition: int | None = None) -> list[Entry]:

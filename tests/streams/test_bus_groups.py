@@ -3,13 +3,13 @@ Kafka's own groups: `test_kafka_groups.py`.
 """
 
 import pytest
-from hand_clock import HandClock
 
 from streams.bus import Bus, Entry
 from streams.claims import LEASE_S, Lease, claim
 from streams.errors import PositionLost
 from streams.records import Position
 from streams.topics import Topic
+from tests.support.hand_clock import HandClock
 
 EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]
 

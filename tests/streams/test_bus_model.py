@@ -16,7 +16,7 @@ from streams.memory_bus import MemoryBus
 from streams.records import Fence, Position
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic, partition_of
-from tests.servers import kafka_broker
+from testbed.servers import kafka_broker
 
 PARTITIONS = 2
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d"])

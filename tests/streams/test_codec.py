@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from record_equality import differences
-from sample_records import SAMPLES, trajectory
 from xxhash import xxh3_64_intdigest
 
 from streams.codec import Envelope, content_hash, decode, encode, envelope_of
 from streams.errors import DecodeError, UnknownSchema
 from streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory, Version
+from testbed.sample_records import SAMPLES, trajectory
+from tests.streams.record_equality import differences
 
 GOLDEN = Path(__file__).parent / "golden"
 ENVELOPE = Envelope("trainer", 3, 17)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from sample_records import trajectory
 
 from streams.bus import Bus, Entry
 from streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
@@ -16,6 +15,7 @@ from streams.reader import TopicReader, from_begin
 from streams.records import Dead, Position
 from streams.topics import catalogue
 from streams.writer import publish
+from testbed.sample_records import trajectory
 
 TOPIC = "trajectories"
 

@@ -5,12 +5,12 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from record_equality import differences
-from sample_records import trajectory
 
 from streams.codec import decode, encode, is_canonical
 from streams.drafted import extend, joined, marks, right_of
 from streams.records import Drafts, Trajectory
+from testbed.sample_records import trajectory
+from tests.streams.record_equality import differences
 
 FLAGS = st.lists(st.booleans(), max_size=30)
 

@@ -2,18 +2,18 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import numpy as np
-from sample_records import trajectory
 
 from streams.connect import open_bus
 from streams.topics import catalogue
 from streams.writer import publish
-from tests.servers import kafka_broker
-from tests.waiting import WAIT_S
+from testbed.repository import EXAMPLES
+from testbed.sample_records import trajectory
+from testbed.servers import kafka_broker
+from testbed.waiting import WAIT_S
 
-READER = Path(__file__).parents[2] / "examples" / "readers" / "ReadTrajectories.java"
+READER = EXAMPLES / "readers" / "ReadTrajectories.java"
 
 
 def read(url: str) -> list[dict]:

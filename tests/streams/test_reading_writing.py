@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from record_equality import differences
-from sample_records import SAMPLES, trajectory
 
 from streams.bus import Bus, Entry
 from streams.codec import Envelope, content_hash, encode
@@ -25,6 +23,8 @@ from streams.records import (
 )
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish, publish_all
+from testbed.sample_records import SAMPLES, trajectory
+from tests.streams.record_equality import differences
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
-from sample_records import trajectory
-from test_codec import sealed, tampered
 
 from streams import release
 from streams.bus import Bus, Entry
@@ -19,6 +17,8 @@ from streams.reader import TopicReader, from_begin
 from streams.records import SCHEMAS, Claim, Dead, GroupClosed, Opened
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
+from testbed.sample_records import trajectory
+from tests.streams.test_codec import sealed, tampered
 
 FENCED = [topic.name for topic in catalogue() if topic.writer]
 

@@ -15,9 +15,9 @@ from rollstream.children import Seat, last_lines
 from rollstream.lock import RunLock
 from rollstream.restarts import RestartPolicy
 from rollstream.supervisor import Limits, Supervisor
-from tests.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S, wait_for
 
-ROOT = Path(__file__).parents[2]
 FAST = RestartPolicy(first_s=0.01, longest_s=0.02)
 
 SLEEP = "import time; time.sleep(600)"

@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import engine_samples
-import paced_samples
 import torch
-from engine_samples import VOCABULARY
 
 from producers.engines.base import Engine
+from tests.support import engine_samples, paced_samples
+from tests.support.engine_samples import VOCABULARY
 
 Tensors = Mapping[str, torch.Tensor]
 

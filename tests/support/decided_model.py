@@ -11,7 +11,7 @@ import torch
 from producers.settings import TaskSettings
 from producers.tasks.registry import load_task
 from storage.model import build_model
-from tests.run_process import SIZES
+from testbed.run_process import SIZES
 
 SCALE = 14.0  # of weights drawn with a deviation of 0.02
 

@@ -16,13 +16,13 @@ from producers.engines.drafts.memory import HEADER_BYTES, WRITER
 from producers.engines.drafts.segment import HISTORY, segment_folder
 from streams.drafted import right_of
 from streams.records import Assignment, Trajectory
-from tests.chaos.aiming import Aim, AimFolder
-from tests.chaos.crashes import Side
-from tests.chaos.moments import FILL
-from tests.run_process import read, run_line, running
-from tests.waiting import WAIT_S, wait_for
+from testbed.kills.aims import Aim, AimFolder
+from testbed.kills.moments import FILL
+from testbed.run_process import read, run_line, running
+from testbed.stepped.crashes import Side
+from testbed.waiting import WAIT_S, wait_for
 
-MODULE = "tests.chaos.aimed_drafts"
+MODULE = "testbed.kills.aimed_drafts"
 RUN = "drafted"
 TASK = f"""run = "{RUN}"
 [task]

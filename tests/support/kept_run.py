@@ -8,10 +8,10 @@ from producers.settings import SamplingSettings, TaskSettings
 from rollstream.config import Configuration, fingerprint
 from rollstream.folder import RunFolder, settle
 from storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
-from tests.spine.tiny_run import DISPATCH, TinyRun, tiny_run
+from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
 STEPS = 6
-TASK = TaskSettings(name="tests.replay.uneven_task:Uneven")
+TASK = TaskSettings(name="tests.support.uneven_task:Uneven")
 TOPICS = ArchiveSettings().topics
 
 

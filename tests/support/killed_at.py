@@ -1,7 +1,7 @@
 """`rollstream` as a process that ends itself with SIGKILL behind the nth call of one method: no
 test has to hit the moment from outside.
 
-`python -m tests.killed_at MODULE:CLASS.METHOD N COMMAND …`
+`python -m tests.support.killed_at MODULE:CLASS.METHOD N COMMAND …`
 """
 
 import os
@@ -11,17 +11,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-from tests.waiting import WAIT_S
-
-ROOT = Path(__file__).parents[1]
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
 
 def run_killed_at(method: str, nth: int, command: Sequence[str]) -> None:
     """Run it to that call (the first one is 1); fails where it ends in another way."""
-    line = [sys.executable, "-m", "tests.killed_at", method, str(nth), *command]
+    line = [sys.executable, "-m", "tests.support.killed_at", method, str(nth), *command]
     done = subprocess.run(
         line, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
     )

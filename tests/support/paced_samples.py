@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from functools import partial
 
-import engine_samples
 import torch
-from engine_samples import V1
 
 from producers.engines.paced.engine import PacedEngine, Shape
 from producers.engines.paced.lengths import Lengths, LogNormal
 from producers.engines.paced.roofline import Roofline
+from tests.support import engine_samples
+from tests.support.engine_samples import V1
 
 ROOFLINE = Roofline(
     weights_s=4e-3, kv_token_s=2e-5, row_s=1e-4, overhead_s=1e-3, prefill_token_s=5e-5

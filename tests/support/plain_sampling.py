@@ -23,7 +23,7 @@ from storage.connect import open_store
 from storage.model import model_from_version
 from storage.objects import ObjectStore
 from streams.records import GENERATED, Prompt, Tokens, Trajectory, Version
-from tests.run_process import read
+from testbed.run_process import read
 
 SLOTS = 8
 ROUNDING = 1e-5

@@ -45,7 +45,7 @@ from streams.errors import Fenced
 from streams.reader import TopicReader, from_begin
 from streams.records import Admitted, Record, Sampling, Trajectory
 from streams.topics import catalogue
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,

@@ -1,8 +1,7 @@
 """An environment whose reference names how its reply is wrong; imported by reward processes too."""
 
-from odd_tasks import Odd
-
 from producers.tasks.base import Reply, Turns
+from tests.tasks.odd_tasks import Odd
 
 REPLIES: dict[str, tuple[object, object]] = {
     "negative": ((5, -1), ""),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from storage.metrics import read_metrics
-from tests.waiting import WAIT_S
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
-ROOT = Path(__file__).parents[2]
 SHORT = ["warmup.steps=2", "warmup.documents=40", "trainer.steps=2", "trainer.workers=1"]
 MINE = ["reasoning-gym", "dataset", "mixture"]
 

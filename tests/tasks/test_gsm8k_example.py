@@ -13,8 +13,8 @@ from examples.verifiers import final_number
 from producers.tasks.byte_tokenizer import byte_tokenizer
 from producers.tasks.registry import load_task
 from rollstream.config import Configuration, load
+from testbed.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = 72.\n#### 72"
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from odd_replies import REPLIES
 
 from producers.rewards import Outcome, RewardPool, Verdict
 from producers.settings import TaskSettings
 from producers.tasks.base import Reply
 from streams.errors import ConfigurationError
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
+from tests.tasks.odd_replies import REPLIES
 
 
 def settings(
-    name: str = "odd_tasks:Odd", limit_s: float = 30.0, processes: int = 1
+    name: str = "tests.tasks.odd_tasks:Odd", limit_s: float = 30.0, processes: int = 1
 ) -> TaskSettings:
     return TaskSettings(name=name, reward_timeout_s=limit_s, reward_processes=processes)
 
@@ -108,7 +108,9 @@ def test_the_code_of_a_task_sees_no_credential_of_the_run(monkeypatch: pytest.Mo
     for name in {*hidden, "JUDGE_KEY", "OMP_NUM_THREADS", "HF_HOME"}:
         monkeypatch.setenv(name, "1")
     named = TaskSettings(
-        name="odd_tasks:Odd", environment=("JUDGE_KEY", "KAFKA_PASSWORD"), reward_timeout_s=30.0
+        name="tests.tasks.odd_tasks:Odd",
+        environment=("JUDGE_KEY", "KAFKA_PASSWORD"),
+        reward_timeout_s=30.0,
     )
     pool = RewardPool(named)
     seen = {name.partition("=")[0] for name in verdict(pool, "environment").scores}
@@ -173,7 +175,7 @@ def test_an_environment_replies_through_the_pool():
 
 def test_a_reply_of_wrong_types_is_a_dead_verdict_and_the_process_lives():
     """Wrong tokens would end the rollout that puts them into a record."""
-    pool = RewardPool(settings("odd_replies:OddReplies"))
+    pool = RewardPool(settings("tests.tasks.odd_replies:OddReplies"))
     for kind in REPLIES:
         pool.submit_turn(kind, kind, "", [[5]])
     outcomes = collect(pool, len(REPLIES))
@@ -193,11 +195,11 @@ def test_a_reward_of_numpy_is_a_number(pool: RewardPool):
 
 
 def test_a_task_that_cannot_be_built_is_a_configuration_error():
-    unknown = RewardPool(settings("odd_tasks:Nobody"))
+    unknown = RewardPool(settings("tests.tasks.odd_tasks:Nobody"))
     unknown.submit("a", "fine", [[5]])
     with pytest.raises(ConfigurationError, match="no callable 'Nobody'"):
         collect(unknown, 1)
-    unready = RewardPool(settings("odd_tasks:Unready"))
+    unready = RewardPool(settings("tests.tasks.odd_tasks:Unready"))
     unready.submit("a", "fine", [[5]])
     with pytest.raises(ConfigurationError, match="3 reward processes in a row"):
         collect(unready, 1)
@@ -214,7 +216,7 @@ PARENT = """
 import sys, time
 from producers.rewards import RewardPool
 from producers.settings import TaskSettings
-pool = RewardPool(TaskSettings(name="odd_tasks:Odd", reward_timeout_s=600))
+pool = RewardPool(TaskSettings(name="tests.tasks.odd_tasks:Odd", reward_timeout_s=600))
 pool.submit("hanging", sys.argv[1], [[5]])
 while True:
     pool.poll()

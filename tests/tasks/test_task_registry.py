@@ -32,18 +32,18 @@ def test_a_registered_name_builds_the_task_with_its_options():
 
 
 def test_an_import_path_builds_ones_own_task():
-    assert load("odd_tasks:Odd").name == "odd"
+    assert load("tests.tasks.odd_tasks:Odd").name == "odd"
 
 
 def test_a_task_that_takes_text_is_given_tokenizer_and_template():
-    task = load("test_task_registry:Worded")
+    task = load("tests.tasks.test_task_registry:Worded")
     assert task.text.tokenizer.size == 262  # pyright: ignore
 
 
 def test_a_module_in_the_working_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "my_own_task.py").write_text("from odd_tasks import Odd as Mine")
+    (tmp_path / "my_own_task.py").write_text("from tests.tasks.odd_tasks import Odd as Mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert load("my_own_task:Mine").name == "odd"
@@ -56,9 +56,9 @@ def test_a_module_in_the_working_directory_is_found(
         ("zzz", {}, "registered: dataset, mixture, numbered, reasoning_gym, remainder, scripted"),
         ("odd_taskz:Odd", {}, "module 'odd_taskz' cannot be imported"),
         (":Odd", {}, "write it as `module:attribute`"),
-        ("odd_tasks:Od", {}, "no callable 'Od'; did you mean 'Odd'"),
-        ("odd_tasks:math", {}, "has 'math', which is not callable"),
-        ("odd_tasks:Path", {}, "without stop, tokenizer"),
+        ("tests.tasks.odd_tasks:Od", {}, "no callable 'Od'; did you mean 'Odd'"),
+        ("tests.tasks.odd_tasks:math", {}, "has 'math', which is not callable"),
+        ("tests.tasks.odd_tasks:Path", {}, "without stop, tokenizer"),
         ("remainder", {"directt": 0.5}, "no option 'directt'; did you mean 'direct'?"),
         ("remainder", {"zzz": 0.5}, "no option 'zzz'; known: direct, jump"),
         ("remainder", {"direct": "much"}, "task.options of remainder: '<' not supported"),

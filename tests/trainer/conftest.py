@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from learning_reference import sample
 
 from consumers.trainer.sample import Sample
+from tests.trainer.learning_reference import sample
 
 
 @pytest.fixture

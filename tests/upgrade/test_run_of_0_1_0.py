@@ -17,14 +17,13 @@ from rollstream.roles import run_role
 from streams.reader import TopicReader
 from streams.records import Configured, Opened, Position, Record
 from streams.release import RELEASE
-from tests.run_process import WAIT_S, run_line, running
-
-ARCHIVED = Path(__file__).parent / "run_of_0_1_0.tar.zst"
+from testbed.recorded import RUN_OF_0_1_0
+from testbed.run_process import WAIT_S, run_line, running
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    with ARCHIVED.open("rb") as file:
+    with RUN_OF_0_1_0.open("rb") as file:
         data = zstandard.ZstdDecompressor().stream_reader(file).read()
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         tar.extractall(tmp_path / "run", filter="data")

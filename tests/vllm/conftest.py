@@ -1,16 +1,10 @@
-"""Tests on the real vLLM: they share the samples of the other engines' tests, and say what to
-install where it is missing. Engines of one process interfere, so each module runs in its own
-(`make test-vllm`).
+"""Tests on the real vLLM; where it is missing they fail and name what to install. Engines of one
+process interfere, so each module runs in its own (`make test-vllm`).
 """
-
-import sys
-from pathlib import Path
 
 import pytest
 
 from producers.engines.vllm_engine.environment import installed
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
 
 @pytest.fixture(autouse=True)

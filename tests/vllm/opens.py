@@ -1,14 +1,10 @@
-"""A rollout's engine and nothing else, until it is killed: `python opens.py FOLDER …`, folders to
-import from.
-"""
+"""A rollout's engine and nothing else, until it is killed: `python -m tests.vllm.opens`."""
 
-import sys
 import time
 
 
 def main() -> None:
-    sys.path[:0] = sys.argv[1:]
-    from test_vllm_process import open_process
+    from tests.vllm.test_vllm_process import open_process
 
     engine = open_process()
     print("open", flush=True)

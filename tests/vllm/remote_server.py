@@ -19,14 +19,14 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from producers.engines.vllm_engine.core import write_config
+from testbed.repository import ROOT
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 KEY = "not-a-secret-of-anybody"
 SLOTS, CONTEXT = 16, 512
 ARGUMENTS = (
     "--tokens-only",
     "--load-format=dummy",
-    "--worker-extension-cls=braked_worker.BrakedWorker",
+    "--worker-extension-cls=tests.vllm.braked_worker.BrakedWorker",
     '--weight-transfer-config={"backend": "rollstream"}',
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
@@ -56,7 +56,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         more = {
             "BRAKE": str(self.folder / "brake"),
             "VLLM_SERVER_DEV_MODE": "1",

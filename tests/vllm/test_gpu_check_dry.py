@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.waiting import WAIT_S
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_whole_of_it_works_apart_from_the_device() -> None:

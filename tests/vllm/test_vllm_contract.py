@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from contract_engines import Kind
-from engine_samples import Gained, ask, gather, prompt, resumed, run_all, to_first_stop
-from test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
+
+from streams.errors import EngineRefused
+from streams.records import Sampling
+from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
     check_a_move,
     crowd,
@@ -22,10 +23,17 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
     test_the_same_tokens_alone_and_in_any_batch,
     test_what_is_served_is_read_back_bit_for_bit,
 )
-from vllm_samples import open_vllm, vllm_model
-
-from streams.errors import EngineRefused
-from streams.records import Sampling
+from tests.support.contract_engines import Kind
+from tests.support.engine_samples import (
+    Gained,
+    ask,
+    gather,
+    prompt,
+    resumed,
+    run_all,
+    to_first_stop,
+)
+from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 

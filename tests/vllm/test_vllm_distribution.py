@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from engine_samples import V2, Gained, ask, gather, plain_logprobs, prompt, resumed, run_all
-from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Update
 from streams.records import Sampling
+from tests.support.engine_samples import (
+    V2,
+    Gained,
+    ask,
+    gather,
+    plain_logprobs,
+    prompt,
+    resumed,
+    run_all,
+)
+from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 CRITICAL = 42.3  # χ² with 18 degrees of freedom, p = .001

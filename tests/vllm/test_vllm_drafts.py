@@ -11,22 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_samples import (
-    V1,
-    V2,
-    VOCABULARY,
-    Gained,
-    ask,
-    chosen_logprobs,
-    gather,
-    half_way,
-    prompt,
-    resumed,
-    run_all,
-    to_the_end,
-)
 from transformers import PreTrainedModel
-from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Emission, Request, Update
 from producers.engines.drafts import History, prompt_key
@@ -40,7 +25,22 @@ from producers.settings import VllmSettings
 from streams.drafted import joined, marks, right_of
 from streams.errors import EngineRefused
 from streams.records import PROMPT, Drafts, Sampling, Tokens, Version
-from tests.engine.old_cache import over_old_cache
+from testbed.update_reference import over_old_cache
+from tests.support.engine_samples import (
+    V1,
+    V2,
+    VOCABULARY,
+    Gained,
+    ask,
+    chosen_logprobs,
+    gather,
+    half_way,
+    prompt,
+    resumed,
+    run_all,
+    to_the_end,
+)
+from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 CHANCE = 1e-6  # that one test of a right sampler fails

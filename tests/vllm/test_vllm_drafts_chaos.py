@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.aiming import AimFolder
-from tests.chaos.counted import counted
-from tests.chaos.decided_model import decided_model
-from tests.chaos.drafted_runs import drafted_run
-from tests.run_process import steps_done
+from testbed.kills.aims import AimFolder
+from testbed.kills.final_counts import counted
+from testbed.run_process import steps_done
+from tests.support.decided_model import decided_model
+from tests.support.drafted_runs import drafted_run
 
 pytestmark = pytest.mark.slow
 STEPS, GROUPS, CONTEXT = 12, 4, 128

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import WAIT_S
+from testbed.repository import EXAMPLES
+from testbed.waiting import WAIT_S
 
 pytestmark = pytest.mark.slow
-EXAMPLE = Path(__file__).parents[2] / "examples" / "epochs.toml"
+EXAMPLE = EXAMPLES / "epochs.toml"
 SMALL = {
     "model.config.num_hidden_layers": 1,
     "warmup.documents": 500,

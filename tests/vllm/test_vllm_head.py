@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from engine_samples import V1, ask, prompt, run_all
-from vllm_samples import vllm_model
 
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.records import Sampling
+from tests.support.engine_samples import V1, ask, prompt, run_all
+from tests.vllm.vllm_samples import vllm_model
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,6 @@ and together they give the tokens of one.
 """
 
 import pytest
-from engine_samples import V1, V2, ask, prompt, run_all
-from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Compared, Update
 from producers.engines.options import EngineOptions
@@ -12,6 +10,8 @@ from producers.engines.vllm_engine import VllmEngine
 from producers.engines.vllm_engine.staging import Staged
 from producers.settings import VllmSettings
 from streams.records import Sampling
+from tests.support.engine_samples import V1, V2, ask, prompt, run_all
+from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=40)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
-from vllm_samples import open_vllm, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import VllmEngine, chunks
@@ -15,6 +13,8 @@ from producers.engines.vllm_engine.environment import require_vllm
 from storage.tensors import untie
 from storage.versions.held import Patch
 from streams.errors import EngineRefused
+from tests.support.engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
+from tests.vllm.vllm_samples import open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 

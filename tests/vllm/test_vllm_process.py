@@ -6,12 +6,20 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from engine_samples import (
+
+from producers.engines.base import Update
+from producers.engines.options import EngineOptions
+from producers.engines.vllm_engine import VllmEngine, chunks
+from streams.errors import EngineRefused
+from streams.records import Sampling
+from testbed.repository import ROOT
+from testbed.update_reference import over_old_cache
+from testbed.waiting import WAIT_S
+from tests.support.engine_samples import (
     V1,
     V2,
     Gained,
@@ -24,15 +32,7 @@ from engine_samples import (
     run_all,
     to_the_end,
 )
-from vllm_samples import check_two_hundred_updates, vllm_model
-
-from producers.engines.base import Update
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine, chunks
-from streams.errors import EngineRefused
-from streams.records import Sampling
-from tests.engine.old_cache import over_old_cache
-from tests.waiting import WAIT_S
+from tests.vllm.vllm_samples import check_two_hundred_updates, vllm_model
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0, tokens_max=70)
@@ -108,12 +108,8 @@ def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:
 
 
 def test_its_process_ends_with_a_killed_rollout() -> None:
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent / "engine"), str(here.parents[1])]
-    script = here / "opens.py"
-    with subprocess.Popen(
-        [sys.executable, str(script), *paths], stdout=subprocess.PIPE, text=True
-    ) as rollout:
+    line = [sys.executable, "-m", "tests.vllm.opens"]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rollout:
         assert rollout.stdout is not None
         assert rollout.stdout.readline() == "open\n"
         children = psutil.Process(rollout.pid).children(recursive=True)

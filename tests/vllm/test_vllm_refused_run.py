@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from storage.metrics import read_metrics
-from tests.run_process import started
-from tests.waiting import WAIT_S
+from testbed.run_process import started
+from testbed.waiting import WAIT_S
 
 pytestmark = pytest.mark.slow
 

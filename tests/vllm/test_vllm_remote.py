@@ -8,21 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from contract_engines import Kind
-from engine_samples import (
-    V1,
-    V2,
-    Gained,
-    ask,
-    chosen_logprobs,
-    gather,
-    prompt,
-    resumed,
-    run_all,
-    to_first_stop,
-)
-from remote_server import KEY, Server, serve
-from test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
+
+from producers.engines.base import Update
+from producers.engines.options import EngineOptions
+from producers.engines.vllm_engine import VllmEngine, chunks
+from producers.settings import VllmSettings
+from streams.errors import ConfigurationError, EngineRefused
+from streams.records import Sampling
+from testbed.update_reference import over_old_cache
+from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
     crowd,
     test_a_request_that_cannot_be_served_is_refused_and_leaves_no_trace,
@@ -34,15 +28,21 @@ from test_engine_contract import (  # noqa: F401  collected here, with the `kind
     test_the_same_tokens_alone_and_in_any_batch,
     test_what_is_served_is_read_back_bit_for_bit,
 )
-from vllm_samples import check_all_whole, take_updates, vllm_model
-
-from producers.engines.base import Update
-from producers.engines.options import EngineOptions
-from producers.engines.vllm_engine import VllmEngine, chunks
-from producers.settings import VllmSettings
-from streams.errors import ConfigurationError, EngineRefused
-from streams.records import Sampling
-from tests.engine.old_cache import over_old_cache
+from tests.support.contract_engines import Kind
+from tests.support.engine_samples import (
+    V1,
+    V2,
+    Gained,
+    ask,
+    chosen_logprobs,
+    gather,
+    prompt,
+    resumed,
+    run_all,
+    to_first_stop,
+)
+from tests.vllm.remote_server import KEY, Server, serve
+from tests.vllm.vllm_samples import check_all_whole, take_updates, vllm_model
 
 pytestmark = pytest.mark.slow
 LONG = Sampling(temperature=0, tokens_max=400)

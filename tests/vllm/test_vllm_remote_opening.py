@@ -5,13 +5,13 @@ starts it. On small web servers; no vLLM runs here.
 import json
 
 import pytest
-from remote_server import answering
-from vllm_samples import vllm_model
 
 from producers.engines.vllm_engine.remote import opening
 from producers.engines.vllm_engine.remote.opening import open_remote
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError, EngineRefused
+from tests.vllm.remote_server import answering
+from tests.vllm.vllm_samples import vllm_model
 
 pytestmark = pytest.mark.slow
 RIGHT = {"/health": (200, ""), "/version": (200, json.dumps({"version": "0.32.0+cpu"}))}

@@ -6,15 +6,24 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
-from engine_samples import V1, V2, ask, chosen_logprobs, half_way, prompt, run_all, to_the_end
-from test_engine_updates import check_in_flight, check_recompute
-from vllm_samples import check_two_hundred_updates, open_vllm, vllm_model
 
 from producers.engines.base import Update
 from producers.engines.vllm_engine import chunks
 from streams.errors import EngineRefused
 from streams.records import Sampling
-from tests.engine.old_cache import over_old_cache
+from testbed.update_reference import over_old_cache
+from tests.engines.torch.test_engine_updates import check_in_flight, check_recompute
+from tests.support.engine_samples import (
+    V1,
+    V2,
+    ask,
+    chosen_logprobs,
+    half_way,
+    prompt,
+    run_all,
+    to_the_end,
+)
+from tests.vllm.vllm_samples import check_two_hundred_updates, open_vllm, vllm_model
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -18,6 +17,7 @@ from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
 from streams.records import Sampling, Version
+from tests.support.engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
 
 WIDE = SIZES | {"hidden_size": 128}  # 4 heads of 32
 FAMILIES = {

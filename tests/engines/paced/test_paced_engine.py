@@ -3,15 +3,15 @@
 import itertools
 
 import pytest
-from engine_samples import V1, V2, Gained, ask, gather, prompt, resumed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paced_samples import ROOFLINE, VOCABULARY, WEIGHTS, HandPace, open_paced, run_all
 
 from producers.engines.base import Update
 from producers.engines.paced.engine import BEHIND_S
 from streams.errors import EngineRefused
 from streams.records import Sampling
+from tests.support.engine_samples import V1, V2, Gained, ask, gather, prompt, resumed
+from tests.support.paced_samples import ROOFLINE, VOCABULARY, WEIGHTS, HandPace, open_paced, run_all
 
 ENDLESS = Sampling(tokens_max=60)
 DRAWN = Sampling(tokens_max=80, stop=(2, 3))

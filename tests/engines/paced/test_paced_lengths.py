@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_samples import prompt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from producers.engines.connect import lengths_from
 from producers.engines.paced.lengths import Lengths, LogNormal, Mixture, read_trace
 from producers.engines.paced.settings import LengthPartSettings, LengthSettings
 from streams.errors import ConfigurationError
+from tests.support.engine_samples import prompt
 
 LONGTAIL = Lengths(LogNormal(1_600, 16_000), 0.7)
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_samples import SIZES, open_torch, tiny_model
 from transformers import Qwen3Config
 
 from producers.engines.profiles import Profile, model_key, profile_path, read_profile, write_profile
@@ -13,8 +12,9 @@ from rollstream.config import load
 from rollstream.main import main
 from rollstream.profiling import profile_of
 from streams.errors import ConfigurationError
+from testbed.repository import ROOT
+from tests.support.engine_samples import SIZES, open_torch, tiny_model
 
-ROOT = Path(__file__).parents[2]
 SMALL = ["rollouts.slots=4", "rollouts.context_max=64", "sampling.tokens_max=32"]
 
 

@@ -1,7 +1,5 @@
 """What can be said of a paced run, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from producers.engines.connect import open_paced, roofline_from
@@ -9,8 +7,9 @@ from producers.engines.paced.lengths import LogNormal
 from producers.engines.paced.settings import PacedSettings
 from rollstream.config import Configuration, fingerprint, load
 from streams.errors import ConfigurationError
+from testbed.repository import EXAMPLES
 
-LONGTAIL = Path(__file__).parents[2] / "examples" / "longtail.toml"
+LONGTAIL = EXAMPLES / "longtail.toml"
 
 
 def longtail(*overrides: str) -> Configuration:
@@ -60,10 +59,9 @@ def test_the_machine_may_change_within_a_run_but_not_what_is_generated() -> None
 
 def test_an_engine_is_what_its_settings_describe() -> None:
     settings = PacedSettings(kv_tokens=5000, time_scale=1000.0)
-    from engine_samples import V1, ask, prompt
-    from paced_samples import WEIGHTS, run_all
-
     from streams.records import Sampling
+    from tests.support.engine_samples import V1, ask, prompt
+    from tests.support.paced_samples import WEIGHTS, run_all
 
     engine = open_paced(settings, 40, WEIGHTS, V1, slots=8, context_max=4096)
     assert engine.stats().kv_capacity == 5000

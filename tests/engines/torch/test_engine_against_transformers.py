@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from engine_samples import (
+
+from streams.records import Sampling
+from tests.support.engine_samples import (
     FAMILIES,
     ask,
     chosen_logprobs,
@@ -13,8 +15,6 @@ from engine_samples import (
     run_all,
     tiny_model,
 )
-
-from streams.records import Sampling
 
 LENGTHS = [3, 9, 1, 5, 7, 2, 12, 4, 1]
 

@@ -8,20 +8,8 @@ A matrix product over several tokens rounds otherwise than over one, so nothing 
 import numpy as np
 import pytest
 import torch
-from engine_samples import (
-    V1,
-    Gained,
-    ask,
-    chosen_logprobs,
-    gather,
-    plain_logprobs,
-    prompt,
-    run_all,
-    tiny_model,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_schedules import MODELS, check_schedule
 from transformers import PreTrainedModel
 
 from producers.engines.base import Request, Update
@@ -33,6 +21,18 @@ from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.drafted import joined, right_of
 from streams.records import Drafts, Sampling, Version
+from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
+from tests.support.engine_samples import (
+    V1,
+    Gained,
+    ask,
+    chosen_logprobs,
+    gather,
+    plain_logprobs,
+    prompt,
+    run_all,
+    tiny_model,
+)
 
 
 def drafting(

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
 
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine, attention
 from producers.engines.torch_engine.cache import KVCache, KVShape
 from producers.engines.torch_engine.order import Segment
 from streams.records import Sampling
+from tests.support.engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
 
 
 def test_attention_of_other_devices_gives_the_same() -> None:

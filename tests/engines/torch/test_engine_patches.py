@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from engine_samples import FAMILIES, SIZES, V1, V2, ask, open_torch, prompt, run_all, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -27,6 +26,17 @@ from storage.tensors import untie
 from storage.versions.held import Patch
 from streams.errors import EngineRefused
 from streams.records import Sampling, Version
+from tests.support.engine_samples import (
+    FAMILIES,
+    SIZES,
+    V1,
+    V2,
+    ask,
+    open_torch,
+    prompt,
+    run_all,
+    tiny_model,
+)
 
 V3 = Version(3, 1)
 MORE = {

@@ -1,7 +1,6 @@
 """What cannot be served is refused by name, never later."""
 
 import pytest
-from engine_samples import SIZES, V1, ask, prompt, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -21,6 +20,7 @@ from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import ConfigurationError, EngineRefused
 from streams.records import Sampling
+from tests.support.engine_samples import SIZES, V1, ask, prompt, tiny_model
 
 SMALL = {"vocab_size": 19, "hidden_size": 32, "num_hidden_layers": 1}
 REFUSED = [

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from engine_samples import Gained, ask, gather, open_torch, prompt, resumed, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,15 @@ from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.torch_engine import TorchEngine
 from producers.engines.torch_engine.sampling import draw, plan_sampling
 from streams.records import Sampling, Tokens, Version
+from tests.support.engine_samples import (
+    Gained,
+    ask,
+    gather,
+    open_torch,
+    prompt,
+    resumed,
+    tiny_model,
+)
 
 MODELS = {number: tiny_model("qwen3", number) for number in (1, 2)}
 SAMPLING = Sampling(temperature=0.9, tokens_max=80, stop=(2,))

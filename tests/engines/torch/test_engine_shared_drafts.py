@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_samples import run_all, tiny_model
-from test_engine_drafts import asked, assert_same, drafting
 
 from producers.engines.drafts import History, prompt_key
 from producers.engines.drafts.merged import WithRunning
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.switch import Switch
 from streams.records import Sampling
+from tests.engines.torch.test_engine_drafts import asked, assert_same, drafting
+from tests.support.engine_samples import run_all, tiny_model
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from engine_samples import (
+
+from producers.engines.base import Update
+from streams.records import Sampling
+from tests.support.engine_samples import (
     ask,
     chosen_logprobs,
     open_torch,
@@ -12,9 +15,6 @@ from engine_samples import (
     tiny_model,
     to_first_stop,
 )
-
-from producers.engines.base import Update
-from streams.records import Sampling
 
 TURNS = Sampling(tokens_max=60, stop=(3, 5, 11))
 

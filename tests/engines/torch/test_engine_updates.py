@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from engine_samples import (
+from transformers import PreTrainedModel
+
+from producers.engines.base import Engine, Update
+from producers.engines.options import EngineOptions
+from producers.engines.torch_engine import TorchEngine
+from streams.errors import EngineRefused
+from streams.records import Sampling
+from testbed.update_reference import over_old_cache
+from tests.support.engine_samples import (
     V1,
     V2,
     ask,
@@ -14,14 +22,6 @@ from engine_samples import (
     tiny_model,
     to_the_end,
 )
-from transformers import PreTrainedModel
-
-from producers.engines.base import Engine, Update
-from producers.engines.options import EngineOptions
-from producers.engines.torch_engine import TorchEngine
-from streams.errors import EngineRefused
-from streams.records import Sampling
-from tests.engine.old_cache import over_old_cache
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from engine_samples import ask, open_torch, plain_logprobs, prompt, run_all, tiny_model
 
 from producers.engines.torch_engine.sampling import (
     draw,
@@ -12,6 +11,14 @@ from producers.engines.torch_engine.sampling import (
     processed_logprobs,
 )
 from streams.records import Sampling
+from tests.support.engine_samples import (
+    ask,
+    open_torch,
+    plain_logprobs,
+    prompt,
+    run_all,
+    tiny_model,
+)
 
 CPU = torch.device("cpu")
 

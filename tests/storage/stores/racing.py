@@ -1,17 +1,16 @@
-"""Rivals for the same objects, as threads or as processes: `python -m tests.storage.racing URL
-NUMBER KEYS TURNS` says that it is ready, waits for a line, races, and prints the keys it won.
+"""Rivals for the same objects, as threads or as processes: `python -m
+tests.storage.stores.racing URL NUMBER KEYS TURNS` prints that it is ready, waits for a line, races,
+and prints the keys it won.
 """
 
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.errors import ObjectExists, SwapLost
-
-ROOT = Path(__file__).parents[2]
+from testbed.repository import ROOT
 
 
 def won_keys(store: ObjectStore, number: int, keys: int) -> list[int]:
@@ -64,7 +63,13 @@ def check_races_of_processes(url: str, count: int, keys: int, turns: int) -> Non
 
 
 def _racer(url: str, number: int, keys: int, turns: int) -> "subprocess.Popen[str]":
-    line = [sys.executable, "-m", "tests.storage.racing", url, *map(str, (number, keys, turns))]
+    line = [
+        sys.executable,
+        "-m",
+        "tests.storage.stores.racing",
+        url,
+        *map(str, (number, keys, turns)),
+    ]
     return subprocess.Popen(
         line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

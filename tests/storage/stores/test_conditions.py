@@ -6,7 +6,6 @@ import threading
 import uuid
 
 import pytest
-from storage_samples import in_threads
 
 from rollstream.config import Configuration
 from rollstream.role_place import RoleLaunch
@@ -14,7 +13,8 @@ from rollstream.roles import run_role
 from storage.conditions import check_conditions
 from storage.connect import open_store
 from streams.errors import ConfigurationError
-from tests.servers import forgetful_s3
+from testbed.servers import forgetful_s3
+from tests.storage.storage_samples import in_threads
 
 
 def check(store) -> None:

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from racing import check_races_of_processes
 
 from storage.file_store import LEFTOVER_AGE_S, FileStore
 from streams.errors import ObjectMissing, StoreError
+from tests.storage.stores.racing import check_races_of_processes
 
 START = "import sys, os; from storage.file_store import FileStore; store = FileStore(sys.argv[1])\n"
 

@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from s3_operations import KEY, LARGE, OPERATIONS, READS, SMALL, content
 
 from storage.connect import open_store
 from storage.s3.place import parse_place
@@ -18,8 +17,9 @@ from streams.errors import (
     StoreTimeout,
     SwapLost,
 )
-from tests.servers import versity
-from tests.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from testbed.servers import versity
+from testbed.servers.fault_proxy import FOREVER, Fault, FaultProxy
+from tests.storage.stores.s3_operations import KEY, LARGE, OPERATIONS, READS, SMALL, content
 
 PASSING = [
     Fault("status", 500, count=2),

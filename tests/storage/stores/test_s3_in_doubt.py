@@ -3,13 +3,13 @@ server; and a read that crosses a swap.
 """
 
 import pytest
-from s3_operations import KEY, LARGE, SMALL, content
-from storage_samples import in_threads
 
 from storage.connect import open_store
 from storage.s3.place import parse_place
 from streams.errors import ObjectExists, SwapLost
-from tests.servers.fault_proxy import Fault, FaultProxy
+from testbed.servers.fault_proxy import Fault, FaultProxy
+from tests.storage.storage_samples import in_threads
+from tests.storage.stores.s3_operations import KEY, LARGE, SMALL, content
 
 
 @pytest.fixture

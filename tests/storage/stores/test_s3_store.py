@@ -9,15 +9,15 @@ import sys
 
 import boto3
 import pytest
-from racing import check_races_of_processes
-from s3_operations import LARGE, content
-from storage_samples import in_threads
 
 from storage.connect import open_store
 from storage.keys import KeyRefused
 from storage.s3.place import parse_place
 from streams.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
-from tests.servers import moto_s3, versity
+from testbed.servers import moto_s3, versity
+from tests.storage.storage_samples import in_threads
+from tests.storage.stores.racing import check_races_of_processes
+from tests.storage.stores.s3_operations import LARGE, content
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """Conformance of every object store with `storage/objects.py`."""
 
 import pytest
-from racing import check_won, count_up, won_keys
-from storage_samples import in_threads
 
 from storage.connect import open_store
 from storage.keys import KeyRefused
 from streams.errors import ConfigurationError, ObjectExists, ObjectMissing, SwapLost
+from tests.storage.storage_samples import in_threads
+from tests.storage.stores.racing import check_won, count_up, won_keys
 
 
 def test_put_then_get_returns_the_bytes_and_replaces_them(store):

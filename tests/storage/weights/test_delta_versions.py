@@ -3,8 +3,6 @@
 import pytest
 import torch
 from safetensors.torch import load as load_safetensors
-from storage_samples import TINY
-from version_samples import FILES, History, assert_same, changed, first_tensors
 
 from storage.manifest import manifest_key, version_folder
 from storage.memory_store import MemoryStore
@@ -14,6 +12,14 @@ from storage.versions.held import HeldWeights
 from storage.versions.publish import publish
 from streams.errors import CorruptObject, ObjectMissing, StoreError
 from streams.records import Version
+from tests.storage.storage_samples import TINY
+from tests.storage.weights.version_samples import (
+    FILES,
+    History,
+    assert_same,
+    changed,
+    first_tensors,
+)
 
 
 class CountingStore(MemoryStore):

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_delta_versions import CountingStore, flip
-from version_samples import History, changed
 
 from storage.manifest import manifest_key
 from storage.versions.rows import fetch_rows
 from streams.errors import CorruptObject, ObjectMissing
+from tests.storage.weights.test_delta_versions import CountingStore, flip
+from tests.storage.weights.version_samples import History, changed
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from store_faults import FaultyStore, Killed
 
 from storage.manifest import manifest_key
 from storage.memory_store import MemoryStore
@@ -15,6 +14,7 @@ from storage.versions.publish import publish
 from storage.versions.retention import plan_retention, retain, stored_versions
 from streams.errors import Fenced, SwapLost
 from streams.records import Version
+from tests.storage.store_faults import FaultyStore, Killed
 
 
 def tensors_of(version):

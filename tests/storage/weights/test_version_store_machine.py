@@ -12,8 +12,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from store_faults import FaultyStore, Killed
-from version_samples import FILES, assert_same, changed, first_tensors
 
 from consumers.trainer.versions import VersionWriter
 from storage.file_store import FileStore
@@ -28,6 +26,8 @@ from streams.memory_bus import MemoryBus
 from streams.records import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
+from tests.storage.store_faults import FaultyStore, Killed
+from tests.storage.weights.version_samples import FILES, assert_same, changed, first_tensors
 
 SETTINGS = WeightsSettings(versions_max=6, anchor_every=3, shard_bytes=300)
 READERS = 2

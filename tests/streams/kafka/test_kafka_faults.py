@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-from forked_child import check_that_a_forked_child_is_refused
-from test_sqlite_processes import start
 
 from streams.bus import Bus, Entry
 from streams.connect import open_bus
@@ -21,8 +19,10 @@ from streams.reader import TopicReader, from_begin
 from streams.records import GroupClosed
 from streams.topics import Topic, catalogue
 from streams.writer import FencedWriter
-from tests.servers.kafka_broker import KafkaBroker, new_url
-from tests.waiting import WAIT_S, wait_for
+from testbed.servers.kafka_broker import KafkaBroker, new_url
+from testbed.waiting import WAIT_S, wait_for
+from tests.streams.forked_child import check_that_a_forked_child_is_refused
+from tests.streams.sqlite.test_sqlite_processes import start
 
 APPEND = """
 import sys

@@ -15,8 +15,8 @@ from streams.errors import PositionLost
 from streams.forwarding import Forwarding
 from streams.records import Annotation
 from streams.topics import Topic
-from tests.servers import kafka_broker
-from tests.waiting import WAIT_S
+from testbed.servers import kafka_broker
+from testbed.waiting import WAIT_S
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from sample_records import trajectory
 
 from streams.bus import Bus, Entry
 from streams.codec import decode, encode
 from streams.connect import open_bus
 from streams.records import Trajectory
 from streams.topics import Topic
-from tests.servers import use
-from tests.servers.kafka_broker import SHORT_LIVED, jars, new_url, server
-from tests.waiting import WAIT_S
+from testbed.sample_records import trajectory
+from testbed.servers import use
+from testbed.servers.kafka_broker import SHORT_LIVED, jars, new_url, server
+from testbed.waiting import WAIT_S
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from streams.kafka.address import Secrets, parse
 from streams.kafka_bus import KafkaBus
 from streams.records import Position
 from streams.topics import Topic
-from tests.servers.kafka_broker import new_url
+from testbed.servers.kafka_broker import new_url
 
 EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)]
 WAIT_S = 30.0

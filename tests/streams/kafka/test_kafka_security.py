@@ -16,7 +16,7 @@ from streams.errors import BusError
 from streams.kafka.address import parse, secrets_of
 from streams.kafka_bus import KafkaBus
 from streams.topics import Topic
-from tests.servers.kafka_broker import KafkaBroker
+from testbed.servers.kafka_broker import KafkaBroker
 
 PASSWORD = "hunter2-5d1c"
 MODULES = "org.apache.kafka.common.security"

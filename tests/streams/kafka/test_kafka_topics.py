@@ -15,8 +15,8 @@ from streams.errors import BusError, PositionLost, RecordTooLarge
 from streams.kafka.topic_settings import BrokerTopic, single_copies
 from streams.records import Position
 from streams.topics import Topic, catalogue, partition_of
-from tests.servers.kafka_broker import new_url, server
-from tests.waiting import WAIT_S
+from testbed.servers.kafka_broker import new_url, server
+from testbed.waiting import WAIT_S
 
 EAGER = {  # compaction within a second
     "segment.ms": "100",

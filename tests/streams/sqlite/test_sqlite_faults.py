@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from test_sqlite_processes import start
 
 from streams.bus import Entry
 from streams.connect import open_bus
@@ -12,7 +11,8 @@ from streams.memory_bus import MemoryBus
 from streams.sqlite.mounts import network_type
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
-from tests.waiting import WAIT_S
+from testbed.waiting import WAIT_S
+from tests.streams.sqlite.test_sqlite_processes import start
 
 MOUNTS = r"""
 /dev/vda / ext4 rw 0 0

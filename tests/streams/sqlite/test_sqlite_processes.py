@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from forked_child import check_that_a_forked_child_is_refused
 
 from streams.bus import Entry
 from streams.errors import BusError
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
-from tests.waiting import WAIT_S
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
+from tests.streams.forked_child import check_that_a_forked_child_is_refused
 
-ROOT = Path(__file__).parents[2]
 APPEND = """
 import sys
 from pathlib import Path

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-from hand_fed import HandFed, completion
 
 from consumers.archive.service import Archive
 from consumers.settings import ArchiveSettings
@@ -20,6 +19,7 @@ from streams.admissible import KINDS, Believed, TrainingBounds, believed_terms, 
 from streams.records import GroupClosed, Span, StepDone, Take, Version
 from streams.topics import partition_of
 from streams.writer import publish
+from testbed.stepped.hand_fed_trainer import HandFed, completion
 
 BOUNDS = TrainingBounds(vocabulary=32, context_max=8)
 V0, V1 = Version(0, 1), Version(1, 1)

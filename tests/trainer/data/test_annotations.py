@@ -5,7 +5,6 @@ import logging
 import msgspec
 import numpy as np
 import pytest
-from test_intake_of_foreign_records import RECORD
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.annotated import Scored, names_needed, scored
@@ -18,6 +17,7 @@ from streams.reader import from_begin
 from streams.records import Address, Admitted, Annotation, Trajectory
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
+from tests.trainer.data.test_intake_of_foreign_records import RECORD
 
 MEMBERS = ("0.0", "0.1", "0.2")
 SETTINGS = TrainerSettings(annotations=("checked",), reward_terms={"reward": 1.0, "quality": 0.5})

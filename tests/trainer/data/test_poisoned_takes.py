@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-from hand_fed import HandFed, Killed
 
 from consumers.dispatch.state import DispatchState
 from consumers.replay.recorded import read_recorded
@@ -19,6 +18,7 @@ from streams.records import (
     TakeFailed,
     TakeRetried,
 )
+from testbed.stepped.hand_fed_trainer import HandFed, Killed
 
 BAD = frozenset({"0.1"})
 

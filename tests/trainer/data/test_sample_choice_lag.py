@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_reference import sample
 
 from consumers.trainer.advantages import advantages
 from consumers.trainer.choice import Candidate, freshest, load_choice, oldest
@@ -17,6 +16,7 @@ from consumers.trainer.sample import sample_of
 from consumers.trainer.sums import Sums
 from streams.errors import ConfigurationError, DecodeError
 from streams.records import Span, Trajectory, Version
+from tests.trainer.learning_reference import sample
 
 
 def record(**changed) -> Trajectory:

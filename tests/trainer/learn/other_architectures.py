@@ -4,7 +4,8 @@ forward trains.
 
 import torch
 import transformers
-from learning_reference import SHAPE, VOCABULARY
+
+from tests.trainer.learning_reference import SHAPE, VOCABULARY
 
 _SMALL = {k: v for k, v in SHAPE.items() if k != "head_dim"}
 _HEADS = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}

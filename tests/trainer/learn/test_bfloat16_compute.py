@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from learning_reference import build, sample, settings
-from other_architectures import build_other
-from test_learner_updates import stream, train
 
 from consumers.trainer.layout import rows_of
 from consumers.trainer.learner import Learner
 from consumers.trainer.masters import Masters
 from consumers.trainer.policy_forward import policy_of
+from tests.trainer.learn.other_architectures import build_other
+from tests.trainer.learn.test_learner_updates import stream, train
+from tests.trainer.learning_reference import build, sample, settings
 
 BF16 = {"compute": "bfloat16"}
 

@@ -9,16 +9,6 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_reference import (
-    SHAPE,
-    VOCABULARY,
-    largest_difference,
-    reference_gradients,
-    reference_logprobs,
-    reference_loss,
-    settings,
-)
-from other_architectures import OTHERS, PACKED, PADDED, build_other
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consumers.trainer import scoring
@@ -28,6 +18,16 @@ from consumers.trainer.learner import Learner
 from consumers.trainer.packing_probe import can_pack, check_trainable
 from consumers.trainer.policy_forward import forward_scores, policy_of
 from streams.errors import ConfigurationError
+from tests.trainer.learn.other_architectures import OTHERS, PACKED, PADDED, build_other
+from tests.trainer.learning_reference import (
+    SHAPE,
+    VOCABULARY,
+    largest_difference,
+    reference_gradients,
+    reference_logprobs,
+    reference_loss,
+    settings,
+)
 
 
 def one_by_one(model, samples):

@@ -8,9 +8,6 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
-from learning_reference import VOCABULARY, build, settings
-from other_architectures import build_other
-from test_learner_updates import stream, train
 
 from consumers.trainer.learner import Learner
 from rollstream.config import load
@@ -19,6 +16,9 @@ from rollstream.run_task import order_of
 from rollstream.train_role import small_files
 from storage.model import load_model
 from streams.errors import ConfigurationError
+from tests.trainer.learn.other_architectures import build_other
+from tests.trainer.learn.test_learner_updates import stream, train
+from tests.trainer.learning_reference import VOCABULARY, build, settings
 
 
 def saved(folder, model, dtype=torch.float32, shard="1GB"):

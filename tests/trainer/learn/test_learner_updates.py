@@ -7,12 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from learning_reference import build, largest_difference, reference_loss, sample, settings
 
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.learner import Learner
 from consumers.trainer.optimiser import learning_rate
 from streams.errors import ConfigurationError
+from tests.trainer.learning_reference import (
+    build,
+    largest_difference,
+    reference_loss,
+    sample,
+    settings,
+)
 
 
 def stream(updates: int, micro_batches: int = 4, seed: int = 0):

@@ -8,7 +8,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from learning_reference import (
+
+from consumers.trainer import scoring
+from consumers.trainer.layout import judged_of, rows_of
+from consumers.trainer.learner import Learner
+from consumers.trainer.loss import surrogate
+from consumers.trainer.packed_decoder import has_packed_form
+from consumers.trainer.policy_forward import forward_scores, policy_of
+from consumers.trainer.sample import Sample
+from tests.trainer.learning_reference import (
     ARCHITECTURES,
     build,
     largest_difference,
@@ -18,14 +26,6 @@ from learning_reference import (
     sample,
     settings,
 )
-
-from consumers.trainer import scoring
-from consumers.trainer.layout import judged_of, rows_of
-from consumers.trainer.learner import Learner
-from consumers.trainer.loss import surrogate
-from consumers.trainer.packed_decoder import has_packed_form
-from consumers.trainer.policy_forward import forward_scores, policy_of
-from consumers.trainer.sample import Sample
 
 VARIANTS = list(product(["truncated_is", "ppo_clip"], ["token", "sequence"], ["token", "sequence"]))
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from learning_reference import SHAPE, reference_logprobs, settings
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from consumers.trainer.learner import Learner
@@ -19,6 +18,7 @@ from rollstream.live.plan import plan_of
 from rollstream.live.snapshot import snapshot
 from rollstream.warnings.all import concerns_of
 from streams.records import GENERATED, PROMPT, Sampling, Span, StepDone, Trajectory, Version
+from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings
 
 V0 = Version(0, 1)
 FLOAT32 = {"weights": {"dtype": "float32"}, "rollouts": {"engine": "torch"}}

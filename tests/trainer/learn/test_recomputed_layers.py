@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from learning_reference import build, settings
-from other_architectures import OTHERS, build_other
-from test_learner_updates import stream, train
 from torch.autograd.graph import saved_tensors_hooks
 
 from consumers.trainer.layout import rows_of
@@ -12,6 +9,9 @@ from consumers.trainer.learner import Learner
 from consumers.trainer.policy_forward import forward_scores, policy_of
 from consumers.trainer.recompute import recompute_layers
 from streams.errors import ConfigurationError
+from tests.trainer.learn.other_architectures import OTHERS, build_other
+from tests.trainer.learn.test_learner_updates import stream, train
+from tests.trainer.learning_reference import build, settings
 
 
 def gradients(model, samples):

@@ -4,14 +4,14 @@ from dataclasses import fields
 
 import pytest
 import torch
-from learning_reference import build, settings
 from pydantic import ValidationError
-from test_learner_updates import stream, train
 
 from consumers.trainer.device import device_of
 from consumers.trainer.layout import judged_of, placed, rows_of
 from consumers.trainer.learner import Learner
 from streams.errors import ConfigurationError
+from tests.trainer.learn.test_learner_updates import stream, train
+from tests.trainer.learning_reference import build, settings
 
 
 def test_a_device_that_is_not_there_is_refused():

@@ -1,5 +1,6 @@
-"""One rank of a sharded learner, as a process of its own: `sharded_process.py FOLDER JOB…`, with
-`torchrun`'s variables in the environment. Rank 0 does the jobs, the others follow it.
+"""One rank of a sharded learner, as a process of its own: `python -m
+tests.trainer.sharded.sharded_process FOLDER JOB…`, with `torchrun`'s variables in the
+environment. Rank 0 does the jobs, the others follow it.
 
 Jobs: `train:A-B` updates A to B of `stream`; `publish:N` version N, a delta where N − 1 was
 published; `keep:N` a checkpoint; `resume:N` from a checkpoint; `idle:S` waits for S seconds;
@@ -17,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from learning_reference import build, sample, settings
 
 from consumers.trainer.learning import open_learner
 from consumers.trainer.sample import Sample
@@ -34,6 +34,7 @@ from storage.spread import Tensors
 from storage.versions.publish import publish
 from streams.errors import RollstreamError
 from streams.records import Version
+from tests.trainer.learning_reference import build, sample, settings
 
 COUNTS = (1, 2, 3, 5, 0, 4, 2, 7)
 """Micro-batches of each update: fewer than ranks, as many, more, and none that trains anything."""

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import WAIT_S
-
-SCRIPT = Path(__file__).with_name("sharded_process.py")
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S
 
 
 @contextmanager
@@ -23,14 +22,14 @@ def ranks(
     folder.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
     port = str(_free_port())
-    line = [sys.executable, str(SCRIPT), str(folder), str(timeout_s), json.dumps(changed), *jobs]
-    root = str(SCRIPT.parent.parent.parent)
+    line = [sys.executable, "-m", "tests.trainer.sharded.sharded_process", str(folder)]
+    line += [str(timeout_s), json.dumps(changed), *jobs]
     try:
         for rank in range(size):
             environment = {
                 **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1", "PYTHONPATH": root,
+                "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
             }  # fmt: skip
             with (folder / f"rank-{rank}.log").open("wb") as log:
                 started.append(subprocess.Popen(line, env=environment, stdout=log, stderr=log))

@@ -12,8 +12,8 @@ import pytest
 
 from storage.metrics import read_metrics
 from streams.records import StepDone
-from tests.chaos.counted import counted
-from tests.run_process import (
+from testbed.kills.final_counts import counted
+from testbed.run_process import (
     STEPS,
     assert_the_log_adds_up,
     read,
@@ -22,11 +22,11 @@ from tests.run_process import (
     started,
     steps_done,
 )
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
 
 MORE = [
     "trainer.processes=2", "trainer.ranks_timeout_s=60", "trainer.lease_s=2",
-    "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
+    "task.name=tests.support.uneven_task:Uneven",  # every step has a gradient
 ]  # fmt: skip
 
 

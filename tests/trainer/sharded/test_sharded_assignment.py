@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_reference import sample
 
 from consumers.trainer.sharded.assignment import owners, rounds, rows_per_rank, slice_of
 from consumers.trainer.sharded.messages import Begin, Round, Told, decode, encode, wire
+from tests.trainer.learning_reference import sample
 
 RANKS = st.integers(1, 9)
 

@@ -6,9 +6,9 @@ import os
 import signal
 
 import pytest
-from sharded_ranks import ranks, said
 
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
+from tests.trainer.sharded.sharded_ranks import ranks, said
 
 pytestmark = pytest.mark.slow
 

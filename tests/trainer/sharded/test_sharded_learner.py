@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from learning_reference import build, largest_difference
-from sharded_process import COUNTS, MODEL, rules, stream
-from sharded_ranks import found, ranks, run_ranks, said
 
 from consumers.trainer.learner import Learner
 from storage.checkpoints import CheckpointId, read_checkpoint
@@ -18,7 +15,10 @@ from storage.manifest import read_manifest
 from storage.versions.held import HeldWeights
 from storage.versions.verification import verify
 from streams.records import Version
-from tests.waiting import WAIT_S, wait_for
+from testbed.waiting import WAIT_S, wait_for
+from tests.trainer.learning_reference import build, largest_difference
+from tests.trainer.sharded.sharded_process import COUNTS, MODEL, rules, stream
+from tests.trainer.sharded.sharded_ranks import found, ranks, run_ranks, said
 
 LAST = len(COUNTS) - 1
 JOBS = ["train:0-3", "publish:0", "keep:4", f"train:4-{LAST}", "publish:1", f"keep:{LAST + 1}"]

@@ -12,20 +12,14 @@ import psutil
 import pytest
 
 from streams.records import GroupClosed, StepDone, Take
-from tests.chaos.by_hand import Hand, RunByHand, by_hand
-from tests.chaos.counted import counted
-from tests.run_process import (
-    GROUPS,
-    STEPS,
-    assert_the_log_adds_up,
-    read,
-    steps_done,
-)
-from tests.waiting import WAIT_S
+from testbed.kills.final_counts import counted
+from testbed.kills.roles_by_hand import Hand, RunByHand, by_hand
+from testbed.run_process import GROUPS, STEPS, assert_the_log_adds_up, read, steps_done
+from testbed.waiting import WAIT_S
 
 MORE = [
     "trainer.lease_s=2", "trainer.ranks_timeout_s=60", "dispatch.lease_s=2",
-    "task.name=tests.replay.uneven_task:Uneven",  # every step has a gradient
+    "task.name=tests.support.uneven_task:Uneven",  # every step has a gradient
 ]  # fmt: skip
 OTHERS = ("archive", "prompts", "dispatch", "rollout-0", "rollout-1")
 

@@ -19,9 +19,9 @@ from rollstream.commands.signals import StopSignals
 from rollstream.rank_names import parent_of_rank
 from rollstream.restarts import EXIT_REFUSED
 from rollstream.train_group import code_of, group_environment, run_group, threads_of_rank
-from tests.waiting import WAIT_S, wait_for
+from testbed.repository import ROOT
+from testbed.waiting import WAIT_S, wait_for
 
-ROOT = Path(__file__).parents[2]
 HEAD = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 SLEEP = "open(f'{sys.argv[1]}/{rank}', 'w').write(str(os.getpid()) + chr(10)); time.sleep(600)"
 

@@ -5,7 +5,6 @@ import tracemalloc
 import numpy as np
 import pytest
 import zstandard
-from delta_samples import optimiser_step, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from storage.delta import apply_tensor, encode_tensor
 from storage.delta.coded import ELEMENTS
 from storage.delta.streams import StreamReader, StreamWriter
 from streams.errors import CorruptObject
+from tests.storage.weights.delta.delta_samples import optimiser_step, pairs
 
 CODINGS = [("sparse", "ulp"), ("sparse", "absolute"), ("dense", ""), ("same", "")]
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from delta_samples import bits_of, optimiser_step, pairs
 from hypothesis import given, settings
 
 from storage.delta import Changes, apply_tensor, encode_tensor, encode_whole, squash
 from storage.delta.coded import ELEMENTS
 from storage.delta.sparse import SEGMENT
 from storage.tensors import DTYPES
+from tests.storage.weights.delta.delta_samples import bits_of, optimiser_step, pairs
 
 
 def applied(coded, base, dtype):

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from delta_samples import optimiser_step
 
 from storage.delta import encode_tensor
+from tests.storage.weights.delta.delta_samples import optimiser_step
 
 COUNT = 1 << 21
 

@@ -1,0 +1,6 @@
+"""Where the repository is that tests and benchmarks run in."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
