@@ -1,7 +1,7 @@
 """Every number that the simulator believes, with where it is from, written before any result.
 
 A constant has a source (a data sheet, a model's published configuration, a paper), or it is assumed
-and then has a range; `benchmarks/simulator/simulator.py` prints what the published ratios become over those
+and then has a range; `benchmarks/simulator/` prints what the published ratios become over those
 ranges. Nothing here was fitted to a published ratio, and nothing may be: whoever changes a value
 says in its `source` what made it known.
 """

@@ -1,6 +1,6 @@
 """What a real run on one machine will reach: N paced rollouts beside a trainer that keeps time.
 
-`benchmarks/simulator/simulator.py` holds such predictions against runs; nothing here is fitted to one.
+`benchmarks/simulator/` holds such predictions against runs; nothing here is fitted to one.
 """
 
 from dataclasses import dataclass, fields, replace

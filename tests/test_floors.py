@@ -56,9 +56,21 @@ def test_a_file_imports_only_from_floors_below_and_from_its_own_package():
     assert wrong == []
 
 
-def test_no_source_imports_tests_benchmarks_or_examples():
-    above = {"tests", "benchmarks", "examples"}
+def test_no_source_imports_tests_testbed_benchmarks_or_examples():
+    above = {"tests", "testbed", "benchmarks", "examples"}
     wrong = [str(path) for path in SOURCES if above & {name for name, _ in imports(path)}]
+    assert wrong == []
+
+
+def test_testbed_imports_no_test_and_no_benchmark_and_benchmarks_no_test():
+    forbidden = {"testbed": {"tests", "benchmarks"}, "benchmarks": {"tests"}}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package, above in forbidden.items()
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for name, _ in imports(path)
+        if name in above
+    ]
     assert wrong == []
 
 

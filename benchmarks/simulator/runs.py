@@ -1,4 +1,6 @@
-"""The simulated runs behind `simulator.py`: set-ups under constants, best splits, and joint draws of the assumed constants."""
+"""The simulated runs behind `simulator.py`: set-ups under constants, best splits, and joint draws
+of the assumed constants.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Runs that the tests of the face look at."""
+"""A finished run that the tests of the monitor read."""
 
 import pytest
 
