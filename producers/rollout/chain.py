@@ -1,10 +1,13 @@
-"""A trajectory's chain of partials, read back by the rollout that resumes it.
+"""Reads a trajectory's chain of partials back, for the rollout that resumes the trajectory.
 
-Each partial names the one that it continues, so the chain of one attempt is its newest partial and
-what that leads to, and partials of other writers that lie between are never mixed in. Anyone can
-append a partial, so nothing in one is trusted: only records between the two addresses that dispatch
-read itself are looked at, each once and in the order of their partition, and a link that leads
-elsewhere, forwards, to nothing, or does not fit ends the chain (invariant 12).
+Each partial holds the address of the partial that it continues. A chain is therefore the newest
+partial of an attempt and all partials that its links reach; partials of other writers between them
+are never mixed in.
+
+Any process can append to `partials`, so a record is not trusted (invariant 12). Only records
+between the two addresses that dispatch itself has read are considered, each once and in partition
+order. A link that leads outside this range, forwards, to nothing or to a record that does not fit
+ends the chain with an error.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,8 +40,9 @@ class Gained:
 
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
-    """A chain: the trajectory's oldest partial (None where the order does not name it) and the
-    newest of the chain. `start` is the length of the prompt, `tokens_max` bounds what can follow.
+    """The chain to read. `newest` is its last partial. `first` is the trajectory's oldest partial,
+    or None if the assignment does not name it. `start` is the length of the prompt; `tokens_max`
+    bounds the generated tokens.
     """
 
     trajectory: str
@@ -50,7 +54,7 @@ class ChainRequest:
 
 @dataclass(slots=True)
 class Links:
-    """Partials of one trajectory by offset, up to that of the newest one wanted."""
+    """Partials of one trajectory by offset, up to offset `upto`. `bytes` is their encoded size."""
 
     upto: int
     by_offset: dict[int, Partial] = field(default_factory=dict[int, Partial])
@@ -58,8 +62,8 @@ class Links:
 
 
 def extend_spans(spans: list[Span], span: Span) -> None:
-    """Put one more span behind; neighbours of one version are one span (invariant 4
-    counts them).
+    """Append one span. A span of the same version that starts where the last one ends extends the
+    last one, because invariant 4 counts spans.
     """
     if spans and spans[-1].version == span.version and spans[-1].end == span.start:
         spans[-1] = Span(spans[-1].start, span.end, span.version)
@@ -68,8 +72,8 @@ def extend_spans(spans: list[Span], span: Span) -> None:
 
 
 def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
-    """All that was gained up to `newest`; a link that does not fit raises `DecodeError` and names
-    it.
+    """Return the content of the chain that ends at `newest`. Raises `DecodeError`, which names the
+    link that does not fit.
     """
     found = read_chains(bus, [ChainRequest(trajectory, newest)])[trajectory]
     if isinstance(found, DecodeError):
@@ -78,8 +82,9 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
 
 
 def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, Gained | DecodeError]:
-    """By trajectory what its chain holds, or what is wrong with it. Each partition is read forward
-    once for all chains in it, so that 64 resumes of one dead rollout cost one pass.
+    """Return, for each trajectory, the content of its chain or the error that makes it unusable.
+    Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
+    pass.
     """
     found: dict[str, Gained | DecodeError] = {}
     for partition in {one.newest.partition for one in wanted}:
@@ -94,8 +99,9 @@ def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, Gained 
 
 
 def _links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mapping[str, Links]:
-    """By trajectory its partials between the addresses of its order. Memory holds those, up to
-    `LINKS_BYTES_MAX` of one trajectory, and of the others one answer.
+    """Collect the partials of each wanted trajectory between the addresses of its request. Memory
+    holds at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other
+    records.
     """
     links = {one.trajectory: Links(one.newest.offset) for one in wanted}
     if not 0 <= partition < bus.partitions(TOPIC):
@@ -110,7 +116,9 @@ def _links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mappin
             at = max(at + 1, bus.begin(TOPIC)[partition])
             continue
         if not messages:
-            raise BusTimeout(f"{TOPIC}/{partition}: nothing came from {at} on, below {stop}")
+            raise BusTimeout(
+                f"{TOPIC}/{partition}: no message from offset {at} on, although the end is {stop}"
+            )
         for message in messages:
             at = message.offset + 1
             if message.value is not None and message.key.decode(errors="replace") in links:
@@ -132,21 +140,21 @@ def _collect(links: Mapping[str, Links], offset: int, value: bytes) -> None:
 
 
 def _first_offset(one: ChainRequest) -> int:
-    """Where the chain can begin; 0 where the order does not say it."""
+    """The lowest offset at which the chain can start; 0 if the request does not name it."""
     is_known = one.first is not None and one.first.partition == one.newest.partition
     return one.first.offset if one.first is not None and is_known else 0
 
 
 def _chain(one: ChainRequest, links: Links) -> list[Partial]:
-    """From the oldest to the newest link, followed backwards in memory; `DecodeError` where it
-    breaks. Offsets fall with each step, so that a cycle ends too.
+    """Return the links from oldest to newest. Raises `DecodeError` where the chain breaks. Offsets
+    must fall with each step backwards, so a cycle ends too.
     """
     chain: list[Partial] = []
     at, above = one.newest, one.newest.offset + 1
     while True:
         link = links.by_offset.get(at.offset) if at.partition == one.newest.partition else None
         if link is None or at.offset >= above:
-            raise DecodeError(f"{TOPIC} {at} is no partial of trajectory {one.trajectory}")
+            raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {one.trajectory}")
         if reason := malformed(link):
             raise DecodeError(f"{TOPIC} {at}: {reason}")
         if chain and link.start + len(link.tokens) != chain[-1].start:
@@ -185,6 +193,7 @@ def _joined_spans(chain: list[Partial]) -> tuple[Span, ...]:
 
 
 def _sources(link: Partial) -> Sources:
-    """A link that says nothing of its tokens' sources generated all of them."""
-    silent = not len(link.sources)
-    return np.full(len(link.tokens), GENERATED, np.uint8) if silent else link.sources
+    """The sources of a link's tokens. An empty array stands for: all tokens are generated."""
+    if len(link.sources):
+        return link.sources
+    return np.full(len(link.tokens), GENERATED, np.uint8)

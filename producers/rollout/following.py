@@ -1,8 +1,8 @@
-"""A topic that is followed for what it says, not for all of it: from some way back, in the archive
-where the log was truncated, and past what is gone.
+"""Reads a topic from a bounded distance before its end, without guarantees of completeness.
 
-Nothing is committed. A record that is read twice or never must not matter to who follows, nor an
-archive that cannot be read: what it holds is passed over.
+The reader starts in the archive where the log is already truncated, and continues in the log. It
+commits nothing. It may deliver a record twice or skip records (truncated ones, an unreadable
+archive); its user must tolerate both.
 """
 
 import logging
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Following:
-    """`back` records of the topic at most lie between where we begin and its end. `earlier` is the
-    log with its archive in front of it, or the log itself.
+    """At most `back` records of the topic lie between the start and the topic's end. `earlier` is
+    the log with its archive in front of it, or the log itself.
     """
 
     bus: Bus
@@ -29,7 +29,7 @@ class Following:
     back: int
     reader: TopicReader = field(init=False)
     _catching_up: dict[int, int] = field(init=False)
-    """Offsets up to which `earlier` is read; what comes after them is in the log."""
+    """Offsets up to which `earlier` is read; later records are read from the log."""
 
     def __post_init__(self) -> None:
         ends, begins = self.bus.end(self.topic), self._begins()
@@ -39,13 +39,13 @@ class Following:
         self._catching_up = ends
 
     def look(self, most: int) -> list[Record]:
-        """At most so many of the next records, as far as they have arrived."""
+        """Return at most `most` of the next records that have arrived."""
         try:
             received = self.reader.follow(records_max=most)
         except (PositionLost, StoreError) as error:
             if isinstance(error, StoreError) and not self._catching_up:
                 raise
-            log.info("%s; drafts go on with what is kept", error)
+            log.info("%s; drafts continue with the records that are left", error)
             self._go_on(from_begin(self.bus, self.topic))
             self.reader.lost += isinstance(error, PositionLost)
             return []
@@ -54,20 +54,21 @@ class Following:
         return [one.record for one in received]
 
     def hurry(self, behind_max: int) -> None:
-        """Pass over what lies so far back that it is worth nothing any more."""
+        """Skip to the end of the topic if more than `behind_max` records are unread."""
         if self.reader.behind() > behind_max:
             self._go_on(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
-        """Of all that can be read."""
+        """Return the first readable offsets; without a readable archive, those of the log."""
         try:
             return self.earlier.begin(self.topic)
         except StoreError as error:
-            log.info("%s; drafts begin with what the log keeps", error)
+            log.info("%s; drafts start with the records that the log keeps", error)
             self.earlier = self.bus
             return self.bus.begin(self.topic)
 
     def _go_on(self, positions: Mapping[int, Position]) -> None:
+        """Continue in the log at `positions`; counters carry over."""
         before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
         self.reader.dead, self.reader.void = before.dead, before.void
         self.reader.lost = before.lost

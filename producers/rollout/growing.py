@@ -1,5 +1,5 @@
-"""One trajectory while it is generated: what it has, what of it was already published, and the
-records it becomes.
+"""One trajectory while it is generated: its tokens, how much of them is published, and the records
+that it becomes.
 
 Keeps invariant 3: every emission extends the spans by exactly its tokens, under the version that
 its engine stamped.
@@ -36,8 +36,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(slots=True)
 class Growing:
-    """A trajectory under one assignment. `flushed` counts tokens that are in published partials (or
-    the prompt).
+    """A trajectory under one assignment. `flushed` counts the tokens that are in published partials
+    or in the prompt.
     """
 
     order: Assignment
@@ -48,7 +48,7 @@ class Growing:
     logprobs: list[Floats] = field(default_factory=list[Floats])
     spans: list[Span] = field(default_factory=list[Span])
     parts: list[tuple[int, Drafts | None]] = field(default_factory=list[tuple[int, Drafts | None]])
-    """Generated tokens and how they were drafted, by emission."""
+    """Per emission: number of generated tokens, and how they were drafted."""
     length: int = 0
     generated: int = 0
     flushed: int = 0
@@ -56,14 +56,17 @@ class Growing:
     flushed_parts: int = 0
     partial: Address | None = None
     flushing: bool = False
-    """Its last partial is on its way: the next one continues that one's address."""
+    """Its last partial is not durable yet. The next partial must wait, because it names that one's
+    address.
+    """
     environment: str = ""
     leaving: bool = False
-    """It was asked for while its turn was judged: it goes elsewhere once that is answered."""
+    """Another rollout shall resume it, as soon as the reward process has answered its ended turn.
+    """
 
     @classmethod
     def begin(cls, order: Assignment, gained: Gained | None, now_s: float) -> "Growing":
-        """From the prompt, or from what the chain of partials holds."""
+        """Start from the prompt, or from the content of its chain of partials."""
         prompt = np.full(len(order.tokens), PROMPT, np.uint8)
         growing = cls(order, now_s, now_s, [order.tokens], [prompt], length=len(order.tokens))
         if gained is not None:
@@ -81,7 +84,9 @@ class Growing:
         return growing
 
     def request(self, hold: bool) -> Request:
-        """What an engine needs to go on."""
+        """The request with which an engine starts or resumes it. `hold`: keep the slot when a turn
+        ends.
+        """
         order, (tokens, sources) = self.order, self.content()
         return Request(
             trajectory=order.trajectory,
@@ -96,11 +101,11 @@ class Growing:
         )
 
     def content(self) -> tuple[Tokens, Sources]:
-        """All tokens so far and where each came from."""
+        """All tokens so far, and the source of each."""
         return np.concatenate(self.tokens), np.concatenate(self.sources)
 
     def extend(self, emission: Emission) -> None:
-        """Tokens that the engine generated, all under one version."""
+        """Append tokens that the engine generated, all under one version."""
         count = len(emission.tokens)
         self.tokens.append(emission.tokens)
         self.sources.append(np.full(count, GENERATED, np.uint8))
@@ -112,19 +117,19 @@ class Growing:
         self.generated += count
 
     def extend_environment(self, tokens: Tokens, state: str) -> None:
-        """Tokens that the environment answered."""
+        """Append tokens that the environment replied, and keep its new state."""
         self.tokens.append(tokens)
         self.sources.append(np.full(len(tokens), ENVIRONMENT, np.uint8))
         self.length += len(tokens)
         self.environment = state
 
     def has_news(self) -> bool:
-        """Whether a partial could be made now."""
+        """Whether a partial can be made now."""
         return self.length > self.flushed and not self.flushing
 
     def take_partial(self, rollout: str, term: int, now_s: float, last: bool = False) -> Partial:
-        """What it gained since its previous partial, with `last` also if that is nothing; `landed`
-        says where it lies.
+        """Return the record of all tokens since the previous partial; with `last` also an empty
+        one. `landed` must be called with its address before the next one.
         """
         assert not self.flushing, "a partial continues the address of the one before"
         first, gained = self.flushed_generated, self.length - self.flushed
@@ -153,7 +158,7 @@ class Growing:
         return record
 
     def landed(self, at: Address) -> None:
-        """The partial taken last is durable."""
+        """Note that the newest partial is durable at this address."""
         self.partial, self.flushing = at, False
 
     def finished(
@@ -198,7 +203,7 @@ class Growing:
 
 
 def _tail(parts: Sequence[NDArray[Scalar]], count: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    """The last items of all parts; earlier ones are not copied, however many there are."""
+    """Concatenate the last `count` items of all parts. Earlier parts are not copied."""
     kept: list[NDArray[Scalar]] = []
     for part in reversed(parts):
         if count <= 0:

@@ -1,12 +1,14 @@
-"""The thread that sends a rollout's `status` records, so that a busy loop is not a silent process.
+"""The thread that sends a rollout's `status` records, so that a rollout with a busy loop does not
+look dead.
 
-It is the only sender of `status` in the process, so no two records are reordered: it publishes what
-the loop hands over and, while the loop hands over nothing (it swaps weights, recomputes a cache,
-waits for the log), repeats the last record with `stalled_s`. `end` publishes the last record of all
-and joins the thread: no repeat can follow a status that says `leaving` with nothing left.
+This thread is the only sender of `status` in the process, so records stay in order. It publishes
+what the loop hands over. While the loop hands over nothing (it swaps weights, recomputes a cache,
+waits for the log), the thread repeats the last record with `stalled_s`. `end` publishes the last
+record and joins the thread, so no repeat can follow a `leaving` status.
 
 A stopped process (SIGSTOP), or native code that never releases the interpreter lock, stops this
-thread too and looks dead. A deadlocked loop does not: its `stalled_s` grows, and dispatch decides.
+thread too, and the rollout looks dead. A deadlocked loop does not stop it: `stalled_s` grows, and
+dispatch decides.
 """
 
 import logging
@@ -21,11 +23,11 @@ from streams.writer import publish_all
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 64  # statuses while the log does not answer; an older one is worth less than a newer
+WAITING_MAX = 64  # queued while the log does not answer; the oldest ones are dropped first
 
 
 class Heartbeat:
-    """Threads may share it; what fails in its thread is raised by the next `send` or `end`."""
+    """Threads may share it. A failure in its thread is raised by the next `send` or `end`."""
 
     def __init__(
         self,
@@ -44,11 +46,11 @@ class Heartbeat:
         self._thread.start()
 
     def turned(self) -> None:
-        """The loop came round."""
+        """Note that the loop has started another iteration."""
         self._repeats.turned_s = self._timer()
 
     def send(self, record: RolloutStatus) -> None:
-        """Publish it soon, after those before it; returns at once."""
+        """Queue the record behind earlier ones; returns at once."""
         with self._changed:
             self._check()
             assert not self._ended, "a status after the last one"
@@ -56,13 +58,13 @@ class Heartbeat:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """All that was sent is durable and nothing follows when this returns."""
+        """Return when every queued record is durable and no further one can follow."""
         self.close()
         self._thread.join()
         self._check()
 
     def close(self) -> None:
-        """End the thread after what was sent; harmless to call twice."""
+        """End the thread after the queued records. Idempotent."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -80,7 +82,7 @@ class Heartbeat:
             self._failed = error
 
     def _next(self) -> list[RolloutStatus]:
-        """What is to be published now, as soon as there is something; [] once all is."""
+        """Wait until records are due and return them; [] after the last one."""
         with self._changed:
             while True:
                 now = self._timer()

@@ -1,9 +1,10 @@
-"""What happens to a turn that ended: the environment answers it, or the whole answer is judged.
+"""Decides how an ended turn continues: the environment replies to it, or the whole answer gets its
+reward.
 
-Both are the task's own code and run in the reward pool; whatever it does there ends as a reply, a
-reward or a death with a reason, one per attempt at a trajectory (invariant 1). An outcome is that
-of the attempt that asked: one of an earlier attempt, given up meanwhile, finds nobody. With late
-rewards nothing is judged here; the answer is published as it is, and a scorer brings its reward.
+Both are the task's own code and run in the reward pool. Every attempt ends there in exactly one
+reply, reward or dead-letter reason (invariant 1). An outcome belongs to the attempt that asked for
+it; the outcome of an attempt that was given up meanwhile is ignored. With late rewards the answer
+is published without a reward, and a scorer adds the reward as an annotation.
 """
 
 import time
@@ -21,13 +22,13 @@ from streams.records import Tokens, Trajectory, Version
 Finish = Literal["stop", "length"]
 
 _ATTEMPT = "#"
-CONTEXT_MAX = 1 << 40  # where nobody says what the engine's is
+CONTEXT_MAX = 1 << 40  # used where the engine's context is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """The environment answered: these tokens are appended, and the trajectory generates on after
-    them.
+    """The environment's reply: `tokens` are appended, and the trajectory continues to generate
+    after them.
     """
 
     trajectory: str
@@ -36,8 +37,8 @@ class Continued:
 
 @dataclass(slots=True)
 class Judging:
-    """Trajectories between a turn's end and what follows from it. With `dialogue` the task has an
-    environment; with `late` rewards come from a scorer.
+    """Trajectories whose turn has ended and whose next state is not decided. `dialogue`: the task
+    has an environment. `late`: rewards come from a scorer.
     """
 
     rewards: RewardPool
@@ -57,14 +58,16 @@ class Judging:
         return len(self._judged) + len(self._asked) + len(self._unjudged)
 
     def has(self, trajectory: str) -> bool:
-        """Its turn is over and nothing is decided yet: a partial now would be resumed
-        past its end.
+        """Whether the trajectory's turn has ended without a decision. A partial published now would
+        be resumed past the turn's end.
         """
         return any(trajectory in by for by in (self._asked, self._judged, self._unjudged))
 
     def ended(self, growing: Growing, finish: Finish) -> None:
-        """A turn ended. Only a `stop` is a turn that an environment answers."""
-        self.forget(growing.order.trajectory)  # an earlier attempt, if there was one
+        """Take over a trajectory whose turn ended. An environment replies to turns that end by
+        `stop` only.
+        """
+        self.forget(growing.order.trajectory)  # of an earlier attempt
         if self.dialogue and finish == "stop":
             self._asked[growing.order.trajectory] = growing
             reference, turns = growing.order.reference, turns_of(*growing.content())
@@ -73,17 +76,21 @@ class Judging:
             self._judge(growing, finish)
 
     def forget(self, trajectory: str) -> None:
-        """It was released, or is ordered anew; a verdict on what was will find nobody."""
+        """Drop the trajectory: it was released or assigned again. A later outcome for it is
+        ignored.
+        """
         for by in (self._judged, self._asked, self._unjudged):
             by.pop(trajectory, None)
 
     def forget_all(self) -> None:
-        """Nobody is here any more to hear a verdict."""
+        """Drop all trajectories; later outcomes are ignored."""
         for by in (self._judged, self._asked, self._unjudged):
             by.clear()
 
     def poll(self) -> list[Trajectory | Continued]:
-        """What was decided since the last call: finished trajectories, and those that go on."""
+        """Return what was decided since the last call: finished trajectories, and turns that
+        continue.
+        """
         decided: list[Trajectory | Continued] = []
         for key, outcome in self.rewards.poll():
             trajectory = key.rpartition(_ATTEMPT)[0]
@@ -99,7 +106,7 @@ class Judging:
         return decided
 
     def died(self, growing: Growing, reason: str) -> Trajectory:
-        """A failure is a completion that says so (invariant 2)."""
+        """The completion that records a failure (invariant 2)."""
         return growing.finished(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
     def _judge(self, growing: Growing, finish: Finish) -> None:
@@ -119,8 +126,8 @@ class Judging:
             growing.environment = outcome.state
             self._judge(growing, "stop")
             return []
-        # Cut where it enters: an engine keeps of a reply what its context holds, so the record
-        # would hold tokens that no engine saw, and a resumed attempt would end otherwise.
+        # Cut the reply here: an engine keeps only the part that fits its context. Otherwise the
+        # record would hold tokens that no engine saw, and a resumed attempt would end differently.
         tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - growing.length]
         growing.extend_environment(tokens, outcome.state)
         if growing.length >= self.context_max:
@@ -129,7 +136,7 @@ class Judging:
         return [Continued(growing.order.trajectory, tokens)]
 
     def _finished(self, growing: Growing, finish: Finish, outcome: Verdict | Reply) -> Trajectory:
-        assert isinstance(outcome, Verdict), "a reply to what was to be judged"
+        assert isinstance(outcome, Verdict), "the reward pool replied instead of giving a reward"
         if outcome.dead:
             return self.died(growing, f"reward: {outcome.reason}")
         scores = dict(outcome.scores)
@@ -139,5 +146,5 @@ class Judging:
 
 
 def _key(growing: Growing) -> str:
-    """What the pool knows an attempt by."""
+    """The name of an attempt in the reward pool."""
     return f"{growing.order.trajectory}{_ATTEMPT}{growing.order.attempt}"

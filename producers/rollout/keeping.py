@@ -1,7 +1,8 @@
-"""A rollout's part in the history of its node: whether it is the one that fills it, and from what.
+"""Fills the draft history of a node from the log, in exactly one rollout of the node at a time.
 
-One rollout of a node remembers what the log says; when it ends, however it ends, the next one that
-looks does. All draft from the same memory (`drafts/node.py`).
+The filling rollout reads finished and running trajectories from the log. When it ends, for whatever
+reason, the next rollout that polls takes over. All rollouts of the node draft from the same shared
+memory (`drafts/node.py`).
 """
 
 import atexit
@@ -18,15 +19,16 @@ from streams.reader import TopicReader
 
 log = logging.getLogger(__name__)
 
-# Until the next look of an engine that drafts nothing: so many times what this one took, at most so
-# many seconds, as the first one opens an archive.
+# While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
+# but at most this many seconds: the first poll opens an archive and takes long.
 REST, REST_S = 50, 1.0
 
 
 @dataclass(slots=True)
 class Keeping:
-    """`earlier` opens the log with its archive in front of it; only who fills the history needs
-    it. A process that ends, by an error too, lets go of the history; only a kill leaves it there.
+    """`earlier` opens the log with its archive in front of it; only the rollout that fills the
+    history calls it. A process that ends, also by an error, releases the history; only a kill
+    leaves it held.
     """
 
     bus: Bus
@@ -37,11 +39,12 @@ class Keeping:
     rests_until: float = 0.0
 
     def __post_init__(self) -> None:
-        atexit.register(self.node.leave)  # an engine that refuses, a higher term, an error
+        atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
 
     def look(self, drafts: bool = True) -> None:
-        """Take in what has arrived, a bounded part of it, or see whether that is ours to do now.
-        While the engine drafts nothing, as where no prompt comes twice, a fiftieth of its time.
+        """Read a bounded number of records into the history, or try to become the process that
+        fills it. While the engine drafts nothing, as where no prompt repeats, this takes at most
+        1/50 of the time.
         """
         began = self.clock()
         if drafts or began >= self.rests_until:
@@ -59,11 +62,12 @@ class Keeping:
         self.remembering.look()
 
     def conclude(self, drafts: DraftStats) -> None:
-        """Say in the log what drafting came to, and let go of the history."""
+        """Log the draft statistics and release the history."""
         records = 0 if self.remembering is None else self.remembering.records
         log.info(
-            "drafts: %d answers remembered, %d of %d drafts found, %d of %d tokens right, "
-            "%.2f tokens per row and pass, %.2f s looking up",
+            "drafts: %d answers in the history, %d of %d lookups found a draft, "
+            "%d of %d draft tokens accepted, "
+            "%.2f tokens per row and pass, %.2f s in lookups",
             records,
             drafts.found,
             drafts.asked,
@@ -76,6 +80,6 @@ class Keeping:
         self.node.leave()
 
     def readers(self) -> list[TopicReader]:
-        """None while another process reads; any thread may ask."""
+        """Empty while another process fills the history. Any thread may call it."""
         remembering = self.remembering
         return [] if remembering is None else remembering.readers()

@@ -1,9 +1,9 @@
-"""The orders of one rollout: read from its partition of `assignments`, kept in order until the
+"""The assignments of one rollout: read from its partition of `assignments` and queued until the
 engine has room.
 
-A rollout obeys only orders of its own name and term: after a restart it takes nothing up again
-without a new attempt from dispatch, because its new term is in no old order. One that was replaced
-while it stood still meets its successor's term here, and exits.
+A rollout follows only assignments of its own name and term. After a restart it resumes nothing
+without a new attempt from dispatch, because no old assignment carries its new term. A rollout that
+was replaced while its process was stopped finds its successor's term here, and exits.
 """
 
 import logging
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class Orders:
-    """Waiting orders, most urgent first, and what was released meanwhile."""
+    """`waiting` holds start and resume assignments, most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:
-        """Reads its partition from what is kept on, although no order of this term lies there yet:
-        only who read the `Opened` records can tell the orders of a zombie dispatch from those of
-        its successor (invariant 7).
+        """Read the partition from its oldest record, although that holds no assignment of this term
+        yet: only a reader that has seen the `Opened` records can void assignments of a fenced
+        dispatcher (invariant 7).
         """
         self._rollout, self._term = rollout, term
         partition = partition_of(rollout.encode(), bus.partitions("assignments"))
@@ -36,8 +36,8 @@ class Orders:
         return [self._reader]
 
     def read(self) -> list[Assignment]:
-        """Queue what came; returns the releases. `Fenced` when a higher term of this name has
-        orders.
+        """Queue new assignments and return the releases. Raises `Fenced` if a higher term of this
+        rollout's name has assignments.
         """
         released: list[Assignment] = []
         for received in self._poll():
@@ -62,8 +62,8 @@ class Orders:
         return released
 
     def take(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
-        """The waiting order for this trajectory, which waits no more; None if there is none of that
-        attempt.
+        """Remove and return the waiting assignment of this trajectory (and attempt); None if there
+        is none.
         """
         for order in self.waiting:
             if order.trajectory == trajectory and attempt in (None, order.attempt):
@@ -72,13 +72,13 @@ class Orders:
         return None
 
     def _poll(self) -> list[Received]:
-        """Orders truncated before they were read are of trajectories that have ended: dispatch
-        keeps those of open ones (invariant 11).
+        """Read on. Assignments that were truncated unread belong to trajectories that have ended:
+        dispatch keeps those of open ones (invariant 11).
         """
         try:
             return self._reader.follow()
         except PositionLost as lost:
-            log.info("orders of ended trajectories were truncated unread: %s", lost)
+            log.info("assignments of ended trajectories were truncated unread: %s", lost)
             self._reader = self._from_begin()
             return self._reader.follow()
 
@@ -88,8 +88,9 @@ class Orders:
 
 
 def _urgency(order: Assignment) -> tuple[bool, int, bool, int]:
-    """Resumes first, because their version drains; then the oldest wave, and in it one probe of
-    each group of unknown length (Seer), then the longest first. What is unknown may be the longest.
+    """Resumes first, because their version drains. Then the oldest wave; in it one probe of each
+    group of unknown length (Seer), then the longest expected answer first. An unknown length counts
+    as the largest.
     """
     is_probe = not order.predicted and order.index == 0
     length = order.predicted or order.sampling.tokens_max

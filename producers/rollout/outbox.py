@@ -1,8 +1,8 @@
-"""What a rollout says goes out beside decoding: over a network an acknowledgement takes longer than
-a look at what the engine made.
+"""Publishes a rollout's records beside decoding: over a network an acknowledgement takes longer
+than one poll of the engine.
 
-Records of one topic stay in order. What waits here dies with the process, as what the engine had
-not emitted yet does: nothing promises a record before its address is known (`then`).
+Records of one topic stay in order. Queued records die with the process, as tokens that the engine
+has not emitted yet do; a caller may rely on a record only after `then` has received its address.
 """
 
 import logging
@@ -17,25 +17,25 @@ from streams.writer import Keyed, publish_all
 
 log = logging.getLogger(__name__)
 
-RECORDS_MAX = 1024  # waiting; whoever has more to say waits too
-GATHER_S = 0.1  # between two rounds: what is said meanwhile goes together
+RECORDS_MAX = 1024  # queued; `send` blocks above this
+GATHER_S = 0.1  # between two rounds: records sent meanwhile share an append
 
 Then = Callable[[list[Address]], None]
 
 
 class Sender(Protocol):
     def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
-        """Publish them in this order; `then` gets their addresses once they are durable."""
+        """Publish the records in this order; `then` gets their addresses once they are durable."""
         ...
 
     def flush(self) -> None:
-        """Everything sent is durable when this returns."""
+        """Return when everything sent is durable."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """A sender for who has the time to wait, and for tests that go step by step."""
+    """Synchronous sender, used by tests."""
 
     bus: Bus
 
@@ -45,7 +45,7 @@ class AtOnce:
             then(addresses)
 
     def flush(self) -> None:
-        """Nothing ever waits."""
+        """Return at once: nothing is queued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Letter:
 
 
 class Outbox:
-    """A sender with a thread of its own; what fails there is raised by the next call."""
+    """A sender with its own thread. A failure in the thread is raised by the next call."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -100,13 +100,13 @@ class Outbox:
                     self._changed.notify_all()
                 self._hurried.wait(GATHER_S)
         except Exception as error:
-            log.exception("what the rollout says cannot be published")
+            log.exception("the rollout's records cannot be published")
             with self._changed:
                 self._failed = error
                 self._changed.notify_all()
 
     def _post(self, letters: Sequence[_Letter]) -> None:
-        """One append for each topic."""
+        """Publish with one append per topic."""
         by_topic: dict[str, list[_Letter]] = {}
         for letter in letters:
             by_topic.setdefault(letter.topic, []).append(letter)

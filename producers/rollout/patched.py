@@ -1,5 +1,7 @@
-"""Two updates in a row as one, so that a version which was brought here ahead of its time and never
-served costs its engine nothing: the next one is still a patch of what is served. Pure.
+"""Merges two consecutive updates into one. Pure.
+
+A version that was fetched ahead of time and never served then costs its engine nothing: the next
+update is still a patch of the served version.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -14,7 +16,9 @@ from storage.versions.held import Patch
 
 
 def following(first: Update, then: Update) -> Update:
-    """`then` from the base of `first`, which was not served; as it is where they do not join."""
+    """Return `then` as an update from the base of `first`, which was never served. Returns `then`
+    unchanged if the two do not join.
+    """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then
     whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
@@ -27,7 +31,7 @@ def following(first: Update, then: Update) -> Update:
 
 
 def _joined(parts: Sequence[Patch], tensors: Mapping[str, torch.Tensor]) -> Patch:
-    """All elements that changed in any of them, with the values that they have now."""
+    """All elements that any of the patches changed, with their present values."""
     if len(parts) == 1:
         return parts[0]
     indices = torch.unique(torch.cat([patch.indices for patch in parts]))

@@ -1,5 +1,5 @@
-"""The heartbeat of a rollout: when a status is due, and the speed, idle time and previous KV that
-it reports; when the last status is repeated because the loop is busy.
+"""When a status record is due, and the speed, idle time and previous KV use that it reports; when
+the last record is repeated because the loop is busy.
 """
 
 from dataclasses import dataclass
@@ -28,23 +28,24 @@ class Pulse:
     """(time, KV used) of the newest reports, oldest first."""
 
     def look(self, health: Health, busy: bool, now_s: float) -> bool:
-        """Whether a status is due; time between two looks at which nothing ran counts as idle."""
+        """Whether a status is due. The time between two calls counts as idle if nothing ran."""
         if self.looked_s and not busy:
             self.idle_s += now_s - self.looked_s
         self.looked_s = now_s
         return health != self.health or now_s - self.said_s >= self.every_s
 
     def said(self, health: Health, tokens: int, now_s: float) -> float:
-        """Note that a status goes out now; returns tokens per second since the previous one."""
+        """Note that a status is sent now; returns tokens per second since the previous one."""
         speed = (tokens - self.tokens) / max(1e-3, now_s - self.said_s) if self.said_s else 0.0
         self.said_s, self.health, self.tokens = now_s, health, tokens
         return speed
 
     def kv_before(self, kv_used: int, now_s: float) -> int:
-        """Note the KV reported now; returns that of the report before, the first one's own.
+        """Note the KV use reported now; returns that of the report before (for the first report,
+        its own).
 
-        A change of health brings reports that follow each other at once: one that is not half a
-        heartbeat old is none to compare with.
+        A change of health sends two reports in quick succession. A report younger than half a
+        heartbeat is not used for comparison.
         """
         earlier = [kv for at_s, kv in self.kv_reports if now_s - at_s >= self.every_s / 2]
         if not self.kv_reports or now_s - self.kv_reports[-1][0] >= self.every_s / 2:
@@ -54,8 +55,9 @@ class Pulse:
 
 @dataclass(slots=True)
 class Repeats:
-    """The last status again, while the loop sends none: due two intervals after the last one, as a
-    loop that turns sends one after each. Pure; times are the caller's monotonic clock.
+    """Repeats the last status while the loop sends none. A repeat is due two intervals after the
+    last status, because a healthy loop sends one after each. Pure; times are the caller's monotonic
+    clock.
     """
 
     every_s: float
@@ -64,6 +66,7 @@ class Repeats:
     sent_s: float = 0.0
 
     def sent(self, record: RolloutStatus, now_s: float) -> None:
+        """Note that the loop's record was published."""
         self.last, self.sent_s = record, now_s
 
     def wait_s(self, now_s: float) -> float | None:
@@ -71,7 +74,9 @@ class Repeats:
         return None if self.last is None else max(0.0, self.sent_s + 2 * self.every_s - now_s)
 
     def repeat(self, now_s: float, time_s: float) -> RolloutStatus:
-        """The last status as of `time_s` (wall clock), with the time that the loop has stood."""
+        """The last status as of `time_s` (wall clock), with the seconds since the loop's last
+        iteration.
+        """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
         return replace(self.last, time_s=time_s, stalled_s=max(0.0, now_s - self.turned_s))

@@ -1,10 +1,10 @@
-"""What is remembered of earlier answers: a consumer of `trajectories` that feeds the history which
-drafts come from; of `annotations`, for rewards that come late; and of what still runs.
+"""Feeds the draft history from the log: finished answers from `trajectories`, late rewards from
+`annotations`, and answers in progress from `partials`.
 
-It begins as far back as the history holds, in the archive where the log was truncated, and follows
-the log a few records at a time between two looks at the engine, so that generation neither waits
-for it nor stops. Nothing is committed and nothing depends on it: a record that is read twice or
-never changes the speed of a rollout, not what it generates.
+Reading starts as far back as the history holds, in the archive where the log is truncated, and then
+follows the log a few records at a time between two polls of the engine. Nothing is committed and
+nothing depends on completeness: a record that is read twice or never changes a rollout's speed,
+never its tokens.
 """
 
 from collections import OrderedDict
@@ -20,10 +20,10 @@ from streams.bus import Bus
 from streams.reader import TopicReader
 from streams.records import PROMPT, Annotation, Record, Trajectory
 
-LOOK_RECORDS = 32  # remembered between two looks at the engine: some milliseconds of work
-SHORTEST = 16  # tokens of a record on average, at least: how many may be worth reading again
-REWARD = "reward"  # the annotation that a task's own reward comes as
-EARLY_MAX = 4096  # rewards that were read before their answers
+LOOK_RECORDS = 32  # per poll: some milliseconds of work between two polls of the engine
+SHORTEST = 16  # assumed mean; bounds how many records are read again at the start
+REWARD = "reward"  # name of the annotation with the task's own reward
+EARLY_MAX = 4096  # kept for answers that are not read yet
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Remembering:
         self._siblings = Siblings(self.bus, self.history.context)
 
     def look(self) -> None:
-        """Take in what has arrived, a bounded part of it."""
+        """Read a bounded number of records into the history."""
         finished = [
             record
             for record in self._trajectories.look(LOOK_RECORDS)
@@ -61,7 +61,7 @@ class Remembering:
         self._hear_rewards(self._annotations.look(LOOK_RECORDS))
 
     def readers(self) -> list[TopicReader]:
-        """Those of all topics; any thread may ask."""
+        """The readers of all topics. Any thread may call it."""
         own = [self._trajectories.reader, self._annotations.reader]
         return [*own, *self._siblings.readers()]
 
@@ -74,7 +74,9 @@ class Remembering:
             if not isinstance(record, Annotation) or record.name != REWARD:
                 continue
             reward = float(record.values[0]) if len(record.values) else None
-            if reward is None or not np.isfinite(reward):  # it says that there will never be one
+            if reward is None or not np.isfinite(
+                reward
+            ):  # the annotation records that there is no reward
                 continue
             if not self.history.judged(record.trajectory, reward):
                 self._early.setdefault(record.trajectory, reward)  # the first one counts
@@ -83,7 +85,7 @@ class Remembering:
 
 
 def answer_of(record: Trajectory, late: float | None = None) -> Answer:
-    """All that came after the prompt, with its reward, or the one that was brought `late`."""
+    """All tokens after the prompt with their reward; `late` is the reward of an annotation."""
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward

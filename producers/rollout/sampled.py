@@ -1,4 +1,6 @@
-"""Which tensors are read back after an update: a bounded sample that comes round to every one."""
+"""Chooses the tensors that are read back after an update: a bounded sample that rotates through all
+of them.
+"""
 
 from collections.abc import Mapping
 
@@ -8,15 +10,17 @@ SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
 
 
 class Rotation:
-    """Goes on where it stopped; names that come and go are met when it comes round."""
+    """Each call continues after the last name of the previous one. The set of names may change
+    between calls.
+    """
 
     def __init__(self, sample_bytes: int = SAMPLE_BYTES) -> None:
         self._bytes = sample_bytes
         self._after = ""
 
     def next(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        """At least one name, each at most once, in all at most `sample_bytes` unless one tensor
-        alone is larger.
+        """Return at least one name, each at most once; in total at most `sample_bytes` unless one
+        tensor alone is larger.
         """
         names = sorted(tensors)
         later = [name for name in names if name > self._after]

@@ -1,9 +1,9 @@
-"""What still runs, wherever it does (Seer's siblings): partials become pieces of answers.
+"""Turns partials of running trajectories, of all rollouts, into draft history (the siblings of
+Seer).
 
-A partial says what a trajectory gained, not what it was asked: the prompts of its group are read
-too, and a few tokens of each trajectory's end are kept, so that patterns reach across the seam
-between two partials. A partial of a group or an end that is not known any more is taken as far as
-it goes by itself.
+A partial holds new tokens but not the prompt, so the prompts of the groups are read too. The last
+few tokens of each trajectory are kept, so that patterns reach across the boundary of two partials.
+A partial whose group or predecessor is unknown is used as far as possible on its own.
 """
 
 from collections import OrderedDict
@@ -18,15 +18,15 @@ from streams.bus import Bus
 from streams.reader import TopicReader
 from streams.records import PROMPT, Partial, Prompt, Record, Tokens
 
-GROUPS_MAX = 4096  # prompts that are known: open groups are among the newest
-RUNNING_MAX = 8192  # trajectories whose ends are known
-LOOK_PROMPTS, LOOK_PARTIALS = 256, 32  # taken in between two looks at the engine
-BEHIND_MAX = 512  # partials; older ones are of answers that are finished, or nearly
+GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
+RUNNING_MAX = 8192  # trajectories whose last tokens are kept
+LOOK_PROMPTS, LOOK_PARTIALS = 256, 32  # records per poll, between two polls of the engine
+BEHIND_MAX = 512  # partials; older ones belong to answers that are finished or nearly so
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A group's prompt: its key, how many tokens it has, and its last few."""
+    """A group's prompt: its key, its number of tokens, and its last few tokens."""
 
     key: int
     length: int
@@ -45,14 +45,14 @@ class Siblings:
     _ends: OrderedDict[str, tuple[int, Tokens]] = field(
         default_factory=OrderedDict[str, tuple[int, Tokens]]
     )
-    """Per trajectory how long it is, and its last few tokens."""
+    """Per trajectory: its length, and its last few tokens."""
 
     def __post_init__(self) -> None:
         self._prompts = Following(self.bus, self.bus, "prompts", GROUPS_MAX)
         self._partials = Following(self.bus, self.bus, "partials", BEHIND_MAX)
 
     def look(self) -> list[Answer]:
-        """Pieces that arrived since, a bounded number."""
+        """Return the pieces that arrived since the last call, a bounded number."""
         for record in self._prompts.look(LOOK_PROMPTS):
             if isinstance(record, Prompt):
                 self._learn(record)
@@ -62,12 +62,12 @@ class Siblings:
         return self.pieces(partials)
 
     def pieces(self, records: Sequence[Record]) -> list[Answer]:
-        """The partials among them, as far as their groups are known."""
+        """The pieces in `records` whose groups are known."""
         found = [self._piece(one) for one in records if isinstance(one, Partial)]
         return [piece for piece in found if piece is not None and piece.fresh]
 
     def finished(self, trajectory: str) -> None:
-        """Nothing more comes of it."""
+        """Drop the state of a finished trajectory."""
         self._ends.pop(trajectory, None)
 
     def readers(self) -> list[TopicReader]:
@@ -85,7 +85,7 @@ class Siblings:
         if asked is None:
             return None
         known, before = self._ends.pop(partial.trajectory, (asked.length, asked.end))
-        if known != partial.start:  # another attempt, or partials that were passed over
+        if known != partial.start:  # another attempt, or skipped partials
             before = asked.end if partial.start == asked.length else before[:0]
         tokens = np.concatenate((before, partial.tokens))
         end = partial.start + len(partial.tokens)

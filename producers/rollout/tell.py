@@ -1,7 +1,7 @@
-"""What a rollout tells of itself as plain numbers (`streams/figures.py`).
+"""The rollout's metrics, under their documented names.
 
-Load and speed are those of its last heartbeat, so a scrape and the log say the same, and no engine
-is asked from another thread.
+Load and speed are those of the last heartbeat, so a scrape and the log agree, and no other thread
+queries the engine.
 """
 
 from producers.engines.base import DraftStats
@@ -14,7 +14,7 @@ FINISHES = ("stop", "length", "dead")
 
 
 def tell(voice: Voice, follower: WeightsFollower, judged: int, oldest_s: float) -> Figures:
-    """`judged` trajectories wait for a verdict; the oldest in progress is `oldest_s` old."""
+    """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
     newest = follower.newest
     figures: dict[str, Figure] = {
         "rollout_term": voice.term,

@@ -1,7 +1,7 @@
-"""All that a rollout publishes: trajectories, partials, status, applied versions.
+"""Publishes everything that a rollout writes: trajectories, partials, status, applied versions.
 
-At least once by design: first completions and chains decide (invariant 2), so nothing here needs to
-know whether a dying predecessor managed to publish.
+Delivery is at least once. First completions and chains decide (invariant 2), so a rollout does not
+need to know whether its dead predecessor managed to publish.
 """
 
 import time
@@ -23,7 +23,7 @@ from streams.records import Address, Applied, Partial, RolloutStatus, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a status says beside the engine's figures."""
+    """The fields of a status record that do not come from the engine."""
 
     version: Version
     health: Health
@@ -35,7 +35,7 @@ class Condition:
 
 @dataclass(slots=True)
 class Voice:
-    """One rollout under one term."""
+    """The publisher of one rollout under one term."""
 
     bus: Bus
     sender: Sender
@@ -49,22 +49,27 @@ class Voice:
     apply_s: Tally = field(default_factory=lambda: Tally(SECONDS))
     _leaving: list[Growing] = field(default_factory=list[Growing])
     batch_max: int | None = None
-    """B_max of the engine; None: its slots."""
+    """B_max of the engine; None: its number of slots."""
     preemptible: bool = False
-    """It may be taken away at any moment."""
+    """The machine may be taken away at any moment."""
     drafts: DraftStats = field(default_factory=DraftStats)
-    """Those of the last heartbeat."""
+    """Draft statistics of the last heartbeat."""
     heartbeat: Heartbeat | None = None
-    """Sends `status` beside the loop; None: `sender` does, and nothing is repeated."""
+    """Sends `status` in a thread beside the loop. None: `sender` sends it, and nothing
+    is repeated.
+    """
 
     def trajectories(self, done: Sequence[Trajectory]) -> None:
+        """Publish finished trajectories and count them by finish once they are durable."""
         if done:
             finishes = [t.finish for t in done]
             records = [(str(t.group), t) for t in done]
             self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
     def partials(self, growing: Sequence[Growing]) -> None:
-        """Publish what is due: `partial_tokens` new tokens, or new ones and `partial_s` seconds."""
+        """Publish partials that are due: `partial_tokens` new tokens, or new tokens after
+        `partial_s` seconds.
+        """
         now = self.clock()
         due = [g for g in growing if g.has_news() and self._is_due(g, now)]
         if not due:
@@ -81,8 +86,8 @@ class Voice:
         self.sender.send("partials", entries, then)
 
     def give_up(self, growing: Sequence[Growing]) -> None:
-        """Publish what they gained as their last partials, each once its previous one has landed;
-        called again for those.
+        """Publish the last partial of each trajectory, once its previous partial is durable. Later
+        calls publish the ones that had to wait.
         """
         self._leaving += growing
         due = [one for one in self._leaving if not one.flushing]
@@ -92,14 +97,14 @@ class Voice:
             self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
 
     def farewell(self) -> None:
-        """All that was given up is durable when this returns."""
+        """Return when everything that was given up is durable."""
         self.sender.flush()
         self.give_up(())
         self.sender.flush()
 
     def applied(self, verdict: Verdict) -> None:
-        """Tell who serves what: the manifest's hash stands for the hash of every tensor that was
-        handed over, which each of them was compared with.
+        """Record that the engine serves a version. The manifest's hash stands for the hashes of all
+        tensors that were handed over; each tensor was compared with its own.
         """
         announced, count = verdict.fetched.announced, verdict.compared.count
         record = Applied(
@@ -117,7 +122,7 @@ class Voice:
         self.apply_s.add(verdict.seconds)
 
     def status(self, condition: Condition, stats: EngineStats) -> None:
-        """Heartbeat and load."""
+        """Send a heartbeat with the present load."""
         now = self.clock()
         record = RolloutStatus(
             rollout=self.name,
@@ -149,18 +154,18 @@ class Voice:
         self.said, self.drafts = record, stats.drafts
 
     def turned(self) -> None:
-        """The loop came round: it is not stalled."""
+        """Note that the loop has started another iteration, so it is not stalled."""
         if self.heartbeat is not None:
             self.heartbeat.turned()
 
     def conclude(self) -> None:
-        """The last status is durable and no heartbeat follows it when this returns."""
+        """Return when the last status is durable and no heartbeat can follow it."""
         if self.heartbeat is not None:
             self.heartbeat.end()
         self.sender.flush()
 
     def close(self) -> None:
-        """No more heartbeats: the loop has ended, however it did."""
+        """Send no further heartbeat: the loop has ended, normally or by an error."""
         if self.heartbeat is not None:
             self.heartbeat.close()
 

@@ -1,11 +1,11 @@
-"""Follows the `weights` topic and brings a version here beside generation, so that only the swap
-itself stops decoding.
+"""Follows the `weights` topic and fetches versions beside generation, so that only the swap itself
+stops decoding.
 
 Only announced versions are fetched, and a version is announced after `latest.json` was swapped to
-it (invariant 6). Tensors live in memory of this process and are moved from version to version in
-place, every one compared with its hash, then prepared for the engine; after the swap some of them
-are compared with what the engine serves. One thread does one of these at a time, so the tensors
-stay as they are from `take` until the engine's update was compared.
+it (invariant 6). The tensors are in memory of this process. They are moved from version to version
+in place, each compared with its hash, then prepared for the engine. After the swap some of them are
+read back from the engine and compared. One thread does one of these at a time, so the tensors do
+not change between `take` and the comparison.
 """
 
 import logging
@@ -39,8 +39,8 @@ ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], Compared]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Verified tensors of one version, prepared; `repairs` those that the engine was found to
-    serve wrongly.
+    """Verified tensors of one version, prepared for the engine. `repairs`: they replace tensors
+    that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
@@ -50,7 +50,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What reading back found; the update took `seconds`."""
+    """The result of reading tensors back; the update took `seconds`."""
 
     fetched: Fetched
     compared: Compared
@@ -58,7 +58,7 @@ class Verdict:
 
 
 class WeightsFollower:
-    """The newest announced version, and its tensors once they are here."""
+    """Holds the newest announced version, and its tensors once they are fetched."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class WeightsFollower:
         self._taken: WeightsAnnounced | None = None
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[Update], Update] = lambda update: update
-        """The engine's, once there is one."""
+        """The engine's own preparation, set once there is an engine."""
         self.gone: Version | None = None
-        """What `bring` asked for last and could not be had."""
+        """The version that `bring` was called with last, if it could not be fetched."""
         self.fetched_bytes = 0
         self.fetch_s = Tally(SECONDS)
 
@@ -91,7 +91,7 @@ class WeightsFollower:
 
     @property
     def verified(self) -> bool:
-        """False from a mismatch on until everything of a version fetched anew was compared."""
+        """False from a mismatch until all tensors of a newly fetched version were compared."""
         return not self._repairing
 
     def readers(self) -> list[TopicReader]:
@@ -109,14 +109,16 @@ class WeightsFollower:
                 self._newest = record
 
     def prefetch(self, held: Version | None) -> None:
-        """Start to fetch the newest version unless it is held, or any is here or on its way."""
+        """Start to fetch the newest version, unless it is held or another fetch is running or
+        waiting.
+        """
         newest = self._newest
         if newest is not None and newest.version != held and self._is_idle():
             self._begin(lambda: self._fetch(newest))
 
     def fetch_ahead(self, held: Version | None) -> None:
-        """As `prefetch`, for who cannot take it yet: what is here is kept at the newest version,
-        still as a patch of what is served.
+        """Like `prefetch`, for a rollout that cannot take the version yet: a waiting version is
+        moved on to the newest one, still as a patch of the served version.
         """
         fetched, newest = self._fetched, self._newest
         if fetched is None:
@@ -128,8 +130,9 @@ class WeightsFollower:
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
     def take(self) -> Fetched | None:
-        """The fetched version, once; raises what the fetch failed with after its tries. Its tensors
-        stay as they are until `compare` was called and gave its verdict, or the next `prefetch`.
+        """Return the fetched version once; raises the error of a fetch that failed after its tries.
+        Its tensors do not change until `compare` was called and gave its verdict, or until the next
+        `prefetch`.
         """
         if self._is_busy():
             return None
@@ -139,15 +142,15 @@ class WeightsFollower:
         return fetched
 
     def compare(self, fetched: Fetched, read_back: ReadBack, seconds: float) -> None:
-        """Start to compare some tensors (after a repair all) with what the engine serves now that
-        it took `seconds` to take them.
+        """Start to compare some tensors (all of them after a repair) with what the engine serves.
+        The update took `seconds`.
         """
         names = None if fetched.repairs else self._rotation.next(fetched.update.tensors)
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
     def verdict(self) -> Verdict | None:
-        """What the comparison found, once. After a mismatch the version is fetched anew (`repair`)
-        and nothing is `verified` until all of it was compared.
+        """Return the result of the comparison once. After a mismatch the version is fetched again
+        (`repair`), and `verified` stays False until all of it was compared.
         """
         if self._is_busy():
             return None
@@ -158,28 +161,30 @@ class WeightsFollower:
         return verdict
 
     def repair(self, keep: bool) -> None:
-        """Start to fetch the newest version into new memory, or with `keep` the one that was taken
-        last, unless that is under way. `EngineRefused` when `REPAIRS_MAX` of them were of no use.
+        """Start to fetch the newest version into new memory, or with `keep` the version that was
+        taken last; does nothing while a fetch runs. Raises `EngineRefused` after `REPAIRS_MAX`
+        repairs in a row without success.
         """
         announced = self._taken if keep else self._newest
         if announced is None or not self._is_idle():
             return
         if self._repairs >= REPAIRS_MAX:
             raise EngineRefused(
-                f"weights: {REPAIRS_MAX} times everything was fetched anew, and each time the "
-                "engine served something else: suspect this machine's memory"
+                f"weights: all tensors were fetched again {REPAIRS_MAX} times, and each time the "
+                "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
         self._held = HeldWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def bring(self, version: Version) -> None:
-        """Start to fetch this very version, which was believed once and is older perhaps, unless
-        something is under way. Where it cannot be had it is `gone`, and nothing fails.
+        """Start to fetch this very version, which may be older than the newest one; does nothing
+        while another fetch runs. If the version cannot be fetched, `gone` names it and no error is
+        raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:
-            self._fetched = None  # fetched ahead, and not wanted now
+            self._fetched = None  # fetched ahead, and not needed now
         if self.gone != version and self._is_idle():
             self._begin(lambda: self._fetch_old(version))
 
@@ -194,22 +199,22 @@ class WeightsFollower:
         return not self._is_busy() and self._fetched is None and self._verdict is None
 
     def _begin(self, work: Callable[[], None]) -> None:
-        assert self._thread is None, "one thing at a time"
+        assert self._thread is None, "one fetch or comparison at a time"
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
         self._thread.start()
 
     def _run(self, work: Callable[[], None]) -> None:
-        torch.set_num_threads(1)  # of this thread: the others are decoding's
+        torch.set_num_threads(1)  # for this thread: the other cores decode
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  the worker's thread raises it
+        except BaseException as error:  # noqa: BLE001  raised again in the worker's thread
             self._failed = error
 
     def _fetch(
         self, announced: WeightsAnnounced, or_newer: bool = True, after: Update | None = None
     ) -> None:
-        """A version may be deleted by retention while it is fetched: with `or_newer` the newest
-        replaces it. `after` is what was fetched before and never taken.
+        """Retention may delete a version while it is fetched; with `or_newer` the newest version
+        replaces it then. `after` is the update that was fetched before and never taken.
         """
         for attempt in range(FETCH_TRIES):
             started = self._timer()
@@ -232,14 +237,16 @@ class WeightsFollower:
             update = update if after is None else following(after, update)
             self._fetched = Fetched(announced, self.prepare(update), self._repairing)
             return
-        raise ObjectMissing(f"version {announced.version} and those before it went while fetched")
+        raise ObjectMissing(
+            f"version {announced.version} and those before it were deleted while fetched"
+        )
 
     def _fetch_old(self, version: Version) -> None:
         started = self._timer()
         try:
             moved = self._held.move(self._store, version)
         except (ObjectMissing, CorruptObject, OSError) as error:
-            log.warning("version %s cannot be had from history: %s", version, error)
+            log.warning("version %s cannot be fetched from history: %s", version, error)
             self.gone = version
             return
         self.fetch_s.add(self._timer() - started)
@@ -257,7 +264,7 @@ class WeightsFollower:
         if compared.differing:
             log.error(
                 "version %s: the engine does not serve what it was given (%d of %d tensors: %s); "
-                "it serves nothing until everything was fetched anew",
+                "it serves nothing until all tensors were fetched again",
                 fetched.announced.version,
                 len(compared.differing),
                 compared.count,
@@ -272,8 +279,8 @@ def compared_whole(
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Verdict:
-    """All tensors of the first version, compared before anything is served; `EngineRefused` if one
-    is not what the engine was given. `started_s` is a moment of `timer`.
+    """Compare all tensors of the first version before anything is served. Raises `EngineRefused` if
+    one differs from what the engine was given. `started_s` is a time of `timer`.
     """
     compared = read_back(fetched.update.tensors, fetched.update.tensors)
     if compared.differing:

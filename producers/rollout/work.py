@@ -1,8 +1,8 @@
-"""What a rollout has in progress, from the order to the record that ends it: begun, handed over,
-judged, finished.
+"""The trajectories that a rollout has in progress, from the assignment to the record that ends
+each.
 
-Keeps the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time, a failure is
-a completion that says so, and under `keep_version` nothing is resumed under another version.
+Keeps the rollout's half of invariants 2 and 4: one attempt of a trajectory at a time; a failure is
+published as a completion; under `keep_version` nothing is resumed under another version.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Work:
-    """The trajectories of one rollout under one term; `done` are finished and not published."""
+    """The trajectories of one rollout under one term. `done` are finished and not yet published."""
 
     engine: Engine
     judging: Judging
@@ -39,12 +39,14 @@ class Work:
     chains: dict[tuple[str, int], Gained | DecodeError] = field(
         default_factory=dict[tuple[str, int], Gained | DecodeError]
     )
-    """By trajectory and attempt, what was read for orders that are about to start."""
+    """By trajectory and attempt: the chain that was read for an assignment that starts soon."""
     broken: int = 0
-    """Chains that could not be gone on from."""
+    """Chains that could not be resumed."""
 
     def read_ahead(self, orders: Iterable[Assignment]) -> None:
-        """Read the chains of all these in one pass, for `start`; those read before are kept."""
+        """Read the chains of all these assignments in one pass, for `start`. Chains read earlier
+        are kept.
+        """
         due = [order for order in orders if order.partial is not None]
         keys = {_key(order) for order in due}
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
@@ -54,15 +56,17 @@ class Work:
             self.chains |= {_key(order): found[order.trajectory] for order in missing}
 
     def start(self, order: Assignment) -> None:
-        """Begin it, or go on from its chain; from its prompt where the chain is broken, which costs
-        what was generated. A prompt that cannot be generated is a completion that says so.
+        """Submit the trajectory to the engine, resuming from its partials if any. A broken chain
+        restarts from the prompt, which costs the generated tokens. A trajectory that cannot be
+        generated is published as dead.
         """
-        self.drop(order.trajectory)  # an earlier attempt that dispatch gave up on
+        self.drop(order.trajectory)  # of an earlier attempt, replaced by this one
         growing = Growing.begin(order, self._gained(order), self.clock())
         exact = self.keep_version and order.kind == "resume"
         if exact and order.version != self.engine.version:
-            # It swapped since dispatch looked, or could not load it: never under another one.
-            log.info("%s goes back: %s is not here", order.trajectory, order.version)
+            # The engine swapped since dispatch planned, or could not load the version. A resume
+            # never continues under another version.
+            log.info("%s is given back: version %s is not held", order.trajectory, order.version)
             self.voice.give_up([growing])
             return
         if growing.partial is not None and not self._is_taken(growing):
@@ -77,7 +81,7 @@ class Work:
         self.growing[order.trajectory] = growing
 
     def _gained(self, order: Assignment) -> Gained | None:
-        """What its chain holds; None for a start, and where the chain is broken."""
+        """The content of the assignment's chain; None for a start, and if the chain is broken."""
         if order.partial is None:
             return None
         if _key(order) not in self.chains:
@@ -90,7 +94,7 @@ class Work:
         return found
 
     def _is_taken(self, growing: Growing) -> bool:
-        """Whether the engine goes on from what the chain held."""
+        """Whether the engine accepts the trajectory with the content of its chain."""
         try:
             self.engine.submit(growing.request(hold=self.judging.dialogue))
         except EngineRefused as error:
@@ -100,20 +104,21 @@ class Work:
         return True
 
     def drop(self, trajectory: str) -> None:
-        """Nobody waits for it, or for this attempt at it."""
+        """Remove the trajectory and free its slot; nothing of it is published."""
         self.judging.forget(trajectory)
         if self.growing.pop(trajectory, None) is not None:
             self.engine.abort(trajectory)
 
     def forget_all(self) -> None:
-        """Nobody is here any more."""
+        """Drop all trajectories in progress."""
         for trajectory in list(self.growing):
             self.drop(trajectory)
         self.judging.forget_all()
 
     def give_up(self, released: Assignment) -> None:
-        """Hand one trajectory over; one whose turn is judged goes on, or ends, here: its completion
-        is on its way. So does an order that is newer than what is asked for.
+        """Hand the trajectory over to another rollout. A trajectory whose turn is being judged ends
+        or continues here first, because its completion may be on its way. A release of an older
+        attempt changes nothing.
         """
         growing = self.growing.get(released.trajectory)
         if growing is None or growing.order.attempt != released.attempt:
@@ -123,19 +128,21 @@ class Work:
             self._leave(growing)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
-        """Hand everything over that is not judged, and what was ordered and not begun; no slot is
-        taken afterwards but by what an environment is answering.
+        """Hand over all trajectories that are not being judged, and all waiting assignments.
+        Afterwards only trajectories that wait for their environment hold slots.
         """
         for growing in list(self.growing.values()):
             growing.leaving = True
             if not self.judging.has(growing.order.trajectory):
                 self._leave(growing)
-        # A resume needs no word: its chain lies where it lay.
+        # Resumes need no final partial: their chain is already in the log.
         fresh = [order for order in waiting if order.partial is None]
         self.voice.give_up([Growing.begin(order, None, self.clock()) for order in fresh])
 
     def grow(self, emission: Emission) -> None:
-        """It gained these tokens, and perhaps its end."""
+        """Append the emission's tokens; if it finishes the turn, hand the trajectory to
+        `judging`.
+        """
         growing = self.growing[emission.trajectory]
         growing.extend(emission)
         if emission.finish is not None:
@@ -144,8 +151,8 @@ class Work:
             self.judging.ended(growing, emission.finish)
 
     def collect_judged(self) -> None:
-        """Finished trajectories are `done`; answered ones generate on in the slot that they
-        kept.
+        """Move finished trajectories to `done`; trajectories with a reply continue in the slot that
+        they kept.
         """
         for decided in self.judging.poll():
             if isinstance(decided, Continued):
@@ -158,7 +165,7 @@ class Work:
             self.done.append(decided)
 
     def publish(self) -> None:
-        """What is done, and partials that are due."""
+        """Publish finished trajectories, and partials that are due."""
         done, self.done = self.done, []
         self.voice.trajectories([self._admissible(record) for record in done])
         unfinished = [g for t, g in self.growing.items() if not self.judging.has(t)]
@@ -166,7 +173,9 @@ class Work:
         self.voice.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
-        """What the trainer would refuse is published as dead, with the reason (invariant 12)."""
+        """Turn a record that the trainer would refuse into a dead one with the reason (invariant
+        12).
+        """
         refused = None if record.finish == "dead" else refusal(record, self.bounds)
         if refused is None:
             return record
@@ -174,7 +183,7 @@ class Work:
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
     def _leave(self, growing: Growing) -> None:
-        """Free its slot and publish what it has, unless it ended this moment."""
+        """Free its slot and publish its last partial, unless it ends with this abort."""
         emission = self.engine.abort(growing.order.trajectory)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
@@ -190,9 +199,7 @@ class Work:
             return
         try:
             self.engine.append(decided.trajectory, decided.tokens)
-        except (
-            EngineRefused
-        ) as error:  # the environment is the task's code: its mistake ends one sample
+        except EngineRefused as error:  # the environment's error ends one sample
             growing = self.growing.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
             self.done.append(self.judging.died(growing, f"environment: {error}"))

@@ -1,7 +1,7 @@
-"""The rollout worker: takes orders, generates, publishes; waits for nobody.
+"""The rollout worker: takes assignments, generates, publishes, and never blocks on another role.
 
-One loop of named phases. Each looks at what is there and returns; only decoding takes time. What it
-has in progress is `work.py`'s.
+One loop of named phases. Each phase handles what has arrived and returns; only decoding takes time.
+`work.py` has the trajectories in progress.
 """
 
 import threading
@@ -32,13 +32,13 @@ from streams.figures import Figures
 from streams.reader import TopicReader
 from streams.records import Assignment, Version
 
-POLL_S = 0.03  # decoding between two looks at orders, weights and rewards
+POLL_S = 0.03  # decoding between two polls of assignments, weights and rewards
 IDLE_S = 0.02
 
 
 @dataclass(slots=True)
 class Rollout:
-    """One rollout under one term, its engine serving a version already."""
+    """One rollout under one term. Its engine serves a version already."""
 
     settings: RolloutSettings
     engine: Engine
@@ -48,15 +48,15 @@ class Rollout:
     voice: Voice
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
-    """For lengths of time, as `clock` is for moments."""
+    """For durations, as `clock` is for times of day."""
     sleep: Callable[[float], None] = time.sleep
     judged_s: float = 2.0
-    """When it leaves, seconds for what is being judged."""
+    """Seconds that a leaving rollout waits for rewards and replies."""
     keeping: Keeping | None = None
-    """Its part in the history that its engine drafts from; None: it drafts from none."""
+    """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
     passes: int = 0
-    """Verification passes that it is known to have made."""
+    """Verification passes at the last check."""
     work: Work = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,13 +65,13 @@ class Rollout:
         self.work = Work(self.engine, self.judging, self.voice, keep_version, self.clock)
 
     def run(self, stop: threading.Event) -> None:
-        """Generate until `stop`; then publish what is in progress as partials and say goodbye.
-        One that fails sends no further heartbeat.
+        """Generate until `stop`, then publish everything in progress as partials and leave. A
+        rollout that fails sends no further heartbeat.
         """
         try:
             while not stop.is_set():
                 self._turn(stop)
-            self._say_goodbye()
+            self._leave()
         finally:
             self.voice.close()
 
@@ -94,8 +94,8 @@ class Rollout:
             stop.wait(IDLE_S)
 
     def _take_orders(self) -> None:
-        """Drop what dispatch released, or give it up for another rollout; the rest waits in
-        `orders`.
+        """Drop what dispatch released, or hand it over to another rollout; start and resume
+        assignments wait in `orders`.
         """
         for released in self.orders.read():
             if not released.onward:
@@ -107,17 +107,17 @@ class Rollout:
             self.work.give_up(released)
 
     def _take_weights(self) -> None:
-        """Swap to the newest version when the policy says so and its tensors are here, to the one
-        from history that an order asks for, or to what repairs the engine; then some of it is
-        compared with what is served.
+        """Swap to the version that is due: the newest one when the policy allows it and its tensors
+        are fetched, the version from history that an assignment needs, or the repair of wrong
+        tensors. Then start to compare some tensors with what the engine serves.
         """
         self.follower.read()
-        self._hear_verdict()
+        self._take_verdict()
         mode: UpdateMode = self.settings.on_update
         asked = self._asked_from_history()
         if not self.follower.verified:
             self.follower.repair(keep=mode == "keep_version")
-            mode = "in_flight_recompute"  # what the cache was made with is in doubt too
+            mode = "in_flight_recompute"  # the cache was computed with the doubtful weights
         elif asked is not None:
             self.follower.bring(asked)
         else:
@@ -126,7 +126,9 @@ class Rollout:
                 self.follower.fetch_ahead(self.engine.version)
             if not wants_update(mode, load):
                 return
-            self.follower.prefetch(self.engine.version)  # what is here is taken, overtaken or not
+            self.follower.prefetch(
+                self.engine.version
+            )  # a fetched version is taken even if a newer one exists
         fetched = self.follower.take()
         if fetched is None:
             return
@@ -141,7 +143,9 @@ class Rollout:
         self._say(self.health())
 
     def _asked_from_history(self) -> Version | None:
-        """The version that the next order waits for; only an empty engine takes it."""
+        """The version from history that the next assignment waits for. Only an empty engine loads
+        it.
+        """
         waiting = self.orders.waiting
         if not waiting or not waiting[0].from_history or self.work.growing:
             return None
@@ -149,11 +153,13 @@ class Rollout:
         return None if version in (self.engine.version, self.follower.gone) else version
 
     def _drawn_of(self, version: Version) -> int:
-        """Of a version from history."""
+        """Trajectories that count as drawn under a version from history."""
         return drawn_from_history(self.load(), sum(o.version == version for o in self._resumes()))
 
-    def _hear_verdict(self) -> None:
-        """A version that was found to be served is told; one that is not ends serving."""
+    def _take_verdict(self) -> None:
+        """Publish that a version is served once its comparison matched. After a mismatch the
+        rollout stops serving.
+        """
         verdict = self.follower.verdict()
         if verdict is None:
             return
@@ -163,11 +169,11 @@ class Rollout:
             self._say(self.health())
 
     def _start_waiting(self) -> None:
-        """Submit orders while there is room and the policy lets new ones begin.
+        """Submit assignments while there is room and the policy allows new trajectories.
 
-        A few more than there are slots, so that a slot freed in the middle of a poll is taken at
-        once. Where the KV capacity binds no more than that wait in the engine: what has not begun
-        belongs to no version yet.
+        The engine gets an eighth more than it has slots, so that a slot freed in the middle of a
+        poll is filled at once. Where the KV capacity is the limit, no more than that wait in the
+        engine, because what has not started belongs to no version yet.
         """
         waiting, few = self.orders.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + few
@@ -184,18 +190,18 @@ class Rollout:
             self.drawn += is_new
 
     def _generate(self) -> list[Emission]:
-        """What `POLL_S` seconds of decoding gave."""
+        """The emissions of `POLL_S` seconds of decoding."""
         emissions: list[Emission] = []
         deadline, growing = self.timer() + POLL_S, self.work.growing
         while growing and self.follower.verified and (rest := deadline - self.timer()) > 0:
             news = self.engine.poll(rest)
-            if not news:  # idle, or the time is over
+            if not news:  # the engine is idle, or the time is over
                 break
             emissions += news
         return emissions
 
     def _has_drafted(self) -> bool:
-        """Since it was asked before."""
+        """Whether the engine verified drafts since the last call."""
         before, self.passes = self.passes, self.engine.stats().drafts.passes
         return self.passes != before
 
@@ -205,10 +211,12 @@ class Rollout:
         if self.voice.pulse.look(health, bool(self.work.growing), self.clock()):
             self._say(health)
 
-    def _say_goodbye(self) -> None:
-        """1. Everything in progress is given up.  2. Dispatch hears that nothing more is taken.
-        3. What is judged ends here, if it does within `judged_s`.  4. Dispatch hears that nothing
-        is left here: what was not finished goes on elsewhere.
+    def _leave(self) -> None:
+        """Leave in four steps.
+
+        1. Hand over everything in progress. 2. Publish `leaving`: dispatch assigns nothing more. 3.
+        Publish trajectories whose reward arrives within `judged_s`. 4. Publish `leaving` with
+        nothing queued: dispatch resumes the rest elsewhere.
         """
         self.work.give_up_all(self.orders.waiting)  # 1
         self.orders.waiting.clear()
@@ -222,16 +230,16 @@ class Rollout:
             self.work.collect_judged()  # 3
             self.work.publish()
         self.work.forget_all()
-        self.voice.sender.flush()  # its completions lie before the status that ends it
+        self.voice.sender.flush()  # completions are durable before the status that ends the rollout
         self._say("leaving")  # 4
         if self.keeping is not None:
             self.keeping.conclude(self.voice.drafts)
         self.voice.conclude()
 
-    # ---- what it is ----------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------
 
     def load(self) -> Load:
-        """What the update rules look at."""
+        """The inputs of the update rules."""
         waiting, newest = self.orders.waiting, self.follower.newest
         held = self.engine.version
         mine = sum(order.version == held for order in self._resumes())
