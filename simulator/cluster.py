@@ -1,4 +1,6 @@
-"""The machines as one value, and how constants, a model and a number of GPUs become it."""
+"""The machines of a simulation as one value, computed from constants, a model and a
+number of GPUs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from streams.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What generation, training and transfers cost, in seconds, tokens and rollouts."""
+    """Costs of generation, training and transfers, in seconds, tokens and rollouts."""
 
     rollouts: int
     roofline: Roofline
@@ -22,22 +24,22 @@ class Cluster:
     train_token_s: float
     train_fixed_s: float
     update_s: float
-    """A rollout stands still for it to take new weights."""
+    """Seconds for which a rollout stands still to take new weights."""
     publish_s: float = 0.0
-    """The trainer stands still for it after a step."""
+    """Seconds for which the trainer stands still after a step."""
     arrive_s: float = 0.0
-    """From then until rollouts can take the version."""
+    """Seconds from a step's end until rollouts can take its version."""
     kv_reserve: float = 0.01
-    """Share of the KV cache kept free at admission, and made free when it is full."""
+    """Share of the KV cache that is kept free at admission, and freed when the cache is full."""
     move_s: float = 0.0
-    """A moved trajectory stands still for it, before its prefill."""
+    """Seconds for which a moved trajectory stands still before its prefill."""
     repack_every_s: float = 5.0
     speeds: tuple[float, ...] = (1.0,)
-    """Of the rollouts, taken in turn."""
+    """Relative speeds of the rollouts; the list repeats."""
     failures_per_hour: float = 0.0
-    """Of one rollout; what it generated since its last partial is lost."""
+    """Of one rollout. A failure loses the tokens since the last partial."""
     preemptions_per_hour: float = 0.0
-    """The same with notice: nothing is lost."""
+    """Of one rollout. A preemption comes with notice and loses nothing."""
     repair_s: float = 252.0
     partial_every: int = 256
     """Tokens of a trajectory between two of its partials."""
@@ -45,29 +47,33 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, and the dials of the service."""
+    """The training job, and the dispatcher's settings."""
 
     groups_per_step: int
     steps: int
     skip: int = 0
-    """Steps before anything is measured."""
+    """Steps before the measurement starts."""
     max_lag: int = 4
-    """η of the policies that are bounded; the others may have (η + 1)·B groups outstanding, those
-    of the present step among them: as many.
+    """η of the bounded policies. The others may have (η + 1)·B groups outstanding, including those
+    of the present step, which is as many.
     """
     quota: int = 0
-    """Trajectories a rollout draws under one version; 0: 2 × slots."""
+    """Trajectories that a rollout draws under one version; 0: 2 × slots."""
     queue_per_slot: float = 1.0
     dispatch_every_s: float = 0.25
     ends: bool = False
-    """Admit only what `steps` steps train, as a real run does; else the load goes on to the end."""
+    """Admit only the groups that `steps` steps train, as a real run does. Otherwise the load stays
+    constant to the end.
+    """
 
 
 Values = Mapping[str, float]
 
 
 def values(**changed: float) -> dict[str, float]:
-    """The constants' values, some of them changed."""
+    """The constants' values with `changed` ones replaced. Raises `ConfigurationError` for unknown
+    names.
+    """
     unknown = sorted(set(changed) - set(CONSTANTS))
     if unknown:
         raise ConfigurationError(
@@ -77,8 +83,8 @@ def values(**changed: float) -> dict[str, float]:
 
 
 def cluster_of(model: Model, gpus: int, share: float, policy: Policy, of: Values) -> Cluster:
-    """`gpus` accelerators, `share` of them for rollouts unless the policy time-shares all of them.
-    `ConfigurationError` if the model and one longest answer do not fit a replica.
+    """`gpus` accelerators, of which `share` generate unless the policy time-shares all of them.
+    Raises `ConfigurationError` if the model and one longest answer do not fit a replica.
     """
     generating = gpus if policy.colocated else round(gpus * share / model.tp) * model.tp
     training = gpus if policy.colocated else gpus - generating
@@ -111,7 +117,9 @@ def cluster_of(model: Model, gpus: int, share: float, policy: Policy, of: Values
 
 
 def roofline_for(model: Model, of: Values) -> Roofline:
-    """Of one replica: `tp` GPUs share weights, cache and arithmetic, and wait for each other."""
+    """The roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and synchronise
+    twice per layer.
+    """
     bandwidth = model.tp * of["gpu_bandwidth"] * of["bandwidth_share"]
     flops = model.tp * of["gpu_flops"]
     waits_s = 2 * model.layers * of["allreduce_s"] if model.tp > 1 else 0.0
@@ -125,7 +133,7 @@ def roofline_for(model: Model, of: Values) -> Roofline:
 
 
 def kv_tokens(model: Model, policy: Policy, of: Values) -> int:
-    """Tokens that a replica's cache holds beside the weights."""
+    """Tokens that fit a replica's cache beside the weights."""
     share = of["memory_share_colocated" if policy.colocated else "memory_share"]
     free = model.tp * of["gpu_memory"] * share - model.weight_bytes()
     tokens = int(free / model.kv_bytes())
@@ -139,7 +147,9 @@ def kv_tokens(model: Model, policy: Policy, of: Values) -> int:
 
 
 def transfers_s(model: Model, policy: Policy, of: Values) -> tuple[float, float, float]:
-    """What a version costs the rollout, the trainer, and the time until it is there."""
+    """Seconds that one version costs the rollout and the trainer, and seconds until rollouts can
+    take it.
+    """
     size = model.weight_bytes()
     if policy.colocated:
         return size / of["switch_bandwidth"], 0.0, 0.0

@@ -1,9 +1,8 @@
-"""Every number that the simulator believes, with where it is from, written before any result.
+"""Every number that the simulator assumes, with its source; all were written before any result.
 
 A constant has a source (a data sheet, a model's published configuration, a paper), or it is assumed
-and then has a range; `benchmarks/simulator/` prints what the published ratios become over those
-ranges. Nothing here was fitted to a published ratio, and nothing may be: whoever changes a value
-says in its `source` what made it known.
+and then has a range. `benchmarks/simulator/` prints the results over those ranges. No constant
+was fitted to a published ratio, and none may be: a change of a value needs its new source.
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number in its unit; `low` and `high` bound it where it is assumed and equal it where it is
-    known.
-    """
+    """A number with its unit. `low` and `high` bound an assumed value and equal a known one."""
 
     value: float
     unit: str
@@ -122,7 +119,9 @@ CONSTANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Shape of a decoder, from its published config.json; `tp` GPUs serve one replica (assumed)."""
+    """The shape of a decoder, from its published config.json. `tp` GPUs serve one replica
+    (assumed).
+    """
 
     parameters: float
     layers: int
@@ -131,11 +130,11 @@ class Model:
     tp: int
 
     def weight_bytes(self) -> float:
-        """In bf16."""
+        """Bytes of all weights in bf16."""
         return 2.0 * self.parameters
 
     def kv_bytes(self) -> float:
-        """Of one token: keys and values in bf16."""
+        """Bytes of one token's keys and values in bf16."""
         return 4.0 * self.layers * self.kv_heads * self.head_size
 
 
@@ -147,15 +146,18 @@ MODELS = {
 }
 
 ROLLOUT_SHARES = (0.25, 0.5, 0.75)
-"""Each policy with GPUs of its own for generation gets the share under which it is fastest, as its
-operator would choose it."""
+"""A policy with separate GPUs for generation gets the share under which it is fastest, as its
+operator would choose it.
+"""
 
 SET_UPS = (
     ("qwen2.5-7b", 64), ("qwen2.5-7b", 128), ("qwen2.5-7b", 256),
     ("qwen2.5-32b", 128), ("qwen2.5-32b", 256), ("qwen2.5-32b", 512),
     ("qwen2.5-72b", 256), ("qwen2.5-72b", 512), ("qwen2.5-72b", 1024),
 )  # fmt: skip
-"""Laminar: 7B, 32B, 72B on 64 to 1024 H800; which model ran on how many was not found (assumed)."""
+"""Laminar: 7B, 32B, 72B on 64 to 1024 H800. The paper does not say which model ran on how many GPUs
+(assumed).
+"""
 
 PUBLISHED = {
     "laminar_sync": 2.56,
@@ -169,5 +171,6 @@ PUBLISHED = {
     "rhymerl_two_tier": 1.56,
     "areal": 2.05,
 }
-"""Only held against results, never used by the simulator. Repack: 32B on 128 GPUs, RhymeRL: 14B on
-128 over one-step with the same split, AReaL: 7B on 128 over synchronous (assumed set-ups)."""
+"""Compared with results, never used by the simulator. Repack: 32B on 128 GPUs. RhymeRL: 14B on 128
+over one-step with the same split. AReaL: 7B on 128 over synchronous (assumed set-ups).
+"""

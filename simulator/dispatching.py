@@ -1,6 +1,6 @@
-"""Dispatch in the simulated cluster: the planners of the service over values of the simulator.
+"""Dispatch in the simulated cluster: the service's planners over values of the simulator.
 
-What a rollout's status tells is all that the planners see: no length of an unfinished answer.
+The planners see only what a rollout's status reports; the length of an unfinished answer is hidden.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class Dispatching:
-    """Admission, placement and what is held by nobody; `groups` are open ones."""
+    """Admission, placement, and trajectories without a rollout. `groups` are the open ones."""
 
     slots: int
     job: Job
@@ -41,17 +41,19 @@ class Dispatching:
     version: int = 0
     groups: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
     unplaced: list[list[Work]] = field(default_factory=list[list[Work]])
-    """Admitted and never ordered."""
+    """Admitted and not assigned yet."""
     parts: dict[str, list[list[Work]]] = field(default_factory=dict[str, list[list[Work]]])
-    """With waves of its own each rollout has its parts of waves and takes one after another."""
+    """By rollout: its parts of waves, which it takes one after another (policies with `wave =
+    "own"`).
+    """
     homeless: list[Work] = field(default_factory=list[Work])
-    """Ordered before, held by nobody now."""
+    """Assigned before; their rollout died or gave them up."""
     restarts: int = 0
     lost_tokens: int = 0
     _ended: Counter[int] = field(default_factory=Counter[int])
 
     def orders(self) -> Iterator[tuple[Work, Seat]]:
-        """Admit what may start and place what has no place, as far as there is room."""
+        """Admit new groups and place waiting trajectories, as far as there is room."""
         yield from self._resumes()
         self._admit()
         if self.policy.wave == "own":
@@ -60,7 +62,7 @@ class Dispatching:
             yield from self._places()
 
     def finish(self, work: Work, seat: Seat) -> list[Work] | None:
-        """The samples of its group when this was the last one."""
+        """Note a finished sample; returns all samples of its group if it was the last one."""
         group = self.groups[work.group]
         group.missing -= 1
         group.finished.append(work)
@@ -74,29 +76,29 @@ class Dispatching:
         return group.finished
 
     def give(self, work: Work, seat: Seat) -> None:
-        """It is this rollout's now."""
+        """Count the trajectory's predicted tokens for this rollout."""
         seat.tokens += work.predicted
 
     def drop(self, work: Work) -> None:
-        """Nobody holds its version, or it is put off: it starts again."""
+        """Restart the trajectory: no rollout holds its version, or it is deferred."""
         self.restarts += work.done > 0
         self.lost_tokens += work.done
         work.restart()
 
     def gains(self, seat: Seat) -> bool:
-        """Whether it would take new work once empty that it takes not now."""
+        """Whether the rollout, once empty, could take new work that it cannot take now."""
         stale = seat.replica.version < self.version
         return stale or (self.policy.batches and seat.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
-        """Share of each open wave's samples that is; a wave that is still admitted has none."""
+        """Unfinished share of each open wave. A wave that is still being admitted is left out."""
         size = self.pace.groups_per_step * self.workload.samples
         growing = wave_of(self.pace, self.admitted, self.closed)
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
     def running(self, work: Work, seat: Seat, generated: int, unfinished: float) -> Running:
-        """What the service knows of a running trajectory."""
+        """The service's view of a running trajectory."""
         left = None
         if self.pace.max_lag is not None:
             left = self.pace.max_lag - (self.version - work.version)
@@ -131,7 +133,7 @@ class Dispatching:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
             alive = [seat for seat in self.seats.values() if seat.alive]
-            if 2 * sum(mean > 0 for mean in means) >= len(means):  # as `waves.py` has it
+            if 2 * sum(mean > 0 for mean in means) >= len(means):  # the same rule as `waves.py`
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
@@ -143,7 +145,9 @@ class Dispatching:
         ])  # fmt: skip
 
     def _rooms(self, wave: int) -> list[Room]:
-        """For new trajectories of this wave, where its version may be."""
+        """Rollouts with room for new trajectories of this wave, under a version that the wave
+        allows.
+        """
         needed = version_needed(self.pace, wave)
         return [
             Room(name, room, seat.tokens, seat.speed)
@@ -162,11 +166,11 @@ class Dispatching:
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
     def _places(self) -> Iterator[tuple[Work, Seat]]:
-        """Oldest wave first, each where its version may be."""
+        """Place unplaced groups, oldest wave first."""
         rest: list[list[Work]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
-            if self.policy.by_length:  # the tail begins early (`lost.in_turn`)
+            if self.policy.by_length:  # long answers start first (`lost.in_turn`)
                 groups = sorted(groups, key=lambda g: (-g[0].predicted, g[0].group))
             plan = self.placing.plan(groups, rooms) if rooms else {}
             for group in groups:
@@ -181,8 +185,8 @@ class Dispatching:
         self.unplaced = rest
 
     def _parts(self) -> Iterator[tuple[Work, Seat]]:
-        """Waves are placed whole, as soon as any rollout is there; a rollout takes its part of one
-        when it has finished the one before and holds a version for it.
+        """Place whole waves as soon as any rollout is alive. A rollout takes its part of a wave
+        when it has finished the previous part and holds a version that the wave allows.
         """
         rest: list[list[Work]] = []
         for _, groups in _by_wave(self.unplaced):
@@ -212,8 +216,8 @@ class Dispatching:
                     yield work, seat
 
     def _resumes(self) -> Iterator[tuple[Work, Seat]]:
-        """Those that lost their rollout: at their version if the policy keeps it and somebody
-        holds it, else again from the prompt.
+        """Place trajectories that lost their rollout. Under `keep_version` only a rollout with
+        their version may resume them; without one they restart from the prompt.
         """
         waiting, self.homeless = self.homeless, []
         keeps = self.policy.on_update == "keep_version"

@@ -1,4 +1,6 @@
-"""From settings and constants to runs: clusters × policies, each policy under its best split."""
+"""Runs every policy on every cluster of the settings, each policy under its best split
+of the GPUs.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from streams.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A result and where it is from."""
+    """A result, with the cluster and the share of generating GPUs that gave it."""
 
     cluster: ClusterSettings
     share: float
@@ -26,7 +28,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model, GPUs and work, on which policies are run."""
+    """One model on a number of GPUs with one workload, on which policies run."""
 
     model: Model
     gpus: int
@@ -36,7 +38,7 @@ class Bench:
     scale: int = 1
 
     def run(self, policy: Policy, share: float) -> Result:
-        """One policy under one split of the GPUs."""
+        """Simulate one policy under one split of the GPUs."""
         settings, of = self.settings, self.of
         cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, of)
         cluster = replace(
@@ -61,7 +63,9 @@ class Bench:
     def best(
         self, policy: Policy, shares: tuple[float, ...] = ROLLOUT_SHARES
     ) -> tuple[float, Result]:
-        """Under the share of `shares` that makes it fastest; those that cannot be are left out."""
+        """The fastest share of `shares` and its result. Impossible shares are skipped; raises
+        `ConfigurationError` if all are.
+        """
         found: list[tuple[float, Result]] = []
         refused = ConfigurationError("rollout_share: none was given")
         for share in shares[:1] if policy.colocated else shares:
@@ -84,7 +88,7 @@ class Bench:
 
 
 def bench_of(settings: SimulationSettings, cluster: ClusterSettings, of: Values) -> Bench:
-    """`ConfigurationError` names the model that nobody knows."""
+    """Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
         known = ", ".join(MODELS)
         raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {known}")
@@ -95,7 +99,7 @@ def bench_of(settings: SimulationSettings, cluster: ClusterSettings, of: Values)
 
 
 def distribution_of(settings: LengthSettings, of: Values) -> Distribution:
-    """Recorded, mixed, or the constants' log-normal."""
+    """The length distribution: recorded, a mixture, or the constants' log-normal."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
@@ -105,7 +109,9 @@ def distribution_of(settings: LengthSettings, of: Values) -> Distribution:
 
 
 def names_of(settings: SimulationSettings) -> list[str]:
-    """Policies in their order, the ablation's last; `ConfigurationError` for unknown ones."""
+    """The policies in their order, those of the ablation last. Raises `ConfigurationError` for
+    unknown ones.
+    """
     names = [*settings.policies, *(ablation(settings.ablation) if settings.ablation else ())]
     for name in names:
         policy_of(name)
@@ -115,7 +121,7 @@ def names_of(settings: SimulationSettings) -> list[str]:
 
 
 def runs(settings: SimulationSettings) -> Iterator[Run]:
-    """Every policy on every cluster, as they finish."""
+    """Yield the result of every policy on every cluster as it finishes."""
     of = checked(values(**settings.constants))
     names = names_of(settings)
     for cluster in settings.clusters:
@@ -127,7 +133,7 @@ def runs(settings: SimulationSettings) -> Iterator[Run]:
 
 
 def checked(of: Mapping[str, float]) -> Values:
-    """Constants that a run is possible with."""
+    """Return the constants. Raises `ConfigurationError` if no run is possible with them."""
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip
         if of[name] < 1:

@@ -1,7 +1,7 @@
-"""Rollouts that die and come back: the homeless trajectories go on from their last partial.
+"""Rollouts that die and return; their trajectories resume elsewhere from their last partials.
 
-A failure loses what no partial had; a preemption drains them first. Times between two of a rollout
-are exponential, drawn from the workload's seed.
+A failure loses the tokens that no partial holds; a preemption publishes them first. Times between
+two events of a rollout are exponential, drawn from the workload's seed.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from simulator.world import World
 
 @dataclass(slots=True, eq=False)
 class Faults:
-    """Strikes rollouts of the world, and brings them back."""
+    """Ends rollouts of the world and restarts them. `count` counts failures and preemptions."""
 
     world: World
     repacking: Repacking
@@ -23,11 +23,12 @@ class Faults:
     count: int = 0
 
     def begin(self) -> None:
+        """Plan the first event of each rollout."""
         for seat in self.world.seats.values():
             self._plan(seat)
 
     def fail(self, seat: Seat) -> None:
-        """Its time has come: it dies at the end of the step that runs."""
+        """Let the rollout die at the end of its present decode step."""
         if not seat.alive:
             return
         cluster = self.world.cluster
@@ -38,7 +39,7 @@ class Faults:
         self.world.plan_wake(seat)
 
     def strike(self, seat: Seat) -> None:
-        """Between two steps: everything that it has is nobody's."""
+        """End the rollout between two decode steps; dispatch gets all its trajectories."""
         world, sudden = self.world, seat.failing == "failure"
         self.repacking.forget(seat)
         for work in seat.replica.give_up():
@@ -55,7 +56,7 @@ class Faults:
         world.plan_dispatch()
 
     def back(self, seat: Seat) -> None:
-        """Repaired: it takes the newest weights, then work."""
+        """Restart the repaired rollout: it pulls the newest weights, then takes work."""
         seat.alive = True
         self.world.pull(seat)
         self._plan(seat)

@@ -1,7 +1,7 @@
-"""What dispatch may expect of answers: the rule of the service's `Lengths`, fed with what finished.
+"""Predicted answer lengths: the rule of the service's `Lengths`, updated with finished answers.
 
-The pass before the first counts as known, as in a run's second epoch. Prompts are known by their
-numbers, so nothing is hashed, and tasks by nothing: only histories of prompts are asked for.
+The history starts with one full pass over the prompts, as in a run's second epoch. Prompts are
+identified by number, so nothing is hashed. There is no history by task.
 """
 
 from collections import OrderedDict
@@ -13,13 +13,13 @@ from simulator.workload import Workload
 
 @dataclass(slots=True, eq=False)
 class Foresight:
-    """By number of the group."""
+    """Length histories, looked up by group number."""
 
     workload: Workload
     _known: OrderedDict[int, Length] = field(default_factory=OrderedDict[int, Length])
 
     def mean(self, number: int) -> float:
-        """Tokens of one answer, 0 where nothing is known."""
+        """Predicted tokens of one answer, 0 without history."""
         found = self.of(number)
         return 0.0 if found is None else found.mean
 
@@ -31,11 +31,11 @@ class Foresight:
         return self._known.get(prompt)
 
     def note(self, number: int, tokens: int) -> None:
-        """One more finished answer."""
+        """Add one finished answer."""
         self._note(self.workload.prompt_of(number), tokens)
 
     def _note(self, prompt: int, tokens: int) -> None:
-        """As `Lengths.note`: what was asked longest ago is forgotten."""
+        """Like `Lengths.note`: the least recently used history is evicted."""
         known = self._known
         known[prompt] = updated(known.get(prompt), tokens)
         known.move_to_end(prompt)

@@ -1,6 +1,8 @@
-"""Many decode steps at once: between two events of a rollout its batch is constant and its KV cache
-grows by one token per row and step, so step times sum in closed form. Exact, up to rounding, for
-the `Roofline` of the paced engine: `span_s(…, n)` is the last of its `ends_s(…, n)`.
+"""Times of many decode steps at once. Between two events of a rollout its batch is constant and its
+KV cache grows by one token per row and step, so step times sum in closed form.
+
+Exact, up to rounding, for the `Roofline` of the paced engine: `span_s(…, n)` is the last of its
+`ends_s(…, n)`.
 """
 
 from dataclasses import replace
@@ -10,7 +12,7 @@ from producers.engines.paced.roofline import Roofline
 
 
 def span_s(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
-    """Seconds of the next `steps` steps of the same rows."""
+    """Seconds that the next `steps` steps of the same rows take."""
     free = min(steps, _computing(roofline, rows, kv_tokens))
     reading = steps - free
     row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
@@ -21,7 +23,7 @@ def span_s(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float
 
 
 def steps_until(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """The smallest number of steps that lasts at least `seconds`."""
+    """The smallest number of steps that takes at least `seconds`."""
     if seconds <= 0:
         return 0
     steps = _guess(roofline, rows, kv_tokens, seconds)
@@ -33,7 +35,7 @@ def steps_until(roofline: Roofline, rows: int, kv_tokens: float, seconds: float)
 
 
 def faster(roofline: Roofline, speed: float) -> Roofline:
-    """The same model on a rollout `speed` times as fast."""
+    """The roofline of a rollout that is `speed` times as fast."""
     return replace(
         roofline,
         weights_s=roofline.weights_s / speed,
@@ -45,7 +47,7 @@ def faster(roofline: Roofline, speed: float) -> Roofline:
 
 
 def _computing(roofline: Roofline, rows: int, kv_tokens: float) -> int:
-    """How many steps from now on are bound by arithmetic: until the cache read outlasts it."""
+    """Number of next steps that are bound by arithmetic, before the cache read takes longer."""
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
     if not roofline.overlapping or over <= 0:
@@ -54,7 +56,9 @@ def _computing(roofline: Roofline, rows: int, kv_tokens: float) -> int:
 
 
 def _guess(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
-    """Within rounding of the answer: the positive root of a quadratic, behind the linear part."""
+    """The number of steps, correct up to rounding: linear while compute-bound, then the positive
+    root of a quadratic.
+    """
     free = _computing(roofline, rows, kv_tokens)
     row_s = rows * roofline.row_s
     computing_s = row_s + roofline.overhead_s

@@ -1,5 +1,5 @@
-"""Placement in the simulated cluster: each wave is laid out once, from what history says of its
-prompts, by the service's planner; the variants without a mechanism are plainer layouts.
+"""Placement in the simulated cluster. Each wave is laid out once, from its prompts' length history,
+by the service's planner; policies without that mechanism use plainer layouts.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from simulator.policies import Policy
 from simulator.seat import Seat
 from simulator.work import Work
 
-WAVES_KEPT = 64  # layouts of older waves are forgotten
+WAVES_KEPT = 64  # layouts of older waves are dropped
 
 
 @dataclass(slots=True, eq=False)
 class Placing:
-    """Layouts by wave."""
+    """The layouts by wave, each with the median predicted length."""
 
     policy: Policy
     samples: int
@@ -27,7 +27,9 @@ class Placing:
     )
 
     def lay_out(self, wave: int, means: Sequence[float], seats: Sequence[Seat]) -> None:
-        """What `means` says of the wave's prompts decides which rollouts take which of them."""
+        """Decide which rollouts take which prompts of the wave, by the predicted
+        lengths `means`.
+        """
         workers = [Worker(seat.replica.name, seat.speed) for seat in seats]
         ascending = wave % 2 == 0
         if self.policy.ramp:
@@ -38,7 +40,7 @@ class Placing:
         self.layouts.pop(wave - WAVES_KEPT, None)
 
     def plan(self, groups: Sequence[list[Work]], rooms: Sequence[planner.Room]) -> dict[str, str]:
-        """Trajectory → rollout, by the service's planner."""
+        """Map trajectories to rollouts, by the service's planner."""
         return dict(planner.place([self._work(group) for group in groups], rooms))
 
     def _work(self, group: list[Work]) -> planner.Work:
@@ -49,7 +51,7 @@ class Placing:
 
 
 def _even(means: Sequence[float], workers: Sequence[Worker], ascending: bool) -> Layout | None:
-    """A ranking group for every rollout: HistoPipe's first tier alone."""
+    """One ranking group per rollout: the first tier of HistoPipe alone."""
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None

@@ -1,9 +1,9 @@
-"""Policies as values: the same loop runs them all, each switch is one mechanism.
+"""Scheduling policies as values: one loop runs all of them, each switch is one mechanism.
 
 `synchronous` is verl's hybrid engine, `one_step` and `stream` are the usual asynchronous forms
 (StreamRL), `partial_rollout` is AReaL, `in_flight` PipelineRL, `laminar` Laminar, `rhymerl`
-RhymeRL's HistoPipe without its speculation, `ours` what the service does. Speculation is off in all
-of them.
+RhymeRL's HistoPipe without its speculation, `ours` this project's service. Speculation is off in
+all of them.
 """
 
 from collections.abc import Iterator
@@ -15,41 +15,48 @@ from streams.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One way to run generation and training beside each other."""
+    """One way to overlap generation and training."""
 
     name: str
     colocated: bool = False
     """The same accelerators generate, then train."""
     wave: Literal["all", "own"] | None = None
-    """What must have generated a wave before the next begins: all rollouts, each its own part."""
+    """Which rollouts must finish a wave before the next one starts: all together, or each for its
+    own part.
+    """
     on_update: Literal["keep_version", "in_flight", "in_flight_recompute"] = "keep_version"
     relay: bool = False
-    """Weights wait beside every rollout, which pulls alone; else one collective transfer stops
-    rollouts and trainer."""
+    """Weights wait beside every rollout, and each rollout pulls on its own. Otherwise one
+    collective transfer stops rollouts and trainer.
+    """
     bounded: bool = True
-    """`max_lag` of the job bounds admission; else only finished work that waits does."""
+    """`max_lag` of the job bounds admission. Otherwise only the amount of finished, untrained work
+    does.
+    """
     lag: int | None = None
-    """A bound that belongs to the policy, instead of the job's."""
+    """A lag bound of the policy that replaces the job's."""
     strict: bool = False
-    """Tokens above the bound are not trained (invariant 5). The published systems bound what is
-    admitted, not each sample.
+    """Tokens above the bound are not trained (invariant 5). The published systems bound admission,
+    not each sample.
     """
     batches: bool = False
-    """A rollout takes its quota, finishes it and pulls; else it goes on until a version is out."""
+    """A rollout takes its quota, finishes it and pulls. Otherwise it continues until a version is
+    visible.
+    """
     early_start: bool = False
-    """A step begins with the first groups that are there."""
+    """A step starts with the first groups that are ready."""
     repack: bool = False
-    """Rollouts that ramp down are consolidated."""
+    """Trajectories of rollouts that ramp down are consolidated on fewer rollouts."""
     peak: bool = False
-    """A rollout ramps down once its cache holds less than ever under its version, as the service
-    has it; else less than at the last check (Laminar).
+    """A rollout ramps down once its cache use is below its maximum under the version, as in the
+    service. Otherwise: below the use at the last check (Laminar).
     """
     by_length: bool = False
-    """Groups are placed by predicted length, direction alternating, longest first inside."""
+    """Groups are placed by predicted length, with alternating direction, longest first."""
     ramp: bool = False
-    """More rollouts for long groups (two tiers)."""
+    """Long groups get more rollouts (two tiers)."""
     migrate: bool = False
-    """Outliers among the last unfinished go elsewhere."""
+    """Outliers among the last unfinished trajectories move to other rollouts."""
 
 
 SYNCHRONOUS = Policy("synchronous", colocated=True, wave="all", lag=0)
@@ -88,7 +95,7 @@ MECHANISMS = {
 
 
 def policy_of(name: str) -> Policy:
-    """A policy by its name; `laminar-repack` is it without a mechanism."""
+    """The policy of this name. `laminar-repack` is `laminar` without repack."""
     base, *without = name.split("-")
     if base not in POLICIES:
         known = ", ".join(POLICIES)
@@ -106,7 +113,7 @@ def policy_of(name: str) -> Policy:
 
 
 def ablation(name: str) -> Iterator[str]:
-    """The policy, then without each of its mechanisms alone."""
+    """Yield the policy's name, then the name without each single mechanism."""
     yield name
     yield from (
         f"{name}-{m}" for m, switch in MECHANISMS.items() if getattr(policy_of(name), switch)

@@ -1,6 +1,7 @@
-"""What a real run on one machine will reach: N paced rollouts beside a trainer that keeps time.
+"""Predicts the speed of a real run on one machine: N paced rollouts beside a trainer with a fixed
+step time.
 
-`benchmarks/simulator/` holds such predictions against runs; nothing here is fitted to one.
+`benchmarks/simulator/` compares such predictions with runs; nothing here is fitted to a run.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,13 +14,15 @@ from simulator.simulation import simulate
 from simulator.workload import Lengths, Recorded, Workload
 from streams.errors import ConfigurationError
 
-ROUND_S = 0.05  # of the service
+ROUND_S = 0.05  # the service's dispatch interval
 POLICIES = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute": PARTIAL}
 
 
 @dataclass(frozen=True, slots=True)
 class RealSettings:
-    """A run's configuration as far as its speed depends on it; seconds as the engine paces them."""
+    """A run's configuration as far as it determines the speed. Seconds are as paced by
+    the engine.
+    """
 
     rollouts: int
     roofline: Roofline
@@ -37,9 +40,9 @@ class RealSettings:
     train_step_s: float = 0.0
     train_token_s: float = 0.0
     update_s: float = 0.0
-    """From the order to pull until it serves again."""
+    """From the decision to pull until the rollout generates again."""
     publish_s: float = 0.0
-    """From a step's end until rollouts can pull it."""
+    """From a step's end until rollouts can pull its version."""
     correlation: float = 0.7
     prompt_tokens: int = 32
     prompts: int = 192
@@ -51,12 +54,12 @@ class RealSettings:
     move_s: float = 0.1
     seed: int = 0
     recorded: tuple[tuple[int, ...], ...] = ()
-    """Lengths of the run's own answers by group, where it is over; else all are drawn."""
+    """By group, lengths of a finished run's own answers; empty: all lengths are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of the whole run, from its first order to the end of its last step."""
+    """Figures of the whole run, from its first assignment to the end of its last step."""
 
     tokens_per_s: float
     kv_utilisation: float
@@ -64,8 +67,8 @@ class Prediction:
 
 
 def predict(settings: RealSettings) -> Prediction:
-    """Simulate it. `ConfigurationError` for an `on_update` that nobody knows and for work that
-    never fits.
+    """Simulate the run. Raises `ConfigurationError` for an unknown `on_update` and for answers that
+    do not fit the cache.
     """
     if settings.on_update not in POLICIES:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What happens, written down while it happens, and the result at the end."""
+"""Records a simulated run while it happens, and computes its result at the end."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ ARROWS_MAX = 4_000
 
 @dataclass(slots=True, eq=False)
 class Recorder:
-    """Readings at the borders of what is measured; arrows of the timeline."""
+    """Usage totals at the borders of the measured window, and arrows of the timeline."""
 
     cluster: Cluster
     job: Job
@@ -31,22 +31,24 @@ class Recorder:
     arrows: list[Arrow] = field(default_factory=list[Arrow])
 
     def stepped(self, step: Step, trainer_busy_s: float) -> None:
-        """Measuring begins where step `skip` ended."""
+        """Note a finished step; the measurement starts when step `skip` ends."""
         if step.number == self.job.skip:
             self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
             self.trainer_before_s = trainer_busy_s
 
     def pulled(self, seat: Seat, now_s: float, lasts_s: float) -> None:
+        """Note that the rollout pulls a version."""
         self.pulls += 1
         name = seat.replica.name
         self._draw(Arrow("pull", now_s, now_s + lasts_s, name, name))
 
     def moved(self, source: Seat, target: Seat, now_s: float, lasts_s: float) -> None:
+        """Note that trajectories move between two rollouts."""
         names = source.replica.name, target.replica.name
         self._draw(Arrow("move", now_s, now_s + lasts_s, *names))
 
     def drained(self, seat: Seat, now_s: float) -> None:
-        """From now on it only finishes what it has."""
+        """Note that from now on the rollout only finishes its work."""
         name = seat.replica.name
         self._draw(Arrow("drain", now_s, now_s, name, name))
 

@@ -1,8 +1,8 @@
-"""Repack and the migration of outliers: the service's plans over values of the simulator, and how
-long it takes to follow them.
+"""Repack and the migration of outliers: the service's plans over values of the simulator, and the
+time that their execution takes.
 
-Laminar's check is every few seconds and after each version. A plan is followed between two decode
-steps of the rollout that gives up; what it had stands still for `move_s`, then is prefilled anew.
+The check runs every few seconds and after each version, as in Laminar. A move starts between two
+decode steps of its source; the moved trajectories stand still for `move_s` and are prefilled again.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from simulator.work import Work
 from simulator.world import World
 from streams.records import Version
 
-AGAIN = ""  # instead of a rollout: it starts again
+AGAIN = ""  # in place of a target: the trajectory restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Trajectories that go on at `target`."""
+    """Moved trajectories that arrive at `target`."""
 
     target: str
     works: tuple[Work, ...]
@@ -29,7 +29,7 @@ class Landing:
 
 @dataclass(slots=True, eq=False)
 class Repacking:
-    """Plans, and the trajectories that are on their way."""
+    """Plans moves and counts them. `deferred` counts trajectories that restart instead."""
 
     world: World
     moves: int = 0
@@ -38,7 +38,7 @@ class Repacking:
     steps: Steps = field(default_factory=Steps)
 
     def check(self) -> None:
-        """Plan from what the rollouts' status says now, and ask the sources to give up."""
+        """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
         world = self.world
         self.steps.saw(world.visible, world.now)
         loads = [self._load(seat) for seat in world.seats.values()]
@@ -55,7 +55,9 @@ class Repacking:
             self._gather([load for load in loads if load.rollout not in taking])
 
     def leave(self, seat: Seat) -> None:
-        """Between two steps of the source: what still runs is on its way."""
+        """Between two decode steps of the source: send the trajectories that still run on their
+        way.
+        """
         world, asked = self.world, seat.moving or {}
         seat.moving = None
         by_target: dict[str, list[Work]] = {}
@@ -79,7 +81,9 @@ class Repacking:
         self._unexpect(asked, {t: len(works) for t, works in by_target.items()})
 
     def land(self, landing: Landing) -> None:
-        """They go on, if their rollout is still there under their version; else anywhere."""
+        """Resume the trajectories at their target if it is open and holds their version; otherwise
+        dispatch places them.
+        """
         world, seat = self.world, self.world.seats[landing.target]
         seat.expecting -= len(landing.works)
         for work in landing.works:
@@ -94,7 +98,7 @@ class Repacking:
         world.plan_dispatch()
 
     def forget(self, seat: Seat) -> None:
-        """The source died before it gave up."""
+        """Cancel the moves of a source that died before it gave trajectories up."""
         if seat.moving is not None:
             self._unexpect(seat.moving, {})
             seat.moving = None
@@ -108,7 +112,7 @@ class Repacking:
         self.world.plan_wake(source)
 
     def _unexpect(self, asked: dict[str, str], left: dict[str, int]) -> None:
-        """Those that finished meanwhile do not come."""
+        """Correct what the targets expect by the trajectories that finished meanwhile."""
         for target, count in Counter(asked.values()).items():
             if target == AGAIN:
                 continue
@@ -132,7 +136,9 @@ class Repacking:
         )
 
     def _gather(self, loads: list[Load]) -> None:
-        """Outliers of waves that are nearly done; who plans to give up all is left out."""
+        """Plan outliers of waves that are nearly done. Rollouts that take part in a repack are left
+        out.
+        """
         seats = self.world.seats
         free = [load for load in loads if seats[load.rollout].is_open()]
         running = {one.trajectory: one for one in self._running()}
@@ -145,8 +151,8 @@ class Repacking:
             self._ask(seats[source])
 
     def _budget(self) -> Budget | None:
-        """What starts now has; a request's speed is what the rollouts of the newest version make
-        of their batches.
+        """The time budget of a trajectory that starts now. A request's speed is that of the present
+        batches on rollouts of the newest version.
         """
         world = self.world
         speeds = [
@@ -157,7 +163,9 @@ class Repacking:
         return budget_of(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
     def _running(self) -> list[Running]:
-        """Of waves of which little is unfinished: nothing else can be an outlier."""
+        """Running trajectories of waves with a small unfinished share; no others can be
+        outliers.
+        """
         world, found = self.world, list[Running]()
         late = {w: s for w, s in world.dispatching.unfinished().items() if s <= UNFINISHED_MAX}
         for seat in world.seats.values() if late else ():

@@ -1,9 +1,9 @@
-"""One rollout in virtual time: continuous batching over a KV cache of fixed size.
+"""One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
 
-It jumps from event to event: while nobody joins or leaves, the batch is constant and the steps
-until the next answer ends, or the cache is full, last `span_s`. What is asked of it in the midst of
-a step happens at the step's end. The cache never holds more than its capacity: the newest sequences
-go back to the queue and are prefilled again later, as in vLLM.
+The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant,
+and the steps until the next answer ends or the cache is full last `span_s`. A request in the middle
+of a step takes effect at the step's end. The cache never holds more than its capacity: the newest
+sequences return to the queue and are prefilled again later, as in vLLM.
 """
 
 from bisect import insort
@@ -18,8 +18,8 @@ from simulator.work import Work
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The world wakes it at `due_s` (None: nothing to do): `arrive`, then whatever happens between
-    two steps, then `go_on`.
+    """The loop wakes it at `due_s` (None: nothing to do) and calls `arrive`, then the handlers of
+    what happens between two steps, then `go_on`.
     """
 
     name: str
@@ -33,20 +33,22 @@ class Replica:
     """In the order in which they were taken in."""
     waiting: list[Work] = field(default_factory=list[Work])
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Heap of steps and who finishes then; who left in between is passed over."""
+    """Heap of (step, trajectory that finishes then). Entries of trajectories that left
+    are skipped.
+    """
     steps: int = 0
     kv: int = 0
     begins_s: float = 0.0
-    """When decoding of the present jump begins: after stalls and prefill."""
+    """When decoding of the present jump starts: after stalls and prefill."""
     jump: int = 0
     due_s: float | None = None
     ready_s: float = 0.0
-    """It stands still until then."""
+    """The replica stands still until then."""
     usage: Usage = field(default_factory=Usage)
 
     def submit(self, work: Work, now_s: float) -> None:
-        """Queue it; it runs from the end of the present step on if it fits. Resumed ones come
-        first.
+        """Queue the trajectory. It runs from the end of the present step on if it fits. Resumed
+        trajectories come first.
         """
         if self.longest_first:
             insort(self.waiting, work, key=_urgency)
@@ -58,7 +60,7 @@ class Replica:
             self.interrupt(now_s)
 
     def interrupt(self, now_s: float) -> None:
-        """End the present jump with the step that runs now."""
+        """End the present jump with the current step."""
         if not self.running or self.due_s is None:
             self.due_s, self.jump = max(now_s, self.ready_s), 0
             return
@@ -69,7 +71,7 @@ class Replica:
             self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, steps)
 
     def arrive(self, now_s: float) -> list[Work]:
-        """Make the jump; returns what it finished."""
+        """Complete the jump; returns the trajectories that it finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
         self.kv += rows * self.jump
@@ -84,7 +86,7 @@ class Replica:
         return finished
 
     def go_on(self, now_s: float) -> None:
-        """Make room where the cache is full, take in what fits, plan the next jump."""
+        """Make room if the cache is full, take in what fits, and plan the next jump."""
         if self.is_empty():
             self.due_s = None
             return
@@ -100,7 +102,9 @@ class Replica:
         self._next_jump()
 
     def update(self, version: int, now_s: float, stall_s: float, recompute: bool) -> None:
-        """Between two steps: take new weights, prefill everything again if asked."""
+        """Between two steps: take new weights; with `recompute`, prefill all running sequences
+        again.
+        """
         for work in self.running.values():
             work.done = self.steps - work.begun
             work.mark(self.version)
@@ -112,14 +116,14 @@ class Replica:
             self.ready_s += seconds
 
     def give_up(self) -> list[Work]:
-        """Between two steps: everything that it has."""
+        """Between two steps: remove and return all its trajectories."""
         left = [self.take_out(name) for name in list(self.running)] + self.waiting
         self.waiting = []
         self.ends.clear()
         return left
 
     def take_out(self, name: str) -> Work:
-        """Between two steps: a running trajectory."""
+        """Between two steps: remove and return a running trajectory."""
         work = self.running.pop(name)
         work.done = self.steps - work.begun
         work.mark(self.version)
@@ -133,11 +137,13 @@ class Replica:
         return self.kv + len(self.running) * self._made(now_s)
 
     def steps_by(self, now_s: float) -> int:
-        """Its decode steps by now; less `begun`, the tokens of a running trajectory."""
+        """Decode steps until now. Minus `begun`, this is the number of tokens of a running
+        trajectory.
+        """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
     def read(self, now_s: float) -> Reading:
-        """Its sums now, with the part of the present jump that has passed."""
+        """Its usage totals now, including the elapsed part of the present jump."""
         usage, kv = self.usage, self.look(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)
@@ -157,11 +163,11 @@ class Replica:
 
     def _fits(self, work: Work) -> bool:
         rows = len(self.running)
-        free = self.capacity - self.reserve - self.kv - rows - 1  # the next step's tokens
+        free = self.capacity - self.reserve - self.kv - rows - 1  # minus the next step's tokens
         return rows < self.slots and (not rows or work.cached() <= free)
 
     def _take_in(self) -> int:
-        """Tokens to prefill of those that join now, in the order of the queue."""
+        """Move fitting trajectories from the queue to the batch; returns the tokens to prefill."""
         tokens = 0
         while self.waiting and self._fits(self.waiting[0]):
             work = self.waiting.pop(0)
@@ -174,7 +180,9 @@ class Replica:
         return tokens
 
     def _make_room(self) -> None:
-        """The newest go back when the next step does not fit, until the reserve is free."""
+        """Return the newest sequences to the queue if the next step does not fit, until the reserve
+        is free.
+        """
         if self.kv + len(self.running) <= self.capacity:
             return
         while len(self.running) > 1 and self.kv + len(self.running) > self.capacity - self.reserve:

@@ -1,4 +1,4 @@
-"""What a simulated run measured, as plain values."""
+"""The measurements of a simulated run, as plain values."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from simulator.trainer import Step
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of the whole run. Every admitted sample is trained, dropped by lag, expired with its group,
-    ready, generated for an incomplete group, or unfinished: they add up (invariant 1).
+    """Samples of the whole run. Every admitted sample is trained, dropped by lag, expired with its
+    group, ready, finished in an incomplete group, or unfinished; `add_up` checks it (invariant 1).
     """
 
     admitted: int
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A move between rollouts (`target` another one) or a pull or drain of one."""
+    """A move between two rollouts, or a pull or drain of one (`target` is `source` then)."""
 
     kind: str
     from_s: float
@@ -49,7 +49,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Bars of a process in the timeline: begin, end, version."""
+    """Bars of a process in the timeline: start, end, version."""
 
     name: str
     bars: tuple[tuple[float, float, int], ...]
@@ -57,17 +57,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Measured from the end of step `skip` to the end of the last; seconds are virtual."""
+    """Measured from the end of step `skip` to the end of the last step; seconds are virtual."""
 
     policy: str
     tokens_per_s: float
-    """Trained."""
+    """Trained tokens."""
     generated_per_s: float
     step_s: float
     kv_utilisation: float
     """Mean over time and rollouts."""
     idle_share: float
-    """Of the rollouts' time, neither decoding nor prefilling (nor training, where they do)."""
+    """Share of the rollouts' time without decoding, prefill and (where colocated) training."""
     trainer_idle_share: float
     lags: dict[int, float]
     """Share of the trained tokens by lag at consumption."""
@@ -84,7 +84,7 @@ class Result:
         return max(self.lags, default=0)
 
     def line(self) -> dict[str, object]:
-        """For programs."""
+        """The JSON object that `simulate --json` prints."""
         return {
             "policy": self.policy,
             "tokens_per_s": round(self.tokens_per_s, 1),
@@ -108,7 +108,7 @@ class Result:
 
 
 def lag_shares(steps: Sequence[Step]) -> dict[int, float]:
-    """Over all tokens of these steps."""
+    """Share of the steps' trained tokens by lag."""
     tokens: Counter[int] = Counter()
     for step in steps:
         tokens.update(step.lags)

@@ -1,4 +1,4 @@
-"""What dispatch knows of one rollout beside its engine, and of one open group."""
+"""The dispatcher's state of one rollout and of one open group."""
 
 from dataclasses import dataclass, field
 
@@ -8,40 +8,41 @@ from simulator.work import Work
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A rollout as dispatch sees it."""
+    """A rollout as the dispatcher sees it, with its replica."""
 
     replica: Replica
     speed: float = 1.0
     alive: bool = True
     failing: str = ""
-    """It dies at the end of the present step: `failure`, or `preemption` with notice."""
+    """The rollout dies at the end of the present step: `failure`, or `preemption` with notice."""
     pulling: bool = False
     wanted: int = 0
-    """Version that it is to take, or is taking."""
+    """The version that it is to take, or is taking."""
     draining: bool = False
-    """Its quota is drawn and a newer version out; only the timeline asks."""
+    """Its quota is drawn and a newer version is visible; used by the timeline only."""
     moving: dict[str, str] | None = None
-    """What it is about to give up: trajectory → rollout, empty where it starts again."""
+    """Trajectories that it is about to give up → target rollout, or empty for a restart."""
     expecting: int = 0
     """Trajectories on their way to it."""
     drawn: int = 0
-    """New ones since it took its version or emptied itself."""
+    """New trajectories since it took its version or became empty."""
     tokens: float = 0.0
-    """Expected of what it has."""
+    """Predicted tokens of its trajectories."""
     kv_previous: int = 0
-    """At the last check, or the most under its version (`Policy.peak`)."""
+    """KV use at the last check, or the maximum under its version (`Policy.peak`)."""
 
     def given(self) -> int:
+        """Number of trajectories that it runs, queues or expects."""
         return len(self.replica.running) + len(self.replica.waiting) + self.expecting
 
     def is_open(self) -> bool:
-        """Takes orders."""
+        """Whether it takes assignments."""
         return self.alive and not self.pulling and self.moving is None
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """Admitted and not complete."""
+    """A group that is admitted and not complete."""
 
     wave: int
     missing: int

@@ -12,18 +12,20 @@ TOPIC = {"trajectories", "topic=trajectories"}
 
 
 def read_lengths(path: str, column: str) -> Trace:
-    """Whole numbers ≥ 1, ascending; `ConfigurationError` names what is missing."""
+    """Lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names the missing file or
+    column.
+    """
     where = Path(path)
     if where.is_dir() or where.suffix == ".parquet":
         return _of_parquet(where, column)
     try:
         return read_trace(path)
-    except ConfigurationError as error:  # it names the paced engine's setting
+    except ConfigurationError as error:  # the message names the paced engine's setting
         raise ConfigurationError(str(error).replace("paced.lengths", "lengths")) from None
 
 
 def _of_parquet(where: Path, column: str) -> Trace:
-    """An archive's trajectories among other topics, else every file of the folder."""
+    """Lengths of an archive's trajectories; of all files of the folder if it is not an archive."""
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
     own = [file for file in files if TOPIC & set(file.parts)]
     found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)

@@ -1,5 +1,5 @@
-"""The trainer in virtual time: it takes complete groups, oldest first, and publishes after B of
-them. Lag is counted and bounded as invariant 5 says.
+"""The trainer in virtual time: it takes complete groups, oldest first, and publishes a version
+after B of them. Lag is counted and bounded by invariant 5.
 """
 
 from collections import Counter
@@ -8,12 +8,12 @@ from heapq import heappop, heappush
 
 from simulator.work import Work
 
-CHUNKS = 16  # of a step, at most, when it begins before all its groups are there
+CHUNKS = 16  # pieces of a step, at most, if it starts before all its groups are ready
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One version: when it ended, what it trained, and by which lag its tokens were behind."""
+    """One trained version: its times, its samples and tokens, and its tokens by lag."""
 
     number: int
     begun_s: float
@@ -22,15 +22,15 @@ class Step:
     tokens: int
     lags: Counter[int]
     dropped: int
-    """Samples of `keep_version`, whole, whose lag was above the bound."""
+    """Whole samples of `keep_version` whose lag was above the bound."""
     masked: int
-    """Tokens of the other policies for the same reason."""
+    """Tokens of the other policies whose lag was above the bound."""
 
 
 @dataclass(slots=True, eq=False)
 class Trainer:
-    """`begin` says how long the next piece of work takes, None when it cannot work now; `end`
-    closes it.
+    """`begin` starts the next piece of work and returns its duration, or None if it cannot start;
+    `end` completes it.
     """
 
     groups_per_step: int
@@ -46,10 +46,10 @@ class Trainer:
     )
     steps: list[Step] = field(default_factory=list[Step])
     expired: int = 0
-    """Groups of which nothing was left to train."""
+    """Groups with no sample left to train."""
     samples_expired: int = 0
     taken: int = 0
-    """Groups that the present step has."""
+    """Groups of the present step."""
     begun_s: float | None = None
     _lasts_s: float = 0.0
     _samples: int = 0
@@ -59,12 +59,16 @@ class Trainer:
     _lags: Counter[int] = field(default_factory=Counter[int])
 
     def receive(self, group: int, samples: list[Work]) -> None:
-        """A complete group; those whose newest sample is oldest come first, then by number."""
+        """Queue a complete group. The queue is ordered by the group's newest first version, then by
+        number.
+        """
         newest = max(work.spans[0][0] for work in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
-        """Take what this piece of work trains; its seconds, or None if too little is there."""
+        """Take the groups of the next piece of work; returns its seconds, or None if too few groups
+        are ready.
+        """
         wanted = self.groups_per_step - self.taken
         self._expire()
         if not self.ready or (not self.early_start and len(self.ready) < wanted):
@@ -82,7 +86,7 @@ class Trainer:
         return seconds
 
     def end(self, now_s: float) -> Step | None:
-        """The piece is done; a Step when that was the last of one."""
+        """Complete the piece; returns the step if this was its last piece."""
         self.busy_s += self._lasts_s
         if self.taken < self.groups_per_step:
             return None
@@ -98,11 +102,11 @@ class Trainer:
         return step
 
     def in_step(self) -> int:
-        """Samples that the present step has, dropped ones included."""
+        """Samples of the present step, including dropped ones."""
         return self._samples + self._dropped
 
     def _expire(self) -> None:
-        """Groups all of whose samples are too old end here, in front of the queue: oldest first."""
+        """Remove groups whose samples are all too old; they are at the front of the queue."""
         if not self.keep_version or self.max_lag is None:
             return
         while self.ready and all(self._is_late(work) for work in self.ready[0][2]):
@@ -113,7 +117,7 @@ class Trainer:
         return self.max_lag is not None and self.version - work.spans[0][0] > self.max_lag
 
     def _take(self, work: Work) -> int:
-        """Count it; returns the tokens that it costs."""
+        """Count the sample; returns the tokens that its training costs."""
         if self.keep_version and self._is_late(work):
             self._dropped += 1
             return 0

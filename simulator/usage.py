@@ -1,13 +1,13 @@
-"""How busy a rollout was and how full its cache: integrals over time."""
+"""Time integrals of a rollout's work and cache use."""
 
 from dataclasses import dataclass, field
 
-BARS_MAX = 2_000  # of one rollout in the timeline; what comes after is not drawn
+BARS_MAX = 2_000  # of one rollout in the timeline; later ones are not drawn
 
 
 @dataclass(slots=True)
 class Usage:
-    """Sums since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached
+    """Totals since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached
     tokens; `bars` are times of decoding under one version.
     """
 
@@ -22,7 +22,7 @@ class Usage:
     def decoded(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
-        """A jump ended; before it began the cache stood still at `kv[0]`."""
+        """Add a finished jump. Before it began the cache held `kv[0]` tokens."""
         if not tokens:
             self.kv_s += kv[0] * (now_s - self.until_s)
         else:
@@ -46,7 +46,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The sums of one or several rollouts at a moment."""
+    """The totals of one or several rollouts at one time."""
 
     busy_s: float = 0.0
     kv_s: float = 0.0

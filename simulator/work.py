@@ -1,12 +1,12 @@
-"""A trajectory on its way, and what is left of it when it is finished."""
+"""A simulated trajectory, from admission to training."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """`length` is how long the answer will be, which no planner may look at; `spans` are versions
-    and the tokens generated under them (invariant 3), in order.
+    """`length` is the final length of the answer, hidden from all planners. `spans` are (version,
+    tokens generated under it) in order (invariant 3).
     """
 
     name: str
@@ -18,20 +18,20 @@ class Work:
     done: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     marked: int = 0
-    """How many of the done tokens the spans have."""
+    """Number of `done` tokens that are in `spans`."""
     begun: int = 0
-    """Step of its rollout, less `done`: valid while it runs."""
+    """Step of its replica at which it started, minus `done`; valid while it runs."""
     attempt: int = 1
     moves: int = 0
     version: int = -1
-    """Under `keep_version` the one that it began under; -1 before."""
+    """Under `keep_version` the version that it started under; -1 before."""
 
     def cached(self) -> int:
-        """Tokens in the cache when it runs from here."""
+        """Cache tokens that it needs when it runs from here."""
         return self.prompt + self.done
 
     def mark(self, version: int) -> None:
-        """What was generated since the last span belongs to this version."""
+        """Add the tokens since the last span to a span of this version."""
         if self.done > self.marked:
             if self.spans and self.spans[-1][0] == version:
                 before = self.spans.pop()[1]
@@ -41,7 +41,7 @@ class Work:
             self.marked = self.done
 
     def lose(self, tokens: int) -> None:
-        """The newest tokens, which no partial had."""
+        """Remove the newest tokens, which no partial holds."""
         self.done -= tokens
         self.marked = min(self.marked, self.done)
         over = sum(count for _, count in self.spans) - self.marked
@@ -52,7 +52,7 @@ class Work:
             over -= count
 
     def restart(self) -> None:
-        """From the prompt, under another version."""
+        """Start again from the prompt, under another version."""
         self.done = self.marked = 0
         self.spans.clear()
         self.version = -1

@@ -1,9 +1,10 @@
-"""What is generated: the lengths of the answers to each prompt, the same under every policy; drawn,
-or those that a run had.
+"""The lengths of the answers to each prompt, drawn or taken from a run; the same under every
+policy.
 
 A group's lengths are a function of (seed, pass, prompt) alone, so policies are compared on the same
-work. Two answers to one prompt are alike as in the paced engine: a Gaussian copula of one part per
-prompt, which all passes share, and one per answer; so history tells something, not everything.
+work. Two answers to one prompt correlate as in the paced engine: a Gaussian copula with one part
+per prompt, shared by all passes, and one part per answer. History therefore predicts part of a
+length.
 """
 
 from dataclasses import dataclass, field
@@ -14,13 +15,15 @@ from numpy.typing import NDArray
 from producers.engines.paced.lengths import NORMAL, Distribution
 
 EDGE, KNOTS = 6.0, 2_401
-"""Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond lies one in 10⁹."""
+"""Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond it is one
+answer in 10⁹.
+"""
 DEVIATES = np.linspace(-EDGE, EDGE, KNOTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Where answer lengths come from; cut at `longest` as a token limit cuts them."""
+    """Maps normal deviates to answer lengths, cut at `longest` as a token limit cuts them."""
 
     distribution: Distribution
     correlation: float
@@ -40,7 +43,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prompts asked pass after pass, `samples` answers each."""
+    """Prompts, repeated pass after pass, with `samples` answers each."""
 
     lengths: Lengths
     samples: int
@@ -49,14 +52,16 @@ class Workload:
     seed: int
 
     def group(self, number: int) -> list[int]:
-        """Lengths of the answers of the group admitted as the `number`-th."""
+        """Lengths of the answers of the `number`-th admitted group."""
         return self._drawn(number // self.prompts, number % self.prompts)
 
     def prompt_of(self, number: int) -> int:
         return number % self.prompts
 
     def earlier(self, prompt: int) -> list[int]:
-        """What the prompt's answers were in the pass before the first: the history at the start."""
+        """Lengths of the prompt's answers in the pass before the first: the history at
+        the start.
+        """
         return self._drawn(-1, prompt)
 
     def _drawn(self, pass_: int, prompt: int) -> list[int]:
@@ -68,8 +73,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Recorded(Workload):
-    """The answers that a run had, group after group; a group that it had not is drawn. Nothing is
-    known when it starts.
+    """The recorded answers of a run, group by group; missing groups are drawn. There is no history
+    at the start.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
