@@ -1,7 +1,7 @@
-"""How a relay answers over HTTP/1.1, whatever was asked: every answer has a length, and what a
-request may end in becomes one.
+"""HTTP/1.1 responses of a relay: every response has a length, and every error of a request becomes
+a response or a closed connection.
 
-A client that is refused while it still sends its body reads why, within `LINGER_S`.
+A client that is refused while it still sends its body can read the reason within `LINGER_S`.
 """
 
 import logging
@@ -18,13 +18,13 @@ from streams.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-CLIENT_S = 30.0  # for one read or write of a client
-LINGER_BYTES = 1 << 20  # at once
-LINGER_S = 2.0  # for a client to read an answer that came before its body was taken
+CLIENT_S = 30.0  # per read from or write to a client
+LINGER_BYTES = 1 << 20  # per read
+LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Base of the handler that knows what to answer."""
+    """Base class of the relay's request handler."""
 
     protocol_version = "HTTP/1.1"
     timeout = CLIENT_S
@@ -38,7 +38,9 @@ class Answers(BaseHTTPRequestHandler):
 
     @contextmanager
     def told(self) -> Generator[None]:
-        """The client learns what the block ends in."""
+        """Turn an error of the block into a response: `ValueError` into 400, `OSError` into a
+        closed connection.
+        """
         try:
             yield
         except OSError as error:
@@ -55,10 +57,10 @@ class Answers(BaseHTTPRequestHandler):
         self.head(status, 0, headers or {})
 
     def close(self, status: int) -> None:
-        """Answer and end the connection: there may be a body that nobody wants.
+        """Respond and end the connection; an unread body is discarded.
 
-        A client that is still sending it would be reset and never read the answer: what comes
-        within `LINGER_S` is taken and forgotten.
+        A client that is still sending its body would get a reset and never read the response. The
+        bytes that arrive within `LINGER_S` are therefore read and discarded.
         """
         self.close_connection = True
         self.empty(status, {"Connection": "close"})
@@ -76,12 +78,12 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _refuse(self, message: str) -> None:
-        """400: this request is none that a relay knows."""
+        """Respond 400: the request is not valid."""
         log.warning("relay: refused %r of %s: %s", self.path[:80], self.client_address[0], message)
         self.close(400)
 
     def _fail(self, error: OSError) -> None:
-        """The connection broke, or there is no room: the client learns it from the close."""
+        """The connection broke, or there is no room: the client sees the closed connection."""
         if isinstance(error, StoreError):
             log.warning("relay: %s", error)
         self.close_connection = True

@@ -1,5 +1,5 @@
-"""What a request to a relay asks for. Pure: texts of strangers in, values out, `ValueError` for
-everything else.
+"""Parses requests to a relay. Pure: untrusted texts in, values out, `ValueError` for everything
+else.
 """
 
 import re
@@ -14,7 +14,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 def key_of(path: str) -> str:
-    """The object's key, or `ValueError`: as it stands, nothing in it is decoded."""
+    """The object's key, or `ValueError`. Nothing in the path is decoded."""
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
         raise ValueError("no object of a version")
@@ -22,7 +22,7 @@ def key_of(path: str) -> str:
 
 
 def range_of(text: str | None, size: int) -> tuple[int | None, int]:
-    """`[start, end)` of one range, cut off at the end; start None without one."""
+    """`[start, end)` of a single range, cut at the object's end; start is None without a range."""
     if text is None:
         return None, size
     match = _RANGE.fullmatch(text)
@@ -33,7 +33,9 @@ def range_of(text: str | None, size: int) -> tuple[int | None, int]:
 
 
 def rest_of(content_range: str | None, content_length: str | None) -> tuple[int, int]:
-    """Where a push begins in its object, and the object's size; it goes to the object's end."""
+    """The start of a push in its object, and the object's size. A push always ends at the object's
+    end.
+    """
     left = integer(content_length or "-1")
     if content_range is None:
         start, size = 0, left
@@ -55,7 +57,7 @@ def integer(text: str) -> int:
 
 
 def seconds(query: Mapping[str, str]) -> float:
-    """How long the client would wait."""
+    """The seconds that the client is ready to wait."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:
         raise ValueError(f"wait must lie in [0, {WAIT_MAX_S:g}]")

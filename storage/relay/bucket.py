@@ -1,8 +1,8 @@
-"""Reading objects from the store that all have: what the head does when nobody pushes, and what any
-relay does when its neighbours fail it.
+"""Reads objects from the object store: for the head of the chain while no trainer pushes, and for
+any relay whose neighbour failed.
 
-Every object once: those that are here in part are read from there on, those that were not found
-(their upload still runs) or were wrong are tried again later.
+Every object is read once. A partial object continues at its last byte. An object that is missing
+(its upload may still run) or wrong is retried later.
 """
 
 import logging
@@ -22,14 +22,14 @@ from streams.records import Version
 log = logging.getLogger(__name__)
 
 READ_BYTES = 32 << 20
-AGAIN_S = 0.1  # doubled each time
+AGAIN_S = 0.1  # doubled with each retry
 AGAIN_MAX_S = 5.0
 WRONG_AGAIN_S = 30.0
 LATER_MAX = 10_000
 
 
 class Bucket:
-    """For one thread."""
+    """Used by one thread."""
 
     def __init__(
         self, shelf: Shelf, store: ObjectStore, clock: Callable[[], float] = time.monotonic
@@ -40,8 +40,8 @@ class Bucket:
         self._bases_of: Version | None = None
 
     def fetch_newest(self, stop: threading.Event) -> bool:
-        """What is missing of the newest announced version and of the versions that are here in
-        part, then the bases of its deltas; whether anything was read.
+        """Read the missing objects of the newest announced version and of partially held versions,
+        then the bases of its deltas. Returns whether anything was read.
         """
         announced = self._shelf.announced()
         if not announced:
@@ -57,7 +57,9 @@ class Bucket:
         return read
 
     def fetch(self, offers: Iterable[Offer], stop: threading.Event) -> bool:
-        """These objects, as far as the shelf takes them; whether anything was read."""
+        """Read these objects as far as the cache accepts them. Returns whether anything
+        was read.
+        """
         read = False
         for offer in offers:
             if stop.is_set() or self._clock() < self._later.get(offer.key, 0.0):
@@ -68,7 +70,7 @@ class Bucket:
         return read
 
     def _manifest(self, version: Version, wanted: str | None) -> bool:
-        """The manifest, which must have the announced hash."""
+        """Read the manifest, which must have the announced hash."""
         key = manifest_key(version)
         if self._shelf.manifest(version) is not None or self._clock() < self._later.get(key, 0.0):
             return False
@@ -119,8 +121,8 @@ class Bucket:
         return True
 
     def _bases(self, newest: Version, stop: threading.Event) -> bool:
-        """The chain below a delta, so that a rollout that starts anew finds it here, as far as it
-        fits; tried once for each newest version.
+        """Read the chain below a delta as far as it fits, so that a restarted rollout finds it
+        here. Tried once per newest version.
         """
         read, version = False, newest
         while not stop.is_set():
@@ -138,7 +140,7 @@ class Bucket:
             self._later.clear()
             self._delay_s.clear()
         if not isinstance(error, ObjectMissing):
-            log.warning("object %s is not to be had from the bucket: %s", key, error)
+            log.warning("object %s cannot be read from the bucket: %s", key, error)
         self._delay_s[key] = min(AGAIN_MAX_S, 2 * self._delay_s.get(key, AGAIN_S / 2))
         self._later[key] = self._clock() + self._delay_s[key]
 

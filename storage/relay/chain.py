@@ -1,25 +1,26 @@
-"""Who reads from whom. Pure: what was heard of each relay in, its upstream out (invariant 9).
+"""The order in which relays read from each other. Pure: the known relays in, the upstream out
+(invariant 9).
 
-Relays stand in the order of their terms, which one counter of the store gives out to all of them:
-no two are equal, and who starts later stands behind. Each reads from the nearest living one before
-it, the head from the trainer's push and from the bucket. So a dead one is spliced out by leaving it
-out, the next becomes head when the head is gone, and a late joiner is appended.
+Relays are ordered by their terms. One counter of the store issues the terms of all relays, so no
+two are equal and a later start comes later. Each relay reads from the nearest living one before it;
+the head receives the trainer's push and reads the bucket. A dead relay is left out, so its
+successor reads from its predecessor or becomes head; a new relay is appended.
 
-No cycle of waiting can form, whatever each relay believes about the others: everyone reads from
-terms below its own only. Two relays that see different members (A has heard that C is dead, B has
-not) may read from the same one, or both from the bucket: that costs bytes, never progress.
+No cycle of waiting can form, whatever each relay believes about the others, because every relay
+reads from lower terms only. Two relays with different views (A has heard that C is dead, B has not)
+may read from the same relay, or both from the bucket: that costs bytes, never progress.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 RELAY_TERMS = "chain"
-"""The one name under which all relays count their terms, so that terms order them."""
+"""The single name under which the terms of all relays are counted, so that terms order them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One start of a relay; `heard_s` is when its last heartbeat came, on the reader's clock."""
+    """One start of a relay. `heard_s` is the time of its last heartbeat on the reader's clock."""
 
     name: str
     term: int
@@ -33,8 +34,8 @@ def chain(
     timeout_s: float,
     suspected: Collection[int] = (),
 ) -> list[Member]:
-    """The living ones in their order: heard within the time-out, not suspected (by term), not
-    leaving (no URL), and of each name only the newest start.
+    """The living relays in order: heard within the time-out, not suspected (by term), not leaving
+    (no URL), and only the newest start of each name.
     """
     newest: dict[str, Member] = {}
     for member in members:
@@ -50,7 +51,7 @@ def chain(
 
 
 def upstream_of(term: int, ordered: Iterable[Member]) -> Member | None:
-    """The nearest one before `term`; None for the head."""
+    """The nearest relay before `term`; None for the head."""
     before = [member for member in ordered if member.term < term]
     return max(before, key=lambda member: member.term, default=None)
 
@@ -63,8 +64,8 @@ def still_suspected(
 
 
 def transfer_s(relays: int, size: int, chunk: int, bytes_per_s: float, hop_s: float = 0.0) -> float:
-    """Seconds until the last of `relays` has `size` bytes, sent on chunk by chunk: pipelining makes
-    it (relays − 1 + chunks) turns of one chunk each.
+    """Seconds until the last of `relays` has `size` bytes that are forwarded chunk by chunk: a
+    pipeline of (relays − 1 + chunks) turns of one chunk each.
     """
     turns = relays - 1 + -(-size // chunk)
     return turns * (chunk / bytes_per_s + hop_s)

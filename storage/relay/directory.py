@@ -1,6 +1,7 @@
-"""The other relays, as the `status` topic tells of them and as this process finds them.
+"""The other relays, from the `status` topic and from this process's own failures to reach them.
 
-Who fails is suspected for a while and the chain closed over it at once; heartbeats decide the rest.
+A relay that fails is suspected for a while and left out of the chain at once; heartbeats decide the
+rest.
 """
 
 import logging
@@ -20,7 +21,9 @@ MEMBERS_MAX = 10_000
 
 
 class Directory:
-    """Safe to share between threads. `poll` reads the topic, everything else what it read."""
+    """Safe to share between threads. `poll` reads the topic; all other methods use what it has
+    read.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Directory:
         self._polled_s = float("-inf")
 
     def poll(self, every_s: float = 0.0) -> None:
-        """Read `status` to its present end, unless that was done within `every_s`. A relay that was
+        """Read `status` to its present end, unless that happened within `every_s`. A relay that was
         dead before the first call stays in the chain for the time-out, unless it is suspected.
         """
         with self._lock:
@@ -51,29 +54,29 @@ class Directory:
             self._polled_s = now
 
     def members(self) -> list[Member]:
-        """The chain as it looks from here, head first. Silence is judged as of the last `poll`: a
-        process that stood still since then has not listened.
+        """The chain as this process sees it, head first. Time-outs count up to the last `poll`: a
+        process that stood still since then has not read heartbeats.
         """
         with self._lock:
             self._suspects = still_suspected(self._suspects, self._clock(), FORGIVE_S)
             return chain(self._members.values(), self._polled_s, self._timeout_s, self._suspects)
 
     def upstream(self, term: int) -> Member | None:
-        """Whom the relay of this term reads from."""
+        """The relay from which the relay of this term reads."""
         return upstream_of(term, self.members())
 
     def head(self) -> Member | None:
-        """Who takes the trainer's pushes."""
+        """The relay that receives the trainer's pushes."""
         return next(iter(self.members()), None)
 
     def term_of(self, name: str) -> int:
-        """The highest term of the relay of this name; 0 before it was heard."""
+        """The highest known term of the relay of this name; 0 if none is known."""
         with self._lock:
             known = self._members.get(name)
             return 0 if known is None else known.term
 
     def suspect(self, member: Member, reason: object) -> None:
-        """It failed just now: leave it out of the chain for a while."""
+        """Leave the relay out of the chain for a while, because it failed just now."""
         with self._lock:
             if member.term not in self._suspects:
                 log.warning("relay %s/%d is left out: %s", member.name, member.term, reason)

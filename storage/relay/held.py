@@ -1,9 +1,9 @@
-"""One object in shared memory while it is received and afterwards.
+"""One object in shared memory, while it is received and afterwards.
 
-Bytes come in order, from one writer at a time; whoever follows a writer that failed goes on at the
-very byte where it stopped. Readers see them in whole chunks, as soon as each is here, so an object
-is sent on while it is received. The hash runs along with the bytes, so the last one is also the
-verdict: the object becomes `verified`, or it is empty again and `CorruptObject` says so.
+Bytes arrive in order, from one writer at a time. The next writer continues at the byte where a
+failed one stopped. Readers see whole chunks as soon as each is complete, so an object is forwarded
+while it is received. The hash is computed as bytes arrive, so the last byte also decides: the
+object becomes `verified`, or it is emptied and `CorruptObject` is raised.
 """
 
 import mmap
@@ -20,26 +20,30 @@ from storage.relay.names import Offer
 from streams.errors import CorruptObject, RollstreamError, StoreError
 
 CHUNK_BYTES = 1 << 20
-RESERVE_BYTES = 8 << 20  # of memory at a time: a whole object at once would delay its first chunk
+RESERVE_BYTES = (
+    8 << 20
+)  # memory is reserved in such steps: a whole object would delay its first chunk
 
 
 class ObjectBusy(RollstreamError, RuntimeError):
-    """Somebody else is writing this object."""
+    """Another writer holds this object."""
 
 
 class ObjectDropped(RollstreamError, RuntimeError):
-    """The object was given up while it was written or read."""
+    """The object was dropped while it was written or read."""
 
 
 class HeldObject:
-    """Threads may share it. The file has no name of its own until `publish`."""
+    """Threads may share it. The file gets its final name by `publish`."""
 
     def __init__(self, path: Path, offer: Offer) -> None:
-        """`path` must not exist; `StoreError` when the folder has no room for it."""
+        """`path` must not exist. Raises `StoreError` if the folder has no room for the object."""
         self.offer = offer
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        weakref.finalize(self, os.close, self._descriptor)  # readers may outlive the name
+        weakref.finalize(
+            self, os.close, self._descriptor
+        )  # readers may use it after the name is gone
         os.ftruncate(self._descriptor, offer.bytes)
         self._map = memoryview(mmap.mmap(self._descriptor, offer.bytes)) if offer.bytes else None
         self._reserved = 0
@@ -50,7 +54,7 @@ class HeldObject:
         self._dropped = False
         self.received = 0
         self.turn = 0
-        """How often it turned out wrong and began again."""
+        """How often it was received wrong and restarted."""
         self.verified = False
 
     @property
@@ -59,12 +63,12 @@ class HeldObject:
 
     @property
     def descriptor(self) -> int:
-        """For `sendfile`, while this object is referred to."""
+        """For `sendfile`; valid while this object is referenced."""
         return self._descriptor
 
     @property
     def at(self) -> int:
-        """Where a writer goes on."""
+        """The byte at which a writer continues."""
         return self._at
 
     @property
@@ -73,7 +77,9 @@ class HeldObject:
 
     @contextmanager
     def writing(self, wait_s: float = 0.0) -> Generator["HeldObject"]:
-        """`ObjectBusy` when another writer is at it for longer than `wait_s`."""
+        """Hold the write lock. Raises `ObjectBusy` if another writer holds it for longer than
+        `wait_s`.
+        """
         if not self._writer.acquire(timeout=wait_s):
             raise ObjectBusy(f"object {self.key} is being received from elsewhere")
         try:
@@ -84,9 +90,11 @@ class HeldObject:
             self._writer.release()
 
     def room(self) -> memoryview:
-        """Where the next bytes go: up to the end of the present chunk; empty when all are here."""
+        """Memory for the next bytes, up to the end of the present chunk; empty when all bytes are
+        here.
+        """
         if self._dropped:
-            raise ObjectDropped(f"object {self.key} was given up")
+            raise ObjectDropped(f"object {self.key} was dropped")
         if self._map is None:
             return memoryview(b"")
         end = min(self.offer.bytes, (self._at // CHUNK_BYTES + 1) * CHUNK_BYTES)
@@ -95,7 +103,9 @@ class HeldObject:
         return self._map[self._at : end]
 
     def wrote(self, count: int) -> None:
-        """`count` bytes were put into `room`; the last ones are the verdict (`CorruptObject`)."""
+        """Note that `count` bytes were written to `room`. With the last byte the hash is checked
+        (`CorruptObject`).
+        """
         self._at += count
         is_all = self._at == self.offer.bytes
         if not is_all and self._at % CHUNK_BYTES:
@@ -113,7 +123,7 @@ class HeldObject:
             self._changed.notify_all()
 
     def restart(self) -> None:
-        """Forget all its bytes; the caller is its writer."""
+        """Discard all bytes. The caller must be the writer."""
         with self._changed:
             self._at = self.received = 0
             self._hash = xxhash.xxh3_128()
@@ -121,32 +131,33 @@ class HeldObject:
             self._changed.notify_all()
 
     def wait(self, beyond: int, turn: int, wait_s: float) -> int:
-        """Bytes received, at the latest after `wait_s`, sooner when there are more than `beyond`.
+        """Return the number of bytes received, after `wait_s` at the latest, sooner if it exceeds
+        `beyond`.
 
-        `ObjectDropped` when it was given up or began again since `turn`.
+        Raises `ObjectDropped` if the object was dropped, or restarted since `turn`.
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: self.received > beyond or self._dropped or self.turn != turn, wait_s
             )
             if self._dropped or self.turn != turn:
-                raise ObjectDropped(f"object {self.key} was given up")
+                raise ObjectDropped(f"object {self.key} was dropped")
             return self.received
 
     def content(self) -> bytes:
-        """All of it."""
+        """The whole object, which must be verified."""
         assert self.verified, self.key
         return os.pread(self._descriptor, self.offer.bytes, 0)
 
     def publish(self, path: Path) -> None:
-        """Give it the name under which processes of this node open it."""
+        """Give the file the name under which processes of this node open it."""
         assert self.verified, self.key
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path.rename(path)
         self._path = path
 
     def drop(self) -> None:
-        """Forget it; who reads it already may end."""
+        """Remove it. A reader that has it open can finish."""
         self._path.unlink(missing_ok=True)
         with self._changed:
             self._dropped = True

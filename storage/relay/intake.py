@@ -1,8 +1,8 @@
-"""Where a relay's objects come from, decided turn by turn: its neighbour, or the bucket.
+"""Chooses, turn by turn, where a relay's objects come from: its neighbour, or the bucket.
 
-The head waits while the trainer pushes and reads the bucket otherwise. Others wait for their
-neighbour; what it gave wrong, and an announced version that it does not bring within `patience_s`,
-comes from the bucket.
+The head waits while the trainer pushes, and reads the bucket otherwise. Other relays wait for their
+neighbour. Objects that the neighbour sent wrong come from the bucket, and so does an announced
+version that the neighbour does not bring within `patience_s`.
 """
 
 import logging
@@ -21,14 +21,14 @@ from streams.records import Version
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 2.0  # a push that was silent for longer is over; a new head waits so long for one
+GRACE_S = 2.0  # after such a silence a push is over; a new head waits so long for its first bytes
 IDLE_S = 0.05
 FAILED_S = 0.5
 BUCKET = "bucket"
 
 
 class Intake:
-    """The thread that fills the shelf; `upstream` says from where."""
+    """The thread that fills the relay's cache."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Intake:
         """Name and term of the relay that it reads from, or `bucket`."""
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop`."""
+        """Receive until `stop`."""
         while not stop.is_set():
             upstream = self._directory.upstream(self._term)
             if upstream is None and self.upstream != BUCKET:
@@ -87,7 +87,7 @@ class Intake:
         return came
 
     def _is_overdue(self, came: bool) -> bool:
-        """Whether the newest announced version is not here and nothing came for too long."""
+        """Whether the newest announced version is not here and nothing arrived for `patience_s`."""
         newest = max(self._shelf.announced(), default=None)
         if newest is None or newest in self._shelf.versions():
             self._waited = None

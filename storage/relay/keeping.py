@@ -1,4 +1,4 @@
-"""Which versions a relay keeps within its bounds. Pure: what there is in, what stays out."""
+"""Decides which versions a relay keeps within its bounds. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from streams.records import Version
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A version of which objects are here or coming, with all the bytes that it takes; a delta
+    """A version with objects that are here or arriving, and the bytes that it takes. A delta
     applies to `base`.
     """
 
@@ -18,8 +18,8 @@ class Holding:
 
 
 def plan_keep(holdings: Sequence[Holding], versions_max: int, bytes_max: int) -> frozenset[Version]:
-    """The newest `versions_max` as far as they fit, newest first; then, as far as they fit too, the
-    bases that a kept one needs, each chain from its top.
+    """The versions to keep: the newest `versions_max` that fit, newest first; then the bases that
+    kept deltas need, as far as they fit, each chain from its top.
 
     A base that does not fit ends its chain: readers get the rest from the bucket.
     """

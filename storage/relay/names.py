@@ -1,7 +1,8 @@
-"""Which objects a relay knows: those of a version's folder, and nothing else in the world.
+"""The objects that a relay can hold: those of a version's folder, and no others.
 
-Names come from strangers (a request's path, a neighbour's listing), so they are matched whole and
-as they stand: nothing is decoded, joined or normalised. What does not match has no file.
+Names come from untrusted sources (a request's path, a neighbour's listing). They are matched as a
+whole and unchanged: nothing is decoded, joined or normalised. A name that does not match has no
+file.
 """
 
 import re
@@ -13,14 +14,14 @@ from streams.records import Version
 
 MANIFEST = "manifest.json"
 URL_FILE = "url"
-"""In a relay's folder: where processes of its node reach it."""
+"""File in a relay's folder that holds the URL for processes of its node."""
 _KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9._=-]{0,199})")
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 class Offer(Struct, frozen=True):
-    """An object that somebody has or is receiving: size and xxh3-128 of its content; `verified` if
-    he compared them already.
+    """An object that a relay has or is receiving: key, size and xxh3-128 of its content.
+    `verified`: the relay has compared them.
     """
 
     key: str
@@ -34,7 +35,7 @@ class Offer(Struct, frozen=True):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a relay can hold something of this name, size and hash at all."""
+        """Whether key, size and hash are well formed."""
         return bool(version_of(self.key) and self.bytes >= 0 and _HASH.fullmatch(self.hash))
 
 
@@ -46,5 +47,5 @@ def version_of(key: str) -> Version | None:
 
 
 def name_of(key: str) -> str:
-    """Its name in that folder."""
+    """The object's name in that folder."""
     return key.rpartition("/")[2]

@@ -1,7 +1,8 @@
-"""Receiving from the relay before this one: its listing, and objects while it receives them itself.
+"""Receives from the relay before this one: its listing, and objects while it receives them itself.
 
-What arrived stays when it dies: whoever is asked next goes on at that byte. A silence is no death,
-for the one before may be waiting too, so after one it is asked whether it lives.
+Received bytes stay when that relay dies: the next source continues at that byte. A silence does not
+mean death, because the neighbour may be waiting too; after a silence this relay checks whether it
+lives.
 """
 
 import logging
@@ -19,13 +20,13 @@ from streams.errors import CorruptObject
 log = logging.getLogger(__name__)
 
 LISTING_S = 1.0
-SILENCES_MAX = 3  # by a neighbour that has the whole object: then its connection is at fault
+SILENCES_MAX = 3  # from a neighbour that has the whole object; then the connection is at fault
 WRONG_MAX = 2
 
 
 class Neighbour:
-    """One thread's connection to whoever is the upstream. `mistrusted` are keys that this way gave
-    wrong bytes for: they are to come from the bucket.
+    """One thread's connection to its upstream. `mistrusted` are keys for which wrong bytes came
+    this way; they are to come from the bucket.
     """
 
     def __init__(self, shelf: Shelf, is_upstream: Callable[[Member], bool]) -> None:
@@ -37,8 +38,8 @@ class Neighbour:
         self.mistrusted: set[str] = set()
 
     def turn(self, upstream: Member, stop: threading.Event) -> bool:
-        """Take what it has and we have not, waiting a moment if that is nothing; whether something
-        came. `RelayLost` when it is gone.
+        """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
+        Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
         """
         wire = self._connected(upstream)
         listing = wire.listing(self._seen, LISTING_S)
@@ -51,8 +52,9 @@ class Neighbour:
         return bool(wanted)
 
     def wanted(self, offers: Iterable[Offer]) -> list[Offer]:
-        """Newest versions first, each in the order in which it was begun; behind all of them what
-        was silent while others waited, so that a push that never ends holds up nothing else.
+        """Offers to receive: newest versions first, each in the order in which it was started.
+        Objects that were silent while others waited come last, so a push that never ends delays
+        nothing else.
         """
         wanted: list[Offer] = []
         for offer in offers:
@@ -65,7 +67,7 @@ class Neighbour:
         return sorted(wanted, key=lambda offer: self._silent.get(offer.key, 0))
 
     def hang_up(self) -> None:
-        """The next turn begins anew."""
+        """Close the connection; the next turn opens a new one."""
         if self._wire is not None:
             self._wire.close()
         self._wire, self._seen = None, -1
@@ -85,7 +87,7 @@ class Neighbour:
         stop: threading.Event,
         is_one_of_many: bool,
     ) -> bool:
-        """Whether the connection is still good for the next object."""
+        """Receive one object. Returns whether the connection can be used for the next one."""
         held = self._shelf.accept(offer)
         if held is None or held.verified:
             return True
@@ -107,7 +109,9 @@ class Neighbour:
     def _receive(
         self, wire: Wire, upstream: Member, held: HeldObject, stop: threading.Event, many: bool
     ) -> bool:
-        """All that is missing, from where an earlier upstream ended; False when given up."""
+        """Receive all missing bytes, from where an earlier upstream ended. Returns False when given
+        up.
+        """
         if held.verified:
             return True
         headers = {"Range": f"bytes={held.at}-"}
@@ -130,8 +134,8 @@ class Neighbour:
     def _is_worth_waiting(
         self, upstream: Member, held: HeldObject, silences: int, many: bool
     ) -> bool:
-        """After a silence: it lives, is still the one to read from, has this object, and no other
-        one waits behind this.
+        """After a silence: whether the upstream lives, is still the upstream, has this object, and
+        no other object waits behind it.
         """
         if many:
             self._silent[held.key] = max(self._silent.values(), default=0) + 1
@@ -144,8 +148,9 @@ class Neighbour:
         return not (offer.verified and silences >= SILENCES_MAX)
 
     def _was_wrong(self, wire: Wire, upstream: Member, held: HeldObject, error: Exception) -> None:
-        """Who has verified it and sends something else is at fault, or its line is. Who has not was
-        deceived like us and gets it anew, and so do we from there.
+        """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
+        other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
+        bytes too; it receives the object again, and this relay from it.
         """
         log.error("from relay %s/%d: %s", upstream.name, upstream.term, error)
         self._shelf.add("relay_wrong_total", 1)

@@ -1,15 +1,15 @@
-"""How fast a process sends: a bound for links that others need too."""
+"""Limits how fast a process sends, for links that others use too."""
 
 import threading
 import time
 from collections.abc import Callable
 
-PIECE_BYTES = 256 << 10  # sent at once; a tenth of a second of 25 MB/s holds ten of them
+PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of a second
 BURST_S = 0.02
 
 
 class Pace:
-    """At most `bytes_per_s` (0: no bound) over all threads that share it."""
+    """At most `bytes_per_s` (0: no limit) over all threads that share it."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Pace:
         self._free_s = 0.0
 
     def take(self, count: int) -> None:
-        """Returns when `count` more bytes may leave."""
+        """Return when `count` more bytes may be sent."""
         if not self._bytes_per_s:
             return
         with self._lock:

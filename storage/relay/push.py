@@ -1,5 +1,5 @@
-"""The push: a thread that sends objects to the head of the chain, one after the other, and to the
-next head when that one fails, from where its copy ends.
+"""The push: a thread that sends objects to the head of the chain, one after the other. If the head
+fails, the next head gets the rest of the object.
 """
 
 import logging
@@ -18,13 +18,13 @@ from streams.figures import Figures
 log = logging.getLogger(__name__)
 
 OBJECTS_MAX = 4096
-HEADS_MAX = 8  # tried for one object
-ANSWER_S = 10.0  # for the last word about an object, which the head hashes as it comes
+HEADS_MAX = 8  # tried per object
+ANSWER_S = 10.0  # for the final status of an object, which the head hashes as it arrives
 POLL_S = 0.2
 
 
 class Push:
-    """Keeps at most `bytes_max` bytes of objects alive; what is above is not pushed."""
+    """Holds at most `bytes_max` bytes of objects; an object beyond that is not pushed."""
 
     def __init__(self, directory: Directory, bytes_max: int, pace: Pace) -> None:
         self._directory, self._bytes_max, self._pace = directory, bytes_max, pace
@@ -36,7 +36,7 @@ class Push:
         self._tally: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
-        """Returns at once; the object may be left out."""
+        """Queue the object, or skip it if there is no room; returns at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
                 self._tally["given_up"] += 1
@@ -73,7 +73,7 @@ class Push:
                 self._done(len(data), given_up)
 
     def _push(self, key: str, data: bytes) -> bool:
-        """Whether the chain has it, or gets it from elsewhere."""
+        """Send one object. Returns whether the chain has it, or gets it from elsewhere."""
         digest = content_hash(data)
         for _ in range(HEADS_MAX):
             head = self._head()
@@ -85,14 +85,16 @@ class Push:
                 self._hang_up()
                 self._directory.suspect(head, error)
                 continue
-            if status in (201, 409):  # 409: it is fenced off, or comes to the head from elsewhere
+            if status in (201, 409):  # 409: fenced off, or already arriving from elsewhere
                 return status == 201
             self._hang_up()
             log.warning("relay %s: status %d for %s", head.name, status, key)
         return False
 
     def _send(self, wire: Wire, key: str, data: bytes, digest: str) -> int:
-        """From where the head's copy ends: it may have the rest from a head that is gone."""
+        """Send the bytes that the head lacks: a head that is gone may have forwarded the others.
+        Returns the status.
+        """
         status, headers = wire.ask("HEAD", f"/{key}")
         start = int(headers.get("x-received", "0")) if status == 200 else 0
         if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
@@ -117,7 +119,7 @@ class Push:
         try:
             self._directory.poll(POLL_S)
         except BusError as error:
-            log.warning("the chain's head is not known: %s", error)
+            log.warning("the head of the relay chain is unknown: %s", error)
         return self._directory.head()
 
     def _connected(self, head: Member) -> Wire:

@@ -1,13 +1,13 @@
-"""The trainer's store with the chain of relays behind: what is created under `weights/` goes to the
-head of the chain while it is uploaded.
+"""The trainer's store in front of the chain of relays: objects created under `weights/` go to the
+head of the chain while they are uploaded.
 
-Objects of a version are uploaded in the background, so that a slow store does not hold up the push
-of the next one; creating the manifest waits for all of them, so it still is the last (invariant 6).
-The push decides nothing and owes nothing: relays believe a version by its announcement, verify it
-against the announced manifest, and read from the bucket what did not come. A push that does not
-fit, fails, or finds no relay is given up, and the trainer never waits for one. A relay may hold a
-version before `latest.json` moved to it; rollouts act on announcements alone, which come after, so
-no trajectory of a version that was not believed exists this way.
+Objects of a version are uploaded in the background, so a slow store does not delay the push of the
+next object. Creating the manifest waits for all of them, so the manifest is still the last object
+(invariant 6). The push guarantees nothing. Relays believe a version by its announcement, verify it
+against the announced manifest, and read missing objects from the bucket. A push that does not fit,
+fails, or finds no relay is given up; the trainer never waits for one. A relay may hold a version
+before `latest.json` moves to it. Rollouts act on announcements only, which come later, so no
+trajectory has a version that was not believed.
 """
 
 import threading
@@ -26,16 +26,16 @@ from streams.figures import Figures
 from streams.records import Version
 
 UPLOADS_MAX = 4
-VERSIONS_MAX = 4  # begun and without a manifest: their writer gave them up
+VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer
 
 
 class PushingStore:
-    """`store`, with uploads and a push beside the caller; at most `bytes_max` bytes wait for each.
+    """`store`, with uploads and pushes in the background; at most `bytes_max` bytes wait for each.
     Threads may share it.
 
-    `create` of a version's object returns before it is stored; reading, listing and deleting wait
-    for it. What it met, other content under its key included, is raised by `create` of the
-    manifest, which then is not stored.
+    `create` of a version's object returns before the object is stored; reading, listing and
+    deleting wait for it. An upload error, including different content under the key, is raised by
+    `create` of the manifest, which is then not stored.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PushingStore:
         version = version_of(key)
         if version is None:
             return self._store.create(key, data)
-        # What is not bytes may change once the caller has it back.
+        # Content that is not `bytes` may change after this call returns.
         content = data if isinstance(data, bytes) else bytes(data)
         self._push.hand_over(key, content)
         if name_of(key) == MANIFEST:
@@ -90,7 +90,7 @@ class PushingStore:
         return self._push.figures()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
-        """Upload beside the caller, who waits here while too much waits already."""
+        """Upload in the background. Waits while more than `bytes_max` bytes wait already."""
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:
             self._wait()
@@ -101,7 +101,7 @@ class PushingStore:
                 del self._uploads[old]
 
     def _complete(self, version: Version) -> None:
-        """All objects of this version are stored; raises what the first that failed met."""
+        """Wait until all objects of this version are stored; raises the first upload error."""
         with self._lock:
             uploads = self._uploads.pop(version, {})
         errors = [error for one in uploads.values() if (error := one.done.exception())]
@@ -109,7 +109,7 @@ class PushingStore:
             raise errors[0]
 
     def _wait(self, key: str | None = None) -> None:
-        """For the upload of this object, or for all; whatever came of it."""
+        """Wait for the upload of this object, or for all uploads, whether they fail or not."""
         with self._lock:
             uploads = [
                 u for of in self._uploads.values() for k, u in of.items() if key in (None, k)

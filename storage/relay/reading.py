@@ -1,7 +1,7 @@
-"""A rollout's store with the node's relay in front: versions come from shared memory where they are
-whole and verified there, else from the relay while they are coming, else from the bucket.
+"""A rollout's store in front of the object store: versions come from shared memory if the node's
+relay holds them verified, from the relay while it receives them, and otherwise from the bucket.
 
-The relay is never needed: whatever is wrong with it is one warning, and the bucket answers.
+The relay is optional: any problem with it is logged once, and the bucket is used.
 """
 
 import logging
@@ -18,17 +18,17 @@ from storage.relay.wire import CONNECT_S, Refused, RelayLost, Wire, length
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 2.0  # for one answer about an object that is coming
-STUCK_S = 15.0  # while nothing at all comes to the relay
+WAIT_S = 2.0  # per request for an object that is arriving
+STUCK_S = 15.0  # without any byte arriving at the relay
 SILENCE_S = 3.0
-AGAIN_S = 5.0  # until a relay that was lost is asked again
+AGAIN_S = 5.0  # until a lost relay is tried again
 WIRES_MAX = 4
 URL_BYTES_MAX = 4096
 
 
 class RelayStore:
-    """`get` of a version's objects through the relay, everything else to `store`; threads may share
-    it. `folder` is the relay's; without `url` the relay says in it where it listens.
+    """`get` of a version's objects goes through the relay, all other calls to `store`. Threads may
+    share it. `folder` is the relay's; without `url` the relay's address is read from a file in it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RelayStore:
         self._lost_s = float("-inf")
         self._is_lost = False
         self.relay_bytes = 0
-        """Read from shared memory or from the relay."""
+        """Bytes read from shared memory or from the relay."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         data = None
@@ -59,7 +59,7 @@ class RelayStore:
         return data
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """From the bucket: its etag is what a swap compares."""
+        """From the bucket: `swap` compares its etag."""
         return self._store.read(key)
 
     def put(self, key: str, data: Data) -> str:
@@ -81,8 +81,8 @@ class RelayStore:
         self._store.delete(key)
 
     def _mapped(self, key: str, start: int, end: int | None) -> bytes | None:
-        """Out of the shared memory; the contract wants bytes, so this is the one copy. An object
-        that is evicted meanwhile is read to its end; one of another user is not read.
+        """Read from shared memory; the contract asks for bytes, so this is the single copy. An
+        object that is evicted meanwhile is read to its end. A file of another user is not read.
         """
         try:
             with os.fdopen(open_own(self._folder / key), "rb", buffering=0) as file:
@@ -95,12 +95,12 @@ class RelayStore:
                 return data
         except ForeignFile as error:
             self._lose(error)
-        except OSError:  # not there, or not yet
+        except OSError:  # the object is not there, or not yet
             pass
         return None
 
     def _asked(self, key: str, start: int, end: int | None) -> bytes | None:
-        """From the relay, waiting while the object is coming and anything at all comes to it."""
+        """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
         if self._clock() - self._lost_s < AGAIN_S or end == start:
             return None
         came, moved_s = "", self._clock()
@@ -116,13 +116,15 @@ class RelayStore:
                 if coming != came:
                     came, moved_s = coming, self._clock()
                 if self._clock() - moved_s > STUCK_S:
-                    raise RelayLost(f"nothing came to the relay for {STUCK_S:g} s")
+                    raise RelayLost(f"the relay received nothing for {STUCK_S:g} s")
         except (RelayLost, Refused) as error:
             self._lose(error)
             return None
 
     def _once(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
-        """The bytes, or what says that they are coming; neither if the relay will not have them."""
+        """One request: the bytes, or a token of the relay's progress if the object is arriving, or
+        neither if the relay will not hold it.
+        """
         wire = self._take_wire()
         if wire is None:
             return None, None
@@ -143,7 +145,7 @@ class RelayStore:
         return data, answer.get("x-coming") if data is None else None
 
     def _take_wire(self) -> Wire | None:
-        """A connection; None while there is no relay on this node."""
+        """A connection; None if there is no relay on this node."""
         url = self._url or self._told_url()
         with self._lock:
             while self._wires:
@@ -154,7 +156,7 @@ class RelayStore:
         return Wire(url) if url else None
 
     def _told_url(self) -> str:
-        """Where the relay of this node says that it listens; "" while there is none."""
+        """The URL that the relay of this node has written to its folder; "" if there is none."""
         try:
             with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
                 return file.read(URL_BYTES_MAX).decode("ascii")
@@ -185,6 +187,6 @@ def _body(wire: Wire, size: int) -> bytes:
         while at < size:
             count = wire.receive_into(view[at:], SILENCE_S)
             if not count:
-                raise RelayLost(f"relay {wire.url}: silent in the middle of an answer")
+                raise RelayLost(f"relay {wire.url}: silent in the middle of a response")
             at += count
     return bytes(content)

@@ -1,5 +1,5 @@
-"""How a relay takes a push: an object from where it ends here, straight into shared memory, kept
-only when it has the hash that was said.
+"""Receives a push: an object from where it ends here, straight into shared memory, kept only if it
+matches the announced hash.
 """
 
 import logging
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) -> None:
-    """An object from `Content-Range` on; 409 when that is not where it ends here. `heard` is called
-    whenever bytes came.
+    """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `heard` is
+    called whenever bytes arrive.
     """
     headers = sender.headers
     start, size = rest_of(headers.get("Content-Range"), headers.get("Content-Length"))

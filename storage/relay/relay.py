@@ -1,8 +1,8 @@
-"""One relay: its shelf, its server, its intake and its heartbeat, put together.
+"""One relay: its cache, server, intake and heartbeat, put together.
 
-It follows `weights` (what is believed) and `status` (the other relays) and tells there where it is,
-what it has whole and whom it reads from. It acts under a term that no other start of any relay has
-(`RELAY_TERMS`), which is also its place in the chain.
+It follows `weights` (believed versions) and `status` (the other relays), and publishes its URL, its
+complete versions and its upstream to `status`. It acts under a term that no other start of any
+relay has (`RELAY_TERMS`); the term is also its place in the chain.
 """
 
 import fcntl
@@ -41,7 +41,9 @@ TURN_S = 0.05
 
 
 class Relay:
-    """Serves from its making on; `run` does the rest until it is stopped, and closes it."""
+    """Serves as soon as it is constructed. `run` receives and publishes until it is stopped, and
+    then closes it.
+    """
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Relay:
         (folder / URL_FILE).write_text(_url(_near(settings.host), self.server.port))
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop`; raises what its intake failed with, `Fenced` when a higher term has its
+        """Run until `stop`. Raises the error of its intake, or `Fenced` if a higher term has its
         name.
         """
         ended = threading.Event()
@@ -96,7 +98,7 @@ class Relay:
             raise self._failed
 
     def close(self) -> None:
-        """Tell that it leaves, and free its memory."""
+        """Publish that it leaves, and free its memory."""
         try:
             self._say("")
         except BusError as error:
@@ -106,7 +108,7 @@ class Relay:
         self._lock.close()
 
     def status(self) -> dict[str, Any]:
-        """What `GET /status` answers."""
+        """The response to `GET /status`."""
         objects = self.shelf.objects()
         return {
             "relay": self.name,
@@ -120,7 +122,7 @@ class Relay:
         }
 
     def figures(self) -> Figures:
-        """Its numbers, under their documented names."""
+        """Its metrics, under their documented names."""
         newest = max(self.shelf.versions(), default=Version(0, 0))
         counted = {name: self.shelf.tally[name] for name in COUNTERS}
         return {
@@ -145,7 +147,9 @@ class Relay:
     def _turn(self) -> None:
         try:
             self._follow()
-        except BusError as error:  # what it holds serves on: worth more than a fresh start
+        except (
+            BusError
+        ) as error:  # it continues to serve what it holds, which is better than a restart
             log.warning("the log does not answer: %s", error)
 
     def _follow(self) -> None:
@@ -166,7 +170,7 @@ class Relay:
             self._say(self.url)
 
     def _check_term(self) -> None:
-        """One that stood still while another took its name tells nobody that it serves."""
+        """A relay that stood still while another took its name stops publishing itself."""
         newest = self.directory.term_of(self.name)
         if newest > self.term:
             raise Fenced(
@@ -209,7 +213,7 @@ def _locked(folder: Path) -> Any:
     except OSError as error:
         raise ConfigurationError(f"relay.folder {folder}: {error.strerror}") from None
     if folder.stat().st_uid != os.getuid():
-        raise ConfigurationError(f"relay.folder {folder} belongs to somebody else")
+        raise ConfigurationError(f"relay.folder {folder} belongs to another user")
     return file
 
 
@@ -234,7 +238,7 @@ def _serving(
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach all that `host` stands for."""
+    """Whether only processes of this machine reach every address of `host`."""
     found = {at[4][0] for at in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
 
@@ -245,5 +249,5 @@ def _url(host: str, port: int) -> str:
 
 
 def _near(host: str) -> str:
-    """The address for processes of the same node."""
+    """The host for processes of the same node."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

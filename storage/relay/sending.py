@@ -1,7 +1,7 @@
-"""How a relay sends an object: its bytes as they arrive, straight from shared memory, paced.
+"""Sends an object of a relay: its bytes as they arrive, straight from shared memory, rate-limited.
 
-A neighbour (`receiving=1`) gets bytes that are not verified yet, everybody else what was. A silence
-is ended after `STALL_S`; a client that went away ends its own.
+A neighbour (`receiving=1`) gets bytes that are not verified yet; all others get verified objects
+only. A transfer without new bytes ends after `STALL_S`, or when its client closes.
 """
 
 import os
@@ -17,12 +17,12 @@ from storage.relay.held import HeldObject, ObjectDropped
 from storage.relay.pace import PIECE_BYTES, Pace
 from storage.relay.shelf import Shelf
 
-STALL_S = 60.0  # without a new byte, a reader is sent away
-SILENCE_S = 1.0  # after which a reader that waits for bytes is looked after
+STALL_S = 60.0  # without a new byte, the transfer ends
+SILENCE_S = 1.0  # between two checks whether a waiting client is still there
 
 
 def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping[str, str]) -> None:
-    """The object or a range of it; 404 when it is not here, 416 when it has no such range."""
+    """Send the object or a range of it; 404 if it is not here, 416 if the range is outside it."""
     key = key_of(path)
     if query.get("receiving") == "1":
         held = shelf.find(key)
@@ -43,7 +43,7 @@ def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping
     began = start or 0
     try:
         _send(to.connection, pace, held, began, end, turn)
-    except (ObjectDropped, OSError):  # the length told the client what it did not get
+    except (ObjectDropped, OSError):  # the client knows from the length that bytes are missing
         to.close_connection = True
     else:
         shelf.add("relay_sent_bytes_total", end - began)
@@ -60,11 +60,11 @@ def _send(to: socket.socket, pace: Pace, held: HeldObject, at: int, end: int, tu
             at += _sendfile(to.fileno(), held.descriptor, at, count)
             moved_s = time.monotonic()
         elif time.monotonic() - moved_s > STALL_S or _is_gone(to):
-            raise ObjectDropped(f"object {held.key}: nobody reads, or nothing comes")
+            raise ObjectDropped(f"object {held.key}: the client left, or no bytes arrive")
 
 
 def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
-    """Straight from the shared memory to the socket."""
+    """Copy from the shared memory to the socket inside the kernel."""
     while True:
         try:
             return os.sendfile(to, descriptor, at, count)
@@ -74,7 +74,7 @@ def _sendfile(to: int, descriptor: int, at: int, count: int) -> int:
 
 
 def _is_gone(client: socket.socket) -> bool:
-    """Whether the client closed while we wait for bytes."""
+    """Whether the client closed the connection while the relay waits for bytes."""
     if not select.select([client], [], [], 0)[0]:
         return False
     with suppress(BlockingIOError):

@@ -1,8 +1,8 @@
-"""What a relay answers, over HTTP/1.1 with ranges (`docs/relay.md` has the table).
+"""The relay's HTTP/1.1 server with range requests (`docs/relay.md` has the table of requests).
 
-Only objects that the shelf holds are served: a path is matched whole and never becomes a file's
-name. A range that is not there yet is sent as it arrives (`sending.py`). At most `connections_max`
-requests are answered at once, others are refused with 503.
+Only objects in the relay's cache are served. A path is matched as a whole and never becomes a file
+name. A range that is not complete yet is sent as it arrives (`sending.py`). At most
+`connections_max` requests are served at the same time; others get 503.
 """
 
 import hmac
@@ -28,12 +28,14 @@ from storage.relay.wire import Listing
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # within which the server notices that it is to end
+LOOK_S = 0.05  # between two checks whether the server is to end
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
 class RelayServer(ThreadingHTTPServer):
-    """Serves from a thread of its own until `end`; `OSError` when the address cannot be had."""
+    """Serves from its own thread until `end`. Raises `OSError` if it cannot listen on
+    the address.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -48,12 +50,12 @@ class RelayServer(ThreadingHTTPServer):
         status: Callable[[], dict[str, Any]],
         token: str = "",
     ) -> None:
-        """With a `token`, requests without it are answered 401."""
+        """With a `token`, requests without it get 401."""
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self.shelf, self.pace, self.status = shelf, pace, status
         self._expected = f"Bearer {token}".encode() if token else b""
         self.pushed_s = float("-inf")
-        """When the last byte of a push came (monotonic)."""
+        """When the last byte of a push arrived (monotonic)."""
         self._free = threading.BoundedSemaphore(connections_max)
         super().__init__(address, _Handler)
         self._thread = threading.Thread(
@@ -67,15 +69,17 @@ class RelayServer(ThreadingHTTPServer):
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's looks up a name, which may take seconds
+        TCPServer.server_bind(
+            self
+        )  # HTTPServer's own method resolves a host name, which may take seconds
         self.server_name, self.server_port = "relay", self.server_address[1]
 
     def heard(self) -> None:
-        """Bytes of a push came."""
+        """Note that bytes of a push arrived."""
         self.pushed_s = time.monotonic()
 
     def is_allowed(self, authorization: str) -> bool:
-        """Whether a request with this header is answered; takes as long whatever it says."""
+        """Whether a request with this header is served; takes the same time for every header."""
         given = authorization.encode("latin-1", "replace")
         return not self._expected or hmac.compare_digest(given, self._expected)
 
@@ -106,7 +110,7 @@ class _Handler(Answers):
     server: RelayServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def parse_request(self) -> bool:
-        """Every method passes here, with its headers read."""
+        """Check the token of every request, after its headers were read."""
         if not super().parse_request():
             return False
         if self.server.is_allowed(self.headers.get("Authorization", "")):
@@ -136,7 +140,7 @@ class _Handler(Answers):
             return self.head(200, held.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
-        """Told in `receive`, once it is known whether the body is wanted."""
+        """Do not respond here: `receive` responds once it is known whether the body is wanted."""
         return True
 
     def do_PUT(self) -> None:

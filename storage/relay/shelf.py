@@ -1,13 +1,14 @@
-"""All that one relay holds: objects by key, manifests, and what was announced.
+"""Everything that one relay holds: objects by key, manifests, and announced versions.
 
 An object is *offered* to the rollouts of the node when its bytes match its hash and the manifest of
-its version names that hash; only then does it get the name under which they open it. Neighbours get
-bytes earlier, as they come, and verify them again. A manifest that is not the announced one, and
-versions of a trainer that was replaced before they were believed, are dropped.
+its version names that hash; only then does it get the name under which rollouts open it. Neighbours
+get bytes earlier, as they arrive, and verify them again. A manifest that is not the announced one
+is dropped, and so are versions of a trainer that was replaced before they were believed.
 
-Anybody may say that he pushes a version. So once one is announced, only versions near it are taken,
-under a term that has opened; until they are announced they get what room is free and evict nothing;
-and what comes to a halt is dropped. A false push costs a relay free room for a while.
+Any client can claim to push a version. Once a version is announced, the cache therefore accepts
+only versions near it, under a term that has opened. Until they are announced they use free room
+only and evict nothing, and an object that stalls is dropped. A false push costs a relay free room
+for a while.
 """
 
 import logging
@@ -29,14 +30,17 @@ log = logging.getLogger(__name__)
 ANNOUNCED_MAX = 256
 INCOMING = ("relay_received_bytes_total", "relay_pushed_bytes_total", "relay_bucket_bytes_total")
 AHEAD_MAX = 4
-"""Numbers that a push may be ahead of the newest announced version: one is trained, one waits to be
-published and one is uploaded."""
-SILENT_S = 30.0  # the next head of a broken chain goes on with what is here long before
-OBJECTS_MAX = 4096  # of a version: a file of 1 MiB each would be 4 GiB
+"""How far a pushed version's number may exceed the newest announced one: one version is in
+training, one waits to be published and one is being uploaded.
+"""
+SILENT_S = 30.0  # the next head of a broken chain resumes objects long before this
+OBJECTS_MAX = 4096  # per version: 4 GiB in files of 1 MiB
 
 
 class Shelf:
-    """Safe to share between threads. `folder` is emptied: a killed relay left what is in it."""
+    """Safe to share between threads. `folder` is emptied at the start: a killed relay may have left
+    files in it.
+    """
 
     def __init__(self, folder: Path, versions_max: int, bytes_max: int) -> None:
         self.folder = folder
@@ -50,28 +54,28 @@ class Shelf:
         self._opened = 0
         self._serial = 0
         self.fence = 0
-        """Highest term of a trainer that announced something."""
+        """Highest term of a trainer that announced a version."""
         self.count = 0
-        """Changes so far: what a listing is asked to be newer than."""
+        """Number of changes so far; a listing waits for a newer number."""
         self.tally: Counter[str] = Counter()
         for leftover in ("weights", "receiving"):
             shutil.rmtree(folder / leftover, ignore_errors=True)
         (folder / "receiving").mkdir(parents=True)
 
-    # ---- what is there ---------------------------------------------------------------------------
+    # ---- content ---------------------------------------------------------------------------------
 
     def find(self, key: str) -> HeldObject | None:
         with self._changed:
             return self._objects.get(key)
 
     def objects(self) -> list[HeldObject]:
-        """In the order in which they were begun."""
+        """In the order in which they were started."""
         with self._changed:
             return list(self._objects.values())
 
     def offers(self, after: int, wait_s: float) -> tuple[int, list[Offer]]:
-        """The count of changes and everything here or coming; waits until that count is another
-        than `after`.
+        """The number of changes, and everything held or arriving. Waits until that number differs
+        from `after`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
@@ -83,12 +87,12 @@ class Shelf:
             return self._manifests.get(version)
 
     def announced(self) -> dict[Version, str]:
-        """Believed versions and the hashes of their manifests, as far as they were heard of."""
+        """Believed versions with the hashes of their manifests, as far as they were read."""
         with self._changed:
             return dict(self._announced)
 
     def versions(self) -> list[Version]:
-        """Those of which every object is offered."""
+        """Versions of which every object is offered."""
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
@@ -102,13 +106,13 @@ class Shelf:
             return sum(held.offer.bytes for held in self._objects.values())
 
     def is_coming(self, key: str) -> bool:
-        """Whether waiting for it makes sense."""
+        """Whether a reader should wait for the object."""
         with self._changed:
             return self._is_coming(key, version_of(key))
 
     def wait_offered(self, key: str, wait_s: float) -> HeldObject | None:
-        """The object once rollouts may have it; None after `wait_s`, at once if it is not even
-        coming.
+        """The object once rollouts may have it; None after `wait_s`, or at once if it is not
+        expected.
         """
         version = version_of(key)
         with self._changed:
@@ -118,15 +122,15 @@ class Shelf:
             return self._objects.get(key) if key in self._offered else None
 
     def came(self) -> int:
-        """Bytes that came in so far, from wherever: whoever waits sees by it that it moves."""
+        """Bytes received so far from all sources; a waiting reader sees progress by it."""
         with self._changed:
             return sum(self.tally[figure] for figure in INCOMING)
 
     # ---- changes ---------------------------------------------------------------------------------
 
     def wants(self, offer: Offer) -> bool:
-        """Whether this content may be held under this key: its version is neither fenced off nor
-        said to hold something else.
+        """Whether this content may be held under this key: its version is plausible, and no
+        manifest names other content.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -141,15 +145,17 @@ class Shelf:
             return not known or (entry is not None and _offer(version, entry).is_same(offer))
 
     def wants_push(self, offer: Offer) -> bool:
-        """Whether it may be pushed: not if it is of an older version that is not announced."""
+        """Whether the object may be pushed: not if its version is older than the newest announced
+        one and not announced itself.
+        """
         version = version_of(offer.key)
         with self._changed:
             is_new = not self._announced or version in self._announced or self._is_ahead(version)
             return is_new and self.wants(offer)
 
     def accept(self, offer: Offer) -> HeldObject | None:
-        """The object to write this content to, new or begun before; older versions make room. None
-        when it is unwanted, or older than what is kept.
+        """The object to write this content to, new or started before; older versions make room.
+        None if it is unwanted, or older than what is kept.
         """
         version = version_of(offer.key)
         with self._changed:
@@ -159,7 +165,7 @@ class Shelf:
             if version is None or not self.wants(offer) or not self._make_room(version, offer):
                 return None
             if present is not None:
-                log.warning("object %s: other content was begun before; dropped", offer.key)
+                log.warning("object %s: other content was started before; dropped", offer.key)
                 self._drop(offer.key)
             self._serial += 1
             held = HeldObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
@@ -168,7 +174,9 @@ class Shelf:
             return held
 
     def completed(self, held: HeldObject) -> None:
-        """All bytes of this object are here and match its hash: offer what can be offered now."""
+        """Note that all bytes of this object are here and match its hash; offer what can be offered
+        now.
+        """
         version = version_of(held.key)
         with self._changed:
             if version is None or self._objects.get(held.key) is not held:
@@ -179,8 +187,8 @@ class Shelf:
             self._note()
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
-        """A version is believed, says the trainer of `term`: what is not it under its name goes,
-        and what lower terms had coming.
+        """Note that the trainer of `term` announced a version. Other content under its name is
+        dropped, and so are unannounced versions of lower terms.
         """
         version = record.version
         with self._changed:
@@ -199,13 +207,13 @@ class Shelf:
             self._note()
 
     def opened(self, term: int) -> None:
-        """A trainer begins this term: no version has a higher one."""
+        """Note that a trainer opened this term: no version has a higher one."""
         with self._changed:
             self._opened = max(self._opened, term)
 
     def drop_silent(self, now_s: float) -> None:
-        """Forget objects of versions that are not announced to which nothing came for `SILENT_S`
-        since an earlier call.
+        """Drop objects of unannounced versions that received nothing for `SILENT_S` since an
+        earlier call.
         """
         with self._changed:
             coming = {k: held.at for k, held in self._objects.items() if not held.verified}
@@ -217,17 +225,17 @@ class Shelf:
             for key, (_, since_s) in self._moved.items():
                 is_unproved = not self._announced or self._is_ahead(version_of(key))
                 if now_s - since_s > SILENT_S and is_unproved:
-                    log.warning("object %s: nothing came for %g s; dropped", key, SILENT_S)
+                    log.warning("object %s: no bytes for %g s; dropped", key, SILENT_S)
                     self._drop(key)
                     self._note()
 
     def add(self, figure: str, count: int) -> None:
-        """Count something that happened."""
+        """Add to a counter."""
         with self._changed:
             self.tally[figure] += count
 
     def drop_version(self, version: Version) -> None:
-        """Forget all of its objects."""
+        """Drop all its objects."""
         with self._changed:
             folder = f"{version_folder(version)}/"
             for key in [key for key in self._objects if key.startswith(folder)]:
@@ -236,7 +244,7 @@ class Shelf:
             self._note()
 
     def close(self) -> None:
-        """Forget everything: memory outlives a process."""
+        """Drop everything: shared memory outlives the process."""
         with self._changed:
             for key in list(self._objects):
                 self._drop(key)
@@ -249,8 +257,8 @@ class Shelf:
         self._changed.notify_all()
 
     def _is_coming(self, key: str, version: Version | None) -> bool:
-        """Whether waiting for it makes sense: begun, named by a manifest, or of the newest version
-        that is announced and not here yet.
+        """Whether to wait for the object: it was started, a manifest names it, or it belongs to the
+        newest announced version, which is not here yet.
         """
         if version is None:
             return False
@@ -297,12 +305,14 @@ class Shelf:
                 self._offered.add(key)
 
     def _is_ahead(self, version: Version | None) -> bool:
-        """Whether it is newer than all that is announced; False before anything is."""
+        """Whether the version is newer than all announced ones; False before the first
+        announcement.
+        """
         newest = max(self._announced, default=None)
         return version is not None and newest is not None and version > newest
 
     def _is_plausible(self, version: Version) -> bool:
-        """Whether the present trainer, or before it one that announced it, can have made it."""
+        """Whether the version is announced, or the present trainer can have made it."""
         if version in self._announced:
             return True
         if version.term < self.fence or (self._opened and version.term > self._opened):
@@ -318,8 +328,8 @@ class Shelf:
                 self.drop_version(version)
 
     def _make_room(self, version: Version, offer: Offer) -> bool:
-        """Evict what the bounds no longer allow with this object; False if that is its version, or
-        if it is not announced and would need more than what is free.
+        """Evict versions that exceed the bounds together with this object. Returns False if its own
+        version would be evicted, or if it is unannounced and needs more than the free room.
         """
         if sum(version_of(key) == version for key in self._objects) >= OBJECTS_MAX:
             return False
@@ -333,13 +343,16 @@ class Shelf:
         return True
 
     def _is_believed(self, version: Version, offer: Offer) -> bool:
-        """Whether this object may evict others: its manifest is here and names it, or is it."""
+        """Whether this object may evict others: it is a manifest or named by one, and its version
+        is not ahead of all announced ones.
+        """
         known = version in self._manifests or name_of(offer.key) == MANIFEST
         return known and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
-        """What stays beside `sizes`, the object `but` left out: room for one more version like the
-        newest stays free where it can, for the next push; versions ahead stay as far as they fit.
+        """The versions that stay beside `sizes`, without the object `but`. Room for one more
+        version of the newest one's size stays free where possible, for the next push; versions
+        ahead stay as far as they fit.
         """
         ahead: Counter[Version] = Counter()
         for key, held in self._objects.items():
@@ -361,7 +374,7 @@ class Shelf:
         return frozenset(kept)
 
     def _evict(self, kept: frozenset[Version]) -> None:
-        """Forget versions that are not `kept`."""
+        """Drop versions that are not in `kept`."""
         for of in sorted({v for k in self._objects if (v := version_of(k))} - kept):
             self.tally["relay_evicted_total"] += 1
             self.drop_version(of)

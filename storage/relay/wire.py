@@ -1,6 +1,7 @@
-"""One HTTP/1.1 connection to a relay, from the side that asks: small, because bytes go straight
-from the socket into shared memory and a silence must not break the connection (the standard
-library's client can do neither).
+"""One HTTP/1.1 connection to a relay, on the client's side.
+
+Bytes go straight from the socket into shared memory, and a silence does not break the connection;
+the standard library's client can do neither.
 """
 
 import os
@@ -20,20 +21,20 @@ from storage.relay.pace import PIECE_BYTES, Pace
 from streams.errors import ConfigurationError, StoreError
 
 HEAD_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 8 << 20  # of a listing
+ANSWER_BYTES_MAX = 8 << 20  # body of a listing
 CONNECT_S = 1.0
-SEND_S = 3.0  # for the other side to take a piece
+SEND_S = 3.0  # for the other side to accept a piece
 SILENCE_S = 1.0
-"""Without a byte for so long, one asks whether the other side lives."""
+"""After this time without a byte, a reader checks whether the other side lives."""
 
 
 TOKEN = "ROLLSTREAM_RELAY_TOKEN"
-"""The variable with the secret that relays and those who ask them share."""
+"""The environment variable with the secret that relays and their clients share."""
 _TOKEN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 def shared_token() -> str:
-    """From the environment, "" without one; never part of an error or a log."""
+    """The secret from the environment, "" without one. It is never part of an error or a log."""
     token = os.environ.get(TOKEN, "")
     if token and _TOKEN.fullmatch(token) is None:
         raise ConfigurationError(f"{TOKEN} must have 8 to 512 characters of ASCII, without spaces")
@@ -41,17 +42,17 @@ def shared_token() -> str:
 
 
 def token_header() -> dict[str, str]:
-    """What a request carries."""
+    """The header that carries the secret."""
     token = shared_token()
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class RelayLost(StoreError):
-    """The relay does not answer, or not in HTTP."""
+    """The relay does not respond, or not in HTTP."""
 
 
 class Refused(StoreError):
-    """The relay answered with an error; `status` is its number."""
+    """The relay responded with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -59,19 +60,19 @@ class Refused(StoreError):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What a relay holds at its change number `count`."""
+    """The objects that a relay holds at its change number `count`."""
 
     count: int
     objects: tuple[Offer, ...]
 
 
 class Wire:
-    """One connection; not for several threads. Every wait has a bound, `RelayLost` after it."""
+    """One connection, for one thread. Every wait has a bound and raises `RelayLost` after it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         try:
-            split = urlsplit(url)  # of another program's status: it may be no URL at all
+            split = urlsplit(url)  # from another program's status record: it may not be a URL
             self._socket = socket.create_connection(
                 (split.hostname or "", split.port or 80), CONNECT_S
             )
@@ -97,9 +98,11 @@ class Wire:
             self._socket.close()
 
     def is_open(self) -> bool:
-        """Whether the other side has not hung up, as it does after a while without a request."""
+        """Whether the server has not closed the connection, as it does after a while without a
+        request.
+        """
         if self._rest:
-            return False  # what nobody asked for
+            return False  # bytes that no request asked for
         try:
             self._socket.settimeout(0)
             self._socket.recv(1, socket.MSG_PEEK)
@@ -116,7 +119,7 @@ class Wire:
         headers: Mapping[str, str] | None = None,
         wait_s: float = CONNECT_S,
     ) -> tuple[int, dict[str, str]]:
-        """Status and headers of the answer; its body is read next."""
+        """Send a request; returns status and headers of the response. The body is read next."""
         self.send_head(method, target, headers or {})
         return self.answer(wait_s)
 
@@ -126,7 +129,7 @@ class Wire:
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
 
     def send_body(self, data: Data, pace: Pace) -> int:
-        """Returns the bytes that the other side's socket took; `RelayLost` when it takes none."""
+        """Send the body; returns its size. Raises `RelayLost` if the other side stops reading."""
         view = memoryview(data).cast("B")
         for at in range(0, len(view), PIECE_BYTES):
             piece = view[at : at + PIECE_BYTES]
@@ -135,13 +138,13 @@ class Wire:
         return len(view)
 
     def answer(self, wait_s: float) -> tuple[int, dict[str, str]]:
-        """The head of an answer."""
+        """Read the status and the headers of a response."""
         head, deadline_s = self._rest, time.monotonic() + wait_s
         while b"\r\n\r\n" not in head:
             left_s = deadline_s - time.monotonic()
             piece = self._receive_some(max(0.01, left_s)) if left_s > 0 else None
             if piece is None or len(head) > HEAD_BYTES_MAX:
-                raise RelayLost(f"relay {self.url}: no answer within {wait_s:g} s")
+                raise RelayLost(f"relay {self.url}: no response within {wait_s:g} s")
             head += piece
         head, _, self._rest = head.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -152,7 +155,7 @@ class Wire:
         return int(parts[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
     def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
-        """Bytes of the body put into `view`; 0 when none came within `wait_s`."""
+        """Read body bytes into `view`; returns their number, 0 if none arrived within `wait_s`."""
         if self._rest:
             count = min(len(view), len(self._rest))
             view[:count] = self._rest[:count]
@@ -170,10 +173,10 @@ class Wire:
         return count
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
-        """The whole body of an answer."""
+        """The whole body of a response."""
         size = length(headers)
         if size > ANSWER_BYTES_MAX:
-            raise RelayLost(f"relay {self.url}: an answer of {size} bytes")
+            raise RelayLost(f"relay {self.url}: a response of {size} bytes")
         content = bytearray(size)
         at, deadline_s = 0, time.monotonic() + wait_s
         with memoryview(content) as view:
@@ -184,7 +187,9 @@ class Wire:
         return bytes(content)
 
     def listing(self, after: int = -1, wait_s: float = 0.0) -> Listing:
-        """What the relay holds, once that is another state than `after`, or `wait_s` passed."""
+        """The relay's objects, as soon as its change number differs from `after`, or after
+        `wait_s`.
+        """
         target = f"/objects?after={after}&wait={wait_s:g}"
         status, headers = self.ask("GET", target, wait_s=wait_s + CONNECT_S)
         body = self.body(headers, CONNECT_S)
@@ -193,7 +198,7 @@ class Wire:
         try:
             return msgspec.json.decode(body, type=Listing)
         except msgspec.DecodeError as error:
-            raise RelayLost(f"relay {self.url}: no listing: {error}") from error
+            raise RelayLost(f"relay {self.url}: not a listing: {error}") from error
 
     def _receive_some(self, wait_s: float) -> bytes | None:
         piece = bytearray(HEAD_BYTES_MAX)
@@ -213,11 +218,11 @@ class Wire:
         self._socket.settimeout(SEND_S)
         try:
             self._socket.sendall(data)
-        except OSError as error:  # also when it took nothing for `SEND_S`
+        except OSError as error:  # also after `SEND_S` without progress
             raise RelayLost(f"relay {self.url}: {error}") from error
 
 
 def length(headers: Mapping[str, str]) -> int:
-    """The body's size, as the answer says."""
+    """The body's size from the response's headers."""
     text = headers.get("content-length", "")
     return int(text) if text.isdigit() else 0
