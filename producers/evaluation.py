@@ -1,8 +1,8 @@
-"""What a version's answers to held-out prompts say: pure figures, and the line that records them.
+"""Metrics of a version's answers to held-out prompts, and the line that records them. Pure.
 
-Sampled accuracy (T = 1) is the figure to watch: greedy answers flip as a whole when the likeliest
-style changes, which is a change of mode, not of skill. An answer whose reward died counts as wrong,
-and is counted.
+Sampled accuracy (T = 1) is the metric to watch. Greedy answers change all together when the most
+likely style changes; that is a change of mode, not of skill. An answer without a reward (dead)
+counts as wrong, and is counted.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from producers.tasks.base import STYLE_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One answer to a held-out prompt: its verdict, its number of generated tokens, and the part of
-    a mixture that asked.
+    """One answer to a held-out prompt: its verdict, its number of generated tokens, and its part of
+    a mixture.
     """
 
     verdict: Verdict
@@ -27,8 +27,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A version on held-out prompts. Lengths (tokens) and shares of styles are those of the sampled
-    answers; `accuracy_by_task` is sampled too, and empty where there is one task.
+    """A version's metrics on held-out prompts. Lengths (tokens) and style shares are those of the
+    sampled answers; `accuracy_by_task` is sampled too, and empty with a single task.
     """
 
     accuracy_sampled: float
@@ -58,7 +58,7 @@ class Evaluation:
 
 
 def measure(sampled: Sequence[Judged], greedy: Sequence[Judged]) -> Evaluation:
-    """Figures of at least one answer of each kind; accuracy is the mean reward."""
+    """The metrics of at least one answer of each kind. Accuracy is the mean reward."""
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
     lengths = np.array([one.length for one in sampled])

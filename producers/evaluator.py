@@ -1,8 +1,8 @@
-"""Asks an engine all held-out prompts, several samples and one greedy answer each, and measures
-them.
+"""Generates answers to all held-out prompts, several samples and one greedy answer each, and
+measures them.
 
-The same prompts, names and seed for every version: what differs between two evaluations is the
-version. Answers are judged by the reward pool, so a task's code cannot end the evaluation.
+Every version gets the same prompts, names and seed, so two evaluations differ by the version only.
+The reward pool judges the answers, so a task's code cannot end the evaluation.
 """
 
 import time
@@ -20,12 +20,14 @@ from streams.errors import EngineRefused
 from streams.records import ENVIRONMENT, GENERATED, PROMPT, Sampling, Sources, Tokens
 
 _POLL_S = 0.05
-_EMPTY_S = 0.002  # when the engine has nothing to do and rewards are being computed
+_EMPTY_S = 0.002  # pause while the engine is idle and rewards are computed
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is asked; `samples` are drawn at temperature 1, besides one greedy answer."""
+    """The size of an evaluation. `samples` are drawn at temperature 1, besides one
+    greedy answer.
+    """
 
     prompts: int
     samples: int
@@ -35,8 +37,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Answer:
-    """One trajectory as it grows; `state` is the environment's, `over` that its last
-    turn is said.
+    """One trajectory in progress. `state` is the environment's; `over`: its last turn
+    is complete.
     """
 
     prompt: TaskPrompt
@@ -58,12 +60,14 @@ class Answer:
         return self.request.sampling.temperature > 0
 
     def generated(self) -> int:
-        """Number of tokens that the model wrote."""
+        """Number of tokens that the model generated."""
         return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
 def answers(task: Task, plan: Plan) -> dict[str, Answer]:
-    """Every answer to be given, by the name of its trajectory; several turns hold their slots."""
+    """All answers to generate, by trajectory name. A task with an environment holds its slots
+    between turns.
+    """
     hold = isinstance(task, Environment)
     drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": drawn for index in range(plan.samples)}
@@ -88,9 +92,9 @@ def evaluate(
     engine: Engine,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Evaluation:
-    """Figures of the version that `engine` holds; returns when every answer is judged.
+    """Return the metrics of the version that `engine` holds, when every answer is judged.
 
-    The engine must be idle and serving, the pool without other questions.
+    The engine must be idle and serving; the pool must have no other questions.
     """
     asked = answers(task, plan)
     judged = _Round(engine, rewards, asked).run(sleep)
@@ -102,7 +106,7 @@ def evaluate(
 
 @dataclass(slots=True)
 class _Round:
-    """One evaluation in progress; `to_ask` are answers that wait for room in the pool."""
+    """One evaluation in progress. `to_ask` are answers that wait for room in the reward pool."""
 
     engine: Engine
     rewards: RewardPool
@@ -140,14 +144,16 @@ class _Round:
             self.rewards.submit_turn(name, reference, answer.state, turns)
 
     def _settle(self, name: str, answer: Answer, outcome: Verdict | Reply) -> None:
-        """A verdict ends the answer; a reply lets it go on, or says that it is complete."""
+        """A verdict ends the answer; a reply continues it, or completes it if the reply
+        is empty.
+        """
         if isinstance(outcome, Reply) and outcome.tokens:
             tokens = np.array(outcome.tokens, np.uint32)
             answer.add(tokens, ENVIRONMENT)
             answer.state = outcome.state
             try:
                 self.engine.append(name, tokens)
-            except EngineRefused as error:  # the task's code replied what the model does not know
+            except EngineRefused as error:  # the reply has tokens that the engine refuses
                 self.engine.abort(name)
                 verdict = Verdict(reason=f"environment: {error}")
                 self.judged[name] = Judged(verdict, answer.generated(), answer.prompt.task)

@@ -1,9 +1,9 @@
-"""The prompt source: keeps the `prompts` topic a bounded way ahead of admission, in the task's
-seeded order.
+"""The prompt source: keeps the `prompts` topic a bounded number of prompts ahead of admission, in
+the task's seeded order.
 
-A group's number is its position in that order, so the only state is the number of the last
-published prompt, which a new holder reads from the topic itself: no prompt is repeated and none is
-skipped, whoever died when.
+A group's number is its position in that order. The only state is therefore the number of the last
+published prompt, which a new holder reads from the topic itself. No prompt is repeated or skipped,
+wherever a holder dies.
 """
 
 import logging
@@ -24,12 +24,12 @@ from streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 ROUND_S = 0.05
-REFILL = 4  # prompts go out once a quarter of those ahead were admitted: few appends of many
+REFILL = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """What is asked at each position, and how it is to be sampled."""
+    """The prompt at each position of the order, and its sampling parameters."""
 
     task: str
     prompt: Callable[[int, int], TaskPrompt]
@@ -41,8 +41,8 @@ class PromptOrder:
     def at(self, group: int) -> Prompt:
         """The prompt of a group: a pure function of the seed and the group's number.
 
-        One that is empty or longer than `tokens_max` is a ConfigurationError: an engine would
-        refuse every sample of it, whoever restarts.
+        Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`: an
+        engine would refuse all its samples after every restart.
         """
         asked = self.prompt(self.seed, group)
         self._check(group, asked)
@@ -61,7 +61,7 @@ class PromptOrder:
     def _check(self, group: int, asked: TaskPrompt) -> None:
         where = f"task {asked.task or self.task}, prompt {group} of seed {self.seed}"
         if not asked.tokens:
-            raise ConfigurationError(f"{where}: it has no tokens, and nothing follows from nothing")
+            raise ConfigurationError(f"{where}: it has no tokens")
         if self.tokens_max is not None and len(asked.tokens) > self.tokens_max:
             raise ConfigurationError(
                 f"{where}: {len(asked.tokens)} tokens are more than the {self.tokens_max} that "
@@ -71,7 +71,7 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class PromptSource:
-    """One term of the role; `ahead` bounds published prompts that are not admitted."""
+    """One term of the role. `ahead` bounds the published prompts that are not admitted."""
 
     bus: Bus
     order: PromptOrder
@@ -87,7 +87,7 @@ class PromptSource:
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
         self.following = self._published(upto) + 1
         self.admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
-        log.info("prompt source term %d goes on at prompt %d", self.term, self.following)
+        log.info("prompt source term %d resumes at prompt %d", self.term, self.following)
         while not stop.is_set():
             for received in self.admissions.follow():
                 if isinstance(received.record, Admitted):
@@ -100,7 +100,7 @@ class PromptSource:
             stop.wait(ROUND_S)
 
     def figures(self) -> Figures:
-        """Prompts of the whole run, and how far they are ahead."""
+        """Prompts published in the whole run, and how many of them are not admitted."""
         return {
             "prompts_published_total": self.following,
             "prompts_ahead": max(0, self.following - self.admitted - 1),

@@ -1,7 +1,8 @@
-"""What is asked of a process that runs code of others, and what that code's result becomes.
+"""The messages between a role and its reward processes, and the calls of the task's code that
+answer them.
 
-Whatever it raises or returns ends as an `Answer` that fits its types and a line on a pipe: nothing
-that a task, an environment or a scorer's function gives can end the role that asked.
+Whatever that code raises or returns becomes an `Answer` of valid types, one line on a pipe. No
+result of a task, an environment or a scorer's function can end the role that asked.
 """
 
 import math
@@ -18,14 +19,16 @@ from producers.scoring.finished import Facts, Finished
 from producers.scoring.function import Function
 from producers.tasks.base import Environment, Reply, Score, Task
 
-_REASON_MAX = 300  # characters of an exception's message that travel into a record
+_REASON_MAX = 300  # characters of an exception's message that a record gets
 _STATE_MAX = 1 << 16  # characters of an environment's state, which every partial carries
 _REPLY_MAX = 1 << 16  # tokens of one reply; the engine's context is the real limit
 _TOKENS = 1 << 32  # tokens are uint32 in records; the engine knows its vocabulary
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """Judge the turns, say what the environment replies to them, or call the scorer's function."""
+    """Judge the turns (`judge`), reply to them as the environment (`reply`), or call the scorer's
+    function (`score`).
+    """
 
     kind: Literal["judge", "reply", "score"]
     reference: str
@@ -35,8 +38,8 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """`reward` with `scores`, or the environment's `tokens` and `state`, or why there
-    is neither.
+    """`reward` with `scores`, or the environment's `tokens` and `state`, or the reason why there is
+    neither.
     """
 
     kind: Literal["score", "reply", "failed"]
@@ -48,12 +51,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed(reason: str) -> Answer:
-    """There is no result, and why; text that is no UTF-8 is made such."""
+    """An answer with the reason of a failure; invalid UTF-8 in it is replaced."""
     return Answer("failed", reason=reason[:_REASON_MAX].encode(errors="replace").decode())
 
 
 def answer(task: Task, function: Function | None, question: Question) -> Answer:
-    """Run the code of others; whatever it raises or returns becomes an answer."""
+    """Run the task's code on a question. Whatever it raises or returns becomes an answer."""
     try:
         if question.kind == "judge":
             return _scored(task.judge(question.reference, question.turns))
@@ -68,17 +71,17 @@ def answer(task: Task, function: Function | None, question: Question) -> Answer:
         )
     except _NotUsable as error:
         return failed(str(error))
-    except Exception as error:  # noqa: BLE001 (code of others: any failure is an outcome)
+    except Exception as error:  # noqa: BLE001 (the task's code: any failure is an outcome)
         frame = extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         return failed(f"{type(error).__name__} at {where}: {error}")
 
 
 class _NotUsable(ValueError):
-    """A result of the wrong kind; the message says which."""
+    """A result of the wrong type; the message names it."""
 
 
-# The types say less than they seem to in what follows: the code is somebody else's.
+# The task's code may break its declared types, so the results below are typed as `object`.
 
 
 def _scored(score: object) -> Answer:
@@ -88,7 +91,7 @@ def _scored(score: object) -> Answer:
 
 
 def _valued(result: object) -> Answer:
-    """A mapping of names to numbers; one number has the name ""."""
+    """A mapping of names to numbers; a lone number gets the name ""."""
     if isinstance(result, Mapping):
         return Answer("score", scores=_numbers(cast("Mapping[object, object]", result)))
     return Answer("score", scores={"": _number(result, "the result")})
@@ -105,12 +108,12 @@ def _state(state: object) -> str:
         raise _NotUsable(f"reply() gave a state that is a {type(state).__name__}, not text")
     if len(state) > _STATE_MAX:
         raise _NotUsable(f"reply() gave a state of {len(state)} characters; at most {_STATE_MAX}")
-    state.encode()  # a lone surrogate raises here, where it is an outcome
+    state.encode()  # a lone surrogate raises here, where the error becomes an answer
     return state
 
 
 def _tokens(tokens: object) -> tuple[int, ...]:
-    """Whole numbers that a record can hold."""
+    """Whole numbers that fit a record's token type."""
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Iterable):
         raise _NotUsable(f"reply() gave tokens that are a {type(tokens).__name__}, not a sequence")
     found = list(islice(cast("Iterable[object]", tokens), _REPLY_MAX + 1))

@@ -1,10 +1,10 @@
-"""The process in which a task's own code runs: questions come in on a pipe, answers go out, in the
+"""The process in which a task's own code runs: questions arrive on a pipe, answers leave in the
 same order.
 
-It ends when its parent does, however that ended: a thread sees the pipe close even while a
-judgement hangs, and code that also holds the interpreter's lock runs out of the CPU time of its
-alarm. Started by `producers.rewards` as
-`python -m producers.reward_process SETTINGS [FUNCTION]`, SETTINGS the task's as JSON.
+It ends when its parent ends, for whatever reason: a thread sees the pipe close even while a
+judgement hangs, and a CPU-time alarm ends code that also holds the interpreter's lock.
+`producers.rewards` starts it as `python -m producers.reward_process SETTINGS [FUNCTION]`, with the
+task's settings as JSON.
 """
 
 import os
@@ -24,7 +24,7 @@ from streams.errors import ConfigurationError
 
 
 def _questions(source: int) -> Iterator[Question]:
-    """What arrives on the pipe; the process exits at its end."""
+    """Yield the questions that arrive on the pipe; the process exits at the pipe's end."""
     arrived: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
@@ -40,8 +40,8 @@ def _questions(source: int) -> Iterator[Question]:
 
 
 def _own_pipes() -> tuple[int, int]:
-    """Keep the pipes under other numbers: what a task prints goes to stderr, what it reads is
-    empty.
+    """Move the pipes to other descriptors. The task's prints go to stderr, and its
+    stdin is empty.
     """
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -51,7 +51,9 @@ def _own_pipes() -> tuple[int, int]:
 
 
 def main(settings: str, function_path: str = "") -> None:
-    """Greet (or say why not) once the task is built, then answer until the pipe closes."""
+    """Write a greeting once the task is built, or the reason why it cannot be built. Then answer
+    until the pipe closes.
+    """
     asked = msgspec.json.decode(settings, type=PlainTask)
     source, sink = _own_pipes()
     encode = msgspec.json.Encoder().encode
@@ -64,8 +66,7 @@ def main(settings: str, function_path: str = "") -> None:
             return
         out.write(encode(Answer("score")) + b"\n")
         for question in _questions(source):
-            # CPU seconds, twice what the parent grants: it matters only when there is no parent any
-            # more.
+            # CPU seconds, twice the parent's limit: it takes effect only after the parent's death.
             signal.setitimer(signal.ITIMER_VIRTUAL, 2 * asked.reward_timeout_s + 1)
             out.write(encode(answer(task, function, question)) + b"\n")
 

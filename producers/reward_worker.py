@@ -1,9 +1,9 @@
-"""The parent's end of one reward process: pipes that never block, and the time since it last made
-progress.
+"""The parent's end of one reward process: pipes that never block, and the time since the process
+last made progress.
 
-The process runs the task's code, and whatever that code executes of a model's answer. Of this
-process's environment it gets the variables that `allowed` names and no other: an answer that prints
-its environment finds neither the broker's password nor the store's keys.
+The process runs the task's code and any part of a model's answer that this code executes. It gets
+only the environment variables that `allowed` names, so an answer that prints its environment finds
+neither the broker's password nor the store's keys.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from producers.settings import OWN_VARIABLES, TaskSettings
 
-_START_S = 60.0  # imports of a heavy task, on a machine that is busy
+_START_S = 60.0  # for the imports of a heavy task on a busy machine
 _READ_BYTES = 1 << 16
 
 _NAMES = """
@@ -33,8 +33,8 @@ Held = TypeVar("Held")
 
 
 def allowed(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
-    """The variables that a task's code gets: where programs, libraries and caches are, language,
-    threads, and what `task.environment` names.
+    """The variables that a task's code gets: paths of programs, libraries and caches, language,
+    threads, and those that `task.environment` names.
     """
     wanted = {*_NAMES.split(), *named}
     return {
@@ -46,9 +46,7 @@ def allowed(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, s
 
 
 class RewardWorker(Generic[Held]):
-    """`held` are the questions given and not yet answered, oldest first; `greeting` is its first
-    line.
-    """
+    """`held` are the unanswered questions, oldest first; `greeting` is the process's first line."""
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
         self.held: deque[Held] = deque()
@@ -66,14 +64,14 @@ class RewardWorker(Generic[Held]):
         os.set_blocking(self._out, False)
 
     def give(self, held: Held, line: bytes, now: float) -> None:
-        """Queue a question; its time begins when those before it are answered."""
+        """Queue a question. Its time starts when the questions before it are answered."""
         if self.greeting and not self.held:
             self._progress_s = now
         self.held.append(held)
         self._outgoing += line
 
     def write(self, now: float) -> None:
-        """Send what the pipe takes; one that was full and takes more was waiting for us."""
+        """Write what the pipe takes. A pipe that was full and takes more counts as progress."""
         if not self._outgoing:
             return
         count = 0
@@ -85,7 +83,7 @@ class RewardWorker(Generic[Held]):
         self._was_full = bool(self._outgoing)
 
     def read(self, now: float) -> Iterator[tuple[Held, bytes]]:
-        """Answers that are there, each with its question."""
+        """Yield the answers that have arrived, each with its question."""
         with suppress(BlockingIOError):
             while data := os.read(self._out, _READ_BYTES):
                 self._incoming += data
@@ -108,7 +106,7 @@ class RewardWorker(Generic[Held]):
         return f"its process ended ({how})"
 
     def overdue_reason(self, now: float) -> str:
-        """Why it must be replaced, empty if it need not."""
+        """The reason why the process must be replaced; empty if it need not."""
         if not self.greeting:
             late = now - self._progress_s > _START_S
             return f"its process was not ready after {_START_S:g} s" if late else ""
@@ -116,7 +114,9 @@ class RewardWorker(Generic[Held]):
         return f"took longer than {self._limit_s:g} s" if late else ""
 
     def kill(self) -> None:
-        """End it with all that it started (it leads a process group), and reap it."""
+        """End the process and everything that it started (it leads a process group),
+        and reap it.
+        """
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -126,7 +126,9 @@ class RewardWorker(Generic[Held]):
 
 
 def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C in the terminal is the parent's affair alone."""
+    """Start the process in its own session, so that Ctrl-C in the terminal reaches only
+    the parent.
+    """
     command = [sys.executable, "-m", "producers.reward_process"]
     arguments = [task.model_dump_json(), function]
     return subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Rewards are computed in processes of their own: whatever a task's code does ends as a verdict,
-and costs no rollout.
+"""Computes rewards in separate processes: whatever a task's code does ends as a verdict, and no
+rollout stops for it.
 
-Nothing here blocks: `submit` queues, `poll` moves bytes and returns what is judged. Each process
-answers in order, so the question at its head is the one that raised, hung or killed it; that one's
-verdict is dead, the others are asked again of the process's replacement.
+No call blocks: `submit` queues, `poll` moves bytes and returns verdicts. Each process answers in
+order, so a process that raised, hung or died did so at its oldest question. That question gets a
+dead verdict; the others go to the process's replacement.
 """
 
 import time
@@ -20,15 +20,13 @@ from producers.settings import TaskSettings
 from producers.tasks.base import Reply, Turns
 from streams.errors import ConfigurationError
 
-_IN_FLIGHT_MAX = (
-    64  # questions given to one process; the rest waits here, where any process can take it
-)
-_STARTS_MAX = 3  # processes in a row that end before they greet
+_IN_FLIGHT_MAX = 64  # questions given to one process; the others wait in the pool for any process
+_STARTS_MAX = 3  # processes in a row that end before their greeting
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A reward with its named scores; or, with a `reason`, that there will never be one."""
+    """A reward with its named scores, or the `reason` why there will be none."""
 
     reward: float = 0.0
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -40,7 +38,7 @@ class Verdict:
 
 
 Outcome = Verdict | Reply
-"""What `poll` gives: a verdict for `submit`; for `submit_turn` a reply, or a dead verdict."""
+"""A result of `poll`: a verdict for `submit`; a reply or a dead verdict for `submit_turn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class _Asked:
 
 
 class RewardPool:
-    """Verdicts for what was submitted, each exactly once, in any order. Processes start with the
+    """Gives every submitted question exactly one outcome, in any order. Processes start with the
     first question.
     """
 
@@ -72,7 +70,7 @@ class RewardPool:
         self._starts_failed = 0
 
     def can_submit(self) -> bool:
-        """Whether the queue has room; a caller that ignores it fails an assertion."""
+        """Whether the queue has room; `submit` asserts it."""
         return self._outstanding() < self._capacity
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
@@ -84,12 +82,14 @@ class RewardPool:
         self._ask(key, Question("reply", reference, state, _lists(turns)))
 
     def submit_finished(self, key: str, reference: str, turns: Turns, facts: Facts) -> None:
-        """Have the scorer's function called; its numbers come as `scores`, a lone one named ""."""
+        """Have the scorer's function called. Its numbers are `scores` of the verdict, a lone one
+        under the name "".
+        """
         self._ask(key, Question("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, Outcome]]:
-        """What was decided since the last poll. Raises ConfigurationError if the task cannot be
-        built.
+        """Return the outcomes since the last poll. Raises `ConfigurationError` if the task cannot
+        be built.
         """
         decided: list[tuple[str, Outcome]] = []
         if not self._outstanding():
@@ -100,7 +100,7 @@ class RewardPool:
         return decided
 
     def close(self) -> None:
-        """End the processes; what is outstanding is forgotten."""
+        """End the processes; unanswered questions are dropped."""
         for place, worker in enumerate(self._workers):
             if worker is not None:
                 worker.kill()
@@ -112,11 +112,11 @@ class RewardPool:
         return len(self._waiting) + held
 
     def _ask(self, key: str, question: Question) -> None:
-        assert self.can_submit(), "ask can_submit() first"
+        assert self.can_submit(), "call can_submit() first"
         self._waiting.append(_Asked(key, self._encoder.encode(question) + b"\n"))
 
     def _attend(self, place: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
-        """One process: take its answers, give it questions, replace it if it ended or hangs."""
+        """Serve one process: read its answers, write questions, replace it if it ended or hangs."""
         worker = self._workers[place]
         if worker is None:
             if not self._waiting:
@@ -124,7 +124,7 @@ class RewardPool:
             worker = self._workers[place] = RewardWorker[_Asked](self._task, now, self._function)
         ended = (
             worker.has_ended()
-        )  # asked before reading, so that no answer of a dying process is lost
+        )  # checked before reading, so that no answer of a dying process is lost
         for asked, line in worker.read(now):
             decided.append((asked.key, self._outcome(line)))
         self._greet(worker)
@@ -150,7 +150,7 @@ class RewardPool:
     def _outcome(self, line: bytes) -> Outcome:
         try:
             answer = self._decoder.decode(line)
-        except msgspec.MsgspecError as error:  # only if code of others found the pipe
+        except msgspec.MsgspecError as error:  # only if the task's code wrote to the pipe
             return Verdict(reason=f"its answer cannot be read: {error}")
         if answer.kind == "reply":
             return Reply(answer.tokens, answer.state)
@@ -163,8 +163,8 @@ class RewardPool:
         reason: str,
         decided: list[tuple[str, Outcome]],
     ) -> None:
-        """The head's verdict is dead if it had begun; the others go back to the front
-        of the queue.
+        """Give the oldest question a dead verdict if the process had started it; the others return
+        to the front of the queue.
         """
         worker.kill()
         self._workers[place] = None

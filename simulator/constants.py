@@ -107,7 +107,11 @@ CONSTANTS = {
     "areal_rollout_share": known(0.75, "", "AReaL: inference to training GPUs 75 : 25"),
     "migrate_unfinished": known(0.1, "", "RhymeRL: the last 10 % unfinished may move"),
     "migrate_growth": assumed(
-        1.5, "", "RhymeRL: beyond what history says; the factor was not found", 1.2, 3.0
+        1.5,
+        "",
+        "RhymeRL: beyond the predicted length; the paper does not give the factor",
+        1.2,
+        3.0,
     ),
     "rhymerl_gpus": known(128, "", "RhymeRL: 16 nodes of 8 Hopper GPUs"),
     "repair_s": known(252.0, "s", "Laminar §8.5: full recovery of a machine"),

@@ -1,4 +1,4 @@
-"""From records to what is asked about them, and from verdicts to annotations. Pure."""
+"""Turns records into questions for the reward pool, and verdicts into annotations. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from streams.codec import decode
 from streams.errors import DecodeError
 from streams.records import PROMPT, Annotation, Trajectory
 
-LONE = ""  # the name under which a function's single number comes
+LONE = ""  # name of a function's lone number
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """What a scorer called `scorer` writes: with `by_judge` what the task's judge says, else what a
-    function gave.
+    """The annotations that scorer `scorer` writes. `by_judge`: values come from the task's judge,
+    otherwise from a function.
     """
 
     names: tuple[str, ...]
@@ -27,14 +27,14 @@ class Writes:
 
 
 def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
-    """Of each trajectory the first completion in its partition's order; those that died are left
-    out, for them nothing is annotated (invariant 2: a failure is a completion too).
+    """The first completion of each trajectory in its partition's order. Dead ones are left out:
+    they get no annotation (invariant 2: a failure is a completion too).
     """
     first: dict[str, Trajectory] = {}
     for message in messages:
         try:
             record = decode(message.value).record if message.value is not None else None
-        except DecodeError:  # the readers that decide something bury it (reader.py)
+        except DecodeError:  # readers with decisions to make dead-letter it (reader.py)
             continue
         if isinstance(record, Trajectory):
             first.setdefault(record.trajectory, record)
@@ -42,7 +42,7 @@ def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
 
 
 def facts_of(record: Trajectory) -> Facts:
-    """What a function gets to know of a living record."""
+    """The facts that a function gets about a living record."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
     return Facts(
@@ -58,7 +58,7 @@ def facts_of(record: Trajectory) -> Facts:
 
 
 def annotations(record: Trajectory, verdict: Verdict, writes: Writes) -> list[Annotation]:
-    """One for each name that the scorer writes: its value, or why there will be none."""
+    """One annotation for each name that the scorer writes: its value, or why there will be none."""
     values = dict(verdict.scores)
     if writes.by_judge:
         values["reward"] = verdict.reward
@@ -77,5 +77,5 @@ def _annotation(
     with np.errstate(over="ignore"):
         array = np.array(found, np.float32)
     if not np.isfinite(array).all():
-        array, reason = np.empty(0, np.float32), f"{values[name]:g} is no 32-bit number"
+        array, reason = np.empty(0, np.float32), f"{values[name]:g} is not a 32-bit number"
     return Annotation(record.trajectory, record.group, name, array, scorer, reason)

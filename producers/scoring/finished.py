@@ -1,5 +1,5 @@
-"""A finished trajectory as a scorer's function gets it: the record's facts, its tokens by turn, and
-their text.
+"""A finished trajectory as a scorer's function gets it: facts of the record, tokens by turn, and
+text.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from producers.tasks.base import Turns
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """What of a record travels to the process that scores it, beside its turns."""
+    """The fields of a record that its scoring process gets, besides the turns."""
 
     trajectory: str
     group: int
@@ -26,8 +26,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`turns` is all that came after the prompt, cut where its source changes; `reference` is the
-    task's own JSON about the prompt. Text is decoded when it is asked for.
+    """`turns` are all tokens after the prompt, cut where their source changes. `reference` is the
+    task's own JSON about the prompt. Text is decoded on access.
     """
 
     facts: Facts

@@ -1,4 +1,4 @@
-"""A scorer's function, found by its import path."""
+"""Loads a scorer's function by its import path."""
 
 from collections.abc import Callable
 from typing import cast
@@ -7,9 +7,9 @@ from producers.scoring.finished import Finished
 from producers.tasks.importing import find_callable
 
 Function = Callable[[Finished], object]
-"""Gives a number, or numbers by the names of the annotations; may raise or hang."""
+"""Returns a number, or numbers by annotation name. It may raise or hang."""
 
 
 def load_function(path: str) -> Function:
-    """What `module:function` names; a mistake is a ConfigurationError."""
+    """The function that `module:function` names. Raises `ConfigurationError` for a wrong path."""
     return cast(Function, find_callable(path, "scoring.function"))

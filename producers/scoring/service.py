@@ -1,11 +1,10 @@
 """The scorer: reads finished trajectories and writes annotations about them, in batches.
 
 Scorers share the partitions of `trajectories` as a consumer group. A batch is committed once all
-its annotations are in the log, so a scorer that is killed loses nothing: its successor scores the
-batch again, and the first annotation of a (trajectory, name) counts. Only the first completion of a
-trajectory is scored, and it is the first in the log's order too: a later one lies in the same batch
-(left out here) or in a later batch. So an annotation is about the tokens that are trained
-(invariant 2).
+its annotations are in the log. After a kill the successor scores the batch again, and the first
+annotation of a (trajectory, name) counts, so nothing is lost. Only the first completion of a
+trajectory is scored; a later one is in the same batch, where it is left out, or in a later batch.
+An annotation therefore describes the tokens that are trained (invariant 2).
 """
 
 import logging
@@ -28,14 +27,14 @@ log = logging.getLogger(__name__)
 
 GROUP, TOPIC = "scoring", "trajectories"
 WAIT_S = 0.2
-PAUSE_S = 0.002  # between two looks at the pool
-ALIVE_S = 1.0  # between two signs of life to the consumer group while a batch takes long
-BATCH_PER_PROCESS = 16  # what a kill makes a successor do again
+PAUSE_S = 0.002  # between two polls of the pool
+ALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
+BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
 
 
 @dataclass(slots=True)
 class Scorer:
-    """One member of the group, under a name of its own (`writes.scorer`)."""
+    """One member of the group, under its own name (`writes.scorer`)."""
 
     bus: Bus
     pool: RewardPool
@@ -46,7 +45,7 @@ class Scorer:
     """What this process published: annotations, and trajectories `scored` or `dead`."""
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop`; a batch that was begun then is left to the successor."""
+        """Score until `stop`. The successor scores a batch that was incomplete then."""
         try:
             self._follow(stop)
         finally:
@@ -63,21 +62,22 @@ class Scorer:
             reader.close()
 
     def _polled(self, reader: GroupReader) -> list[Message]:
-        """What was truncated belongs to groups that ended: nothing waits for its annotations. It is
-        passed over as a member of the group: while another scorer lives, Kafka refuses commits from
-        outside, and a scorer that ended for that would end the run.
+        """Read the next batch. Truncated records belong to groups that have ended, so nothing waits
+        for their annotations. They are skipped as a member of the group: while another scorer
+        lives, Kafka refuses commits from outside the group, and a scorer that failed for this
+        reason would end the run.
         """
         try:
             return reader.poll(WAIT_S, self.batch)
         except PositionLost as lost:
-            log.warning("%s; passed over by partition: %s", lost, reader.pass_lost())
+            log.warning("%s; skipped by partition: %s", lost, reader.pass_lost())
             reader.commit()
             return []
 
     def _score(
         self, records: Mapping[str, Trajectory], reader: GroupReader, stop: threading.Event
     ) -> bool:
-        """Whether annotations of all these are in the log; False if it was stopped before."""
+        """Publish annotations of all records. Returns False if it was stopped before."""
         for record in records.values():
             self._ask(record)
         asked, alive_s = set(records), self.clock()
@@ -103,7 +103,7 @@ class Scorer:
     def _publish(self, decided: Sequence[tuple[Trajectory, Outcome]]) -> None:
         entries: list[Keyed] = []
         for record, outcome in decided:
-            assert isinstance(outcome, Verdict), "a reply to what was to be scored"
+            assert isinstance(outcome, Verdict), "the reward pool replied instead of scoring"
             self.counts["dead" if outcome.dead else "scored"] += 1
             if outcome.dead:
                 log.warning("%s is not scored: %s", record.trajectory, outcome.reason)
@@ -113,7 +113,7 @@ class Scorer:
             self.counts["annotations"] += len(entries)
 
     def figures(self) -> Figures:
-        """What this process published, and how far the whole group is behind."""
+        """What this process published, and how many records the whole group is behind."""
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)
         at = {p: committed[p].offset if p in committed else begin[p] for p in ends}

@@ -1,9 +1,9 @@
-"""The task contract: what is asked, in which order, and how an answer is judged.
+"""The task contract: the prompts, their order, and how an answer is judged.
 
-A task is stateless: everything it gives is a pure function of its options and the arguments, so the
-prompt source is no more than a position, and any process may build the same task from the same
-options. Importing and judging stay light (no torch, no transformers): rewards run in processes of
-their own that start in a fraction of a second.
+A task is stateless: all its results are pure functions of its options and the arguments. The prompt
+source therefore only keeps a position, and any process can build the same task from the same
+options. Import and judging stay light (no torch, no transformers), because reward processes start
+in a fraction of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from streams.records import PROMPT, Sources, Tokens
 
 STYLE_PREFIX = "style/"
-"""Scores named `style/<name>` are 0 or 1; their means are the shares of an evaluation."""
+"""Scores named `style/<name>` are 0 or 1; an evaluation reports their means as shares."""
 
 Turns = Sequence[Sequence[int]]
-"""What came after the prompt, cut where the source changes: generated, environment, generated, …"""
+"""All tokens after the prompt, cut where the source changes: generated, environment,
+generated, …
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One question; `reference` is the task's own JSON, which `judge` gets back as it is.
+    """One prompt. `reference` is the task's own JSON, which `judge` gets back unchanged.
 
-    `task` is the label of the part of a mixture that asks, "" where there is one task; `stop` are
-    the tokens that end a turn of its answer, None for those of the task.
+    `task` is the label of its part in a mixture, "" with a single task. `stop` are the tokens that
+    end a turn of its answer, None for those of the task.
     """
 
     tokens: tuple[int, ...]
@@ -41,7 +43,7 @@ class TaskPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Judgement of one answer: the reward, and named scores that are recorded beside it."""
+    """The judgement of one answer: the reward, and named scores that are recorded beside it."""
 
     reward: float
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -49,9 +51,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The environment's next turn and its state after it; no tokens means that the dialogue is
-    over.
-    """
+    """The environment's next turn and its new state. No tokens: the dialogue is over."""
 
     tokens: tuple[int, ...]
     state: str = ""
@@ -67,14 +67,14 @@ class Document:
 
 
 class Tokenizer(Protocol):
-    """Text to token numbers and back; `save` writes the files that transformers loads."""
+    """Converts text to token numbers and back; `save` writes the files that transformers loads."""
 
     @property
     def size(self) -> int: ...
     @property
     def special(self) -> Mapping[str, int]:
-        """Numbers of `pad_token_id`, `bos_token_id`, `eos_token_id`, as a model configuration names
-        them.
+        """Numbers of `pad_token_id`, `bos_token_id`, `eos_token_id`, under the names of a model
+        configuration.
         """
         ...
 
@@ -84,7 +84,9 @@ class Tokenizer(Protocol):
 
 
 class Task(Protocol):
-    """What every task gives. `module:attribute` of a callable that returns one is a task too."""
+    """The interface of every task. A callable that returns one can be named as
+    `module:attribute`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -96,29 +98,29 @@ class Task(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        """The training prompt at `position` of the order of `seed`; any position may be asked
-        first.
+        """The training prompt at `position` of the order of `seed`; positions may be read in any
+        order.
         """
         ...
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """The first `count` of a fixed list that no training order and no warm-up document
-        contains.
+        """The first `count` prompts of a fixed list that shares no prompt with a training order or
+        a warm-up document.
         """
         ...
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """The reward of a complete answer. May raise or hang: the reward pool survives it."""
+        """The reward of a complete answer. It may raise or hang: the reward pool handles both."""
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A task of several turns answers each generated turn that ended in a stop token."""
+    """A task of several turns: it replies to each generated turn that ended in a stop token."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """What the environment says after the last of `turns`; `state` is that of its previous
-        reply, "" at first.
+        """The environment's reply to the last of `turns`. `state` is that of its previous reply, ""
+        at first.
         """
         ...
 
@@ -131,7 +133,7 @@ class Teacher(Protocol):
 
 
 def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
-    """Everything after the prompt as turns; `tokens` and `sources` are those of a trajectory."""
+    """A trajectory's tokens after the prompt, as turns."""
     first = int(np.count_nonzero(sources == PROMPT))
     answer, origin = tokens[first:], sources[first:]
     cuts = np.flatnonzero(np.diff(origin)) + 1
@@ -139,7 +141,7 @@ def turns_of(tokens: Tokens, sources: Sources) -> list[list[int]]:
 
 
 def shuffled(count: int, seed: int, position: int) -> tuple[int, int]:
-    """Epoch and index in `[0, count)` at `position` of an order that is a fresh permutation in each
+    """Epoch and index in `[0, count)` at `position` of an order with a new permutation in each
     epoch.
     """
     epoch, place = divmod(position, count)

@@ -1,8 +1,8 @@
 """The built-in tokenizer of text tasks: one token per byte, for models that start from scratch.
 
-Nothing is downloaded and every text has tokens: 0 to 255 are the bytes themselves, six special ones
-follow. Its chat template is ChatML's idea with one token per role, because a byte-level model pays
-for every letter of a template.
+Nothing is downloaded and every text can be encoded: 0 to 255 are the bytes themselves, six special
+tokens follow. Its chat template is ChatML with one token per role, because a byte-level model
+spends a token on every letter of a template.
 """
 # pyright: reportUnknownMemberType=false, reportAttributeAccessIssue=false
 
@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 SPECIAL = (PAD, BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>")
 NAMES = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END}
-"""As `tokenizer_config.json` calls them."""
+"""The names in `tokenizer_config.json`."""
 
 CHAT_TEMPLATE = (
     "{{ '<|begin|>' }}{% for message in messages %}"
@@ -24,7 +24,9 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> Tokenizer:
-    """262 tokens; `<|begin|>` precedes an encoded text unless special tokens are not wanted."""
+    """A tokenizer of 262 tokens. `<|begin|>` precedes an encoded text unless special tokens are
+    disabled.
+    """
     letters = _letters()
     made = Tokenizer(models.BPE(vocab={letters[byte]: byte for byte in range(256)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -42,7 +44,7 @@ def byte_token(special: str) -> int:
 
 
 def _letters() -> dict[int, str]:
-    """The printable letter by which byte-level tokenizers write each byte (GPT-2's table)."""
+    """The printable letter that stands for each byte in byte-level tokenizers (GPT-2's table)."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {

@@ -1,10 +1,10 @@
-"""Prompts from a file, judged by a function of one's own: `verifier(answer, reference)`.
+"""Prompts from a file, judged by your own function `verifier(answer, reference)`.
 
-The order is a fresh permutation of the training rows in each epoch. What is held out is a second
-file, or a fixed share of the first by a hash of each prompt: equal prompts are on one side, and a
-row stays where it is when others are added. The file is read by who asks (prompt source,
-evaluation, warm-up); rewards are given the row's reference and never read it. It should not change
-while a run lives: positions count its rows.
+The order is a new permutation of the training rows in each epoch. Held-out prompts come from a
+second file, or are a fixed share of the first file, by a hash of each prompt: equal prompts are on
+the same side, and a row keeps its side when rows are added. Prompt source, evaluation and warm-up
+read the file; rewards get the row's reference and never read it. The file must not change during a
+run, because positions count its rows.
 """
 
 import json
@@ -23,13 +23,13 @@ from producers.tasks.text import Text
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
-_NAMED_MAX = 5  # rows that a message names
+_NAMED_MAX = 5  # rows named in a message
 _WHERE = "task.options of dataset"
 
 
 class Dataset:
     """The task. `verifier` is `module:function`, which returns a reward, or a reward and named
-    scores; `prompt`, `reference` and `answer` name columns (`answer` holds what a warm-up teaches).
+    scores. `prompt`, `reference` and `answer` name columns (`answer`: the warm-up's responses).
     """
 
     name = "dataset"
@@ -94,7 +94,7 @@ class Dataset:
     def judge(self, reference: str, turns: Turns) -> Score:
         given = self._verify(self._text.answer(turns), json.loads(reference))
         if not isinstance(given, tuple):
-            return Score(cast(float, given))  # what is no number is told by who asked
+            return Score(cast(float, given))  # the caller reports a result that is not a number
         pair = cast(tuple[object, ...], given)
         if len(pair) != 2 or not isinstance(pair[1], Mapping):
             raise TypeError(f"the verifier returned {given!r}, not a reward or (reward, scores)")
@@ -102,7 +102,7 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> tuple[list[Row], list[Row]]:
-        """Training and held-out rows, all of which fit."""
+        """Training and held-out rows; all of them fit the context."""
         rows = read_rows(self._path, self._columns)
         self._refuse_longer(self._path, rows)
         if self._held_out_path is not None:

@@ -1,7 +1,7 @@
-"""What a task is built from, as `load_task` looks at it: the settings of a run have all of it.
+"""The description from which `load_task` builds a task; the settings of a run satisfy it.
 
-Reward processes decode it from JSON on their own: they start by the dozen, and pydantic would take
-as long as everything else that they import.
+Reward processes decode it from JSON themselves. They start by the dozen, and importing pydantic
+would take as long as all their other imports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class PartDescribed(Protocol):
 
 
 class Described(Protocol):
-    """A task (`producers.settings.TaskSettings` says what each field means)."""
+    """A task (`producers.settings.TaskSettings` documents the fields)."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class Described(Protocol):
 
 
 class PlainPart(msgspec.Struct, frozen=True):
-    """`PartSettings` without its checks."""
+    """`PartSettings` without validation."""
 
     name: str
     label: str
@@ -52,7 +52,7 @@ class PlainPart(msgspec.Struct, frozen=True):
 
 
 class PlainTask(msgspec.Struct, frozen=True):
-    """`TaskSettings` without its checks; other fields of the JSON are ignored."""
+    """`TaskSettings` without validation; other fields of the JSON are ignored."""
 
     name: str
     options: dict[str, Option]

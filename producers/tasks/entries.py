@@ -1,7 +1,8 @@
-"""Entries of procedural data sets as JSON and back, exactly: tuples stay tuples, keys their types.
+"""Converts entries of procedural data sets to JSON and back without loss: tuples and key types are
+kept.
 
-Some scoring functions compare tuples, and some data sets differ between two processes of the same
-seed (they iterate over sets of strings), so a reward must see the very entry that was asked.
+Some scoring functions compare tuples, and some data sets differ between two processes with the same
+seed (they iterate over sets of strings). A reward must therefore get the very entry of the prompt.
 """
 
 from fractions import Fraction
@@ -13,7 +14,7 @@ _TUPLE, _PAIRS, _FRACTION = "$tuple", "$pairs", "$fraction"
 
 
 def pack(value: Any) -> Any:
-    """JSON of an entry; ConfigurationError for what has no place in it."""
+    """JSON of an entry. Raises `ConfigurationError` for a value of an unsupported type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -36,7 +37,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What was packed."""
+    """The entry that was packed."""
     if isinstance(value, list):
         return [unpack(one) for one in cast(list[Any], value)]
     if not isinstance(value, dict):

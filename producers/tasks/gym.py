@@ -1,11 +1,11 @@
 """Any data set of reasoning_gym (106 procedural ones), judged by its own `score_answer`.
 
-Questions are drawn without end: those of a stream (training of one seed, warm-up, held out) come in
-chunks, each a data set whose seed is a hash of the stream's name and the chunk's number, so any
-position can be asked first. What is held out is decided by the question itself: a quarter of all
-questions by their checksum, whatever stream they turn up in, so training, warm-up and held-out
-questions are disjoint even where a data set has few. (A few data sets iterate over sets of strings:
-their order is the same in two processes only under the same PYTHONHASHSEED.)
+Questions have no end: each stream (training of one seed, warm-up, held out) consists of chunks. A
+chunk is a data set whose seed is a hash of the stream's name and the chunk's number, so any
+position can be read first. The question itself decides whether it is held out: a quarter of all
+questions, by checksum, in every stream. Training, warm-up and held-out questions are therefore
+disjoint even where a data set has few. (A few data sets iterate over sets of strings: their order
+is equal in two processes only under the same PYTHONHASHSEED.)
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
@@ -27,7 +27,7 @@ from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
 CHUNK = 500  # the library's own default size of a data set
-ATTEMPTS = 64  # (1/4)^64: a position that finds nothing means that nothing is there
+ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
 _OURS = {"seed": "it follows from the run's seed", "size": "the order has no end"}
 _WHERE = "task.options of reasoning_gym"
 
@@ -35,7 +35,7 @@ _WHERE = "task.options of reasoning_gym"
 class Gym:
     """The task; `parameters` are those of the data set's configuration.
 
-    With `answer_tag` (`"answer"`) only what stands in the last `<answer>…</answer>` is judged.
+    With `answer_tag` (`"answer"`) only the text in the last `<answer>…</answer>` is judged.
     """
 
     name = "reasoning_gym"
@@ -128,7 +128,9 @@ def _is_held_out(entry: Mapping[str, Any]) -> bool:
 
 
 def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
-    """A function from seed to data set; whatever is wrong with name or parameters is told now."""
+    """A function from a seed to the data set. Raises `ConfigurationError` at once for a wrong name
+    or wrong parameters.
+    """
     try:
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
@@ -151,7 +153,7 @@ def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
     try:
         opened(0)[0]
-    except Exception as error:  # of anybody's data set: whatever it is, it is said
+    except Exception as error:  # a data set may raise anything; the message includes it
         said = str(error) or type(error).__name__
         raise ConfigurationError(f"{_WHERE}: {name} refuses its parameters: {said}") from error
     return opened

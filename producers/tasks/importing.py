@@ -1,7 +1,7 @@
-"""Finds somebody's own code by `module:attribute`, from the working directory or PYTHONPATH.
+"""Loads your own code by `module:attribute`, from the working directory or PYTHONPATH.
 
-A mistake is a ConfigurationError that names the setting and what was found instead; nothing is
-guessed.
+A mistake raises `ConfigurationError`, which names the setting and what was found instead; nothing
+is guessed.
 """
 
 import os
@@ -14,11 +14,11 @@ from streams.errors import ConfigurationError
 
 
 def find_callable(path: str, setting: str) -> Callable[..., object]:
-    """What `path` names; `setting` is what the message says is wrong."""
+    """The callable that `path` names; `setting` names the setting in error messages."""
     module_name, colon, attribute = path.partition(":")
     if not (colon and module_name and attribute):
         raise ConfigurationError(f"{setting} = {path!r}: write it as `module:attribute`")
-    if os.getcwd() not in sys.path:  # as `python -m` does, also for the console script
+    if os.getcwd() not in sys.path:  # like `python -m`, also for the console script
         sys.path.append(os.getcwd())
     try:
         module = import_module(module_name)
@@ -27,7 +27,7 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
             f"{setting} = {path!r}: module {module_name!r} cannot be imported ({error}); "
             f"is its folder the working directory ({os.getcwd()}) or on PYTHONPATH?"
         ) from error
-    except Exception as error:  # somebody else's code: whatever it raises is said
+    except Exception as error:  # a user's module may raise anything
         raise ConfigurationError(
             f"{setting} = {path!r}: importing {module_name!r} failed with "
             f"{type(error).__name__}: {error}"
@@ -44,6 +44,6 @@ def find_callable(path: str, setting: str) -> Callable[..., object]:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """`; did you mean 'x'?`, or an empty text."""
     near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""

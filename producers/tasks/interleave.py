@@ -1,9 +1,9 @@
-"""Which part of a mixture asks at a position: exact weights over a cycle, spread as evenly as can
-be. Pure.
+"""Which part of a mixture gives the prompt at a position: exact weights over a cycle, spread
+evenly. Pure.
 
-Smooth weighted round robin (as nginx balances servers): at each place every part earns its weight,
-the richest asks and pays the total. Over one cycle each part asks exactly its weight's share, and
-any stretch of the order is off by a prompt or so.
+Smooth weighted round robin (nginx's load balancing): at each place every part gains its weight, and
+the part with the most weight gives the prompt and pays the total. Over one cycle each part gives
+exactly its weight's share of prompts; any section of the order deviates by about one prompt.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CYCLE_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Part number `part` asks for the `place`-th time."""
+    """The prompt comes from part number `part`, at position `place` of that part's own order."""
 
     part: int
     place: int
@@ -32,7 +32,7 @@ class Cycle:
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
-        """Places until the order repeats."""
+        """Number of places until the order repeats."""
         return len(self._order)
 
     def at(self, position: int) -> Turn:
@@ -58,7 +58,7 @@ def _whole(weights: Sequence[float]) -> list[int]:
 
 
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
-    """One cycle: part, and how often it asked before in this cycle."""
+    """One cycle: part, and how many prompts it gave before in this cycle."""
     total = sum(shares)
     earned, asked = [0] * len(shares), [0] * len(shares)
     order: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
 """Several tasks as one, mixed by weight.
 
-Stateless like every task: the interleave says which part asks at a position and for the how-many-th
-time, which is that part's own position in its own shuffled epochs; the reference carries the part's
-label, so that judgements and replies find it in any process. All parts share one tokenizer.
+A mixture is stateless like every task. The interleave maps a position to a part and to that part's
+own position in its shuffled epochs. The reference carries the part's label, so judgements and
+replies find the part in any process. All parts share one tokenizer.
 """
 
 import json
@@ -37,8 +37,8 @@ class Part:
 
 
 def mix(parts: Sequence[Part]) -> "Mixture":
-    """The mixture; an environment if any part is one. ConfigurationError if they do not go
-    together.
+    """The mixture; it is an environment if any part is one. Raises `ConfigurationError` if the
+    parts do not fit together.
     """
     if not parts:
         raise ConfigurationError('task.name = "mixture" has no parts: add [[task.parts]] tables')
@@ -67,7 +67,7 @@ class Mixture:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """Of any part; each prompt carries those of its own."""
+        """Stop tokens of all parts; each prompt carries those of its own part."""
         return tuple(sorted({token for part in self._parts for token in part.task.stop}))
 
     def tokenizer(self) -> Tokenizer:
@@ -79,7 +79,7 @@ class Mixture:
         return _labelled(part, part.task.prompt(seed, turn.place))
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        """The parts' own held-out prompts, as many of each as its weight gives among `count`."""
+        """The parts' own held-out prompts; each part's number among `count` follows its weight."""
         order = [self._cycle.at(place) for place in range(count)]
         wanted = Counter(turn.part for turn in order)
         lists = {number: self._held_out(self._parts[number], n) for number, n in wanted.items()}
@@ -105,7 +105,7 @@ class Mixture:
         return part.judge(own, turns)
 
     def _of(self, reference: str) -> tuple[Task, str]:
-        """The task that asked, and its own reference."""
+        """The part's task, and its own reference."""
         said = json.loads(reference)
         return self._tasks[said["part"]], said["of"]
 
@@ -117,7 +117,7 @@ class Mixture:
 
 
 class Conversation(Mixture):
-    """A mixture with parts of several turns; to parts of one turn the environment says nothing."""
+    """A mixture with multi-turn parts. For single-turn parts the environment's reply is empty."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         part, own = self._of(reference)

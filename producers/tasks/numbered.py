@@ -1,9 +1,9 @@
-"""Prompts that are only told apart, for runs whose engine is `paced`: what counts is how long the
-answers are.
+"""Prompts that differ by a number only, for runs with the engine `paced`, where only the lengths of
+the answers matter.
 
-There are `prompts` of them, asked again in every pass in an order of its own. The reward is drawn
-from what was answered, with a chance of its own for each prompt, so that groups have something to
-compare; nothing can be learnt from it.
+There are `prompts` of them, repeated in every pass in a new order. The reward is drawn from a hash
+of the answer, with a different probability for each prompt, so that rewards differ within a group;
+a model can learn nothing from it.
 """
 
 import json
@@ -20,7 +20,7 @@ _NUMBERS_MAX = 10**9
 
 
 class Numbered:
-    """The task; a prompt is its number, `?`, and blanks up to `prompt_tokens`."""
+    """The task. A prompt is its number, `?`, and blanks up to `prompt_tokens`."""
 
     name = "numbered"
     stop = (EOS,)
@@ -48,7 +48,7 @@ class Numbered:
         return [self._ask(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """1 or 0, drawn."""
+        """1 or 0, a function of the answer."""
         number = json.loads(reference)["number"]
         answer = np.array([token for turn in turns for token in turn], "<u4").tobytes()
         drawn = xxhash.xxh3_64_intdigest(answer, seed=number) / 2**64

@@ -1,7 +1,7 @@
-"""Builds the task of a run: by its registered name, or by `module:attribute` for one's own.
+"""Builds the task of a run by its registered name, or by `module:attribute` for your own.
 
-A builder takes the task's options as keyword arguments; one that has a parameter `text` is given
-the run's tokenizer and chat template (`text.py`) there. A mistake is a ConfigurationError that
+A builder gets the task's options as keyword arguments. If it has a parameter `text`, it gets the
+run's tokenizer and chat template (`text.py`) there. A mistake raises `ConfigurationError`, which
 names what was found instead; nothing is guessed.
 """
 
@@ -25,7 +25,7 @@ TASKS = {
     "remainder": "producers.tasks.remainder:Remainder",
     "scripted": "producers.tasks.scripted:Scripted",
 }
-"""Registered name → where the task is built; imported when asked for."""
+"""Registered name → builder, imported on use."""
 MIXTURE = "mixture"
 
 _PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
@@ -34,9 +34,8 @@ _PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 def load_task(settings: Described, prompt_tokens_max: int | None = None) -> Task:
     """The task that the settings describe.
 
-    `settings.tokenizer` is where the words of a task of text come from; None is the built-in
-    byte-level tokenizer. A prompt longer than `prompt_tokens_max` is refused or passed over by the
-    task, never given.
+    `settings.tokenizer` is the folder with a text task's tokenizer; None is the built-in byte-level
+    tokenizer. The task refuses or skips prompts longer than `prompt_tokens_max`.
     """
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
     tokenizer = TextTokenizer(folder)
@@ -78,7 +77,7 @@ def _build(name: str, options: Mapping[str, Option], text: Text, where: str) -> 
 def _check_options(
     where: str, given: Mapping[str, object], known: Mapping[str, inspect.Parameter]
 ) -> None:
-    """What the builder's signature says before it is called."""
+    """Check the options against the builder's signature before the call."""
     named = {n: p for n, p in known.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     named.pop("text", None)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -101,5 +100,5 @@ def _builder(name: str, where: str) -> Callable[..., object]:
         nearest(name, registered, cutoff=0.4) or f"; registered: {', '.join(sorted(registered))}."
     )
     raise ConfigurationError(
-        f"{where}.name = {name!r} is not registered{hint} One's own is given as `module:attribute`."
+        f"{where}.name = {name!r} is not registered{hint} Name your own as `module:attribute`."
     )

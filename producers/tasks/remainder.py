@@ -1,9 +1,11 @@
-"""x mod y with a mixture of styles: the Echo Chamber setting (arXiv 2504.07912) in miniature.
+"""x mod y with a mixture of answer styles: the Echo Chamber setting (arXiv 2504.07912) in
+miniature.
 
-Numbers are written least significant digit first, in fixed width: `336%68` asks for 633 mod 86.
-Every warm-up document is right; they differ in how much working they show (`=130`, `>745>164=130`,
-or the whole repeated subtraction). The reward looks at the final number only, so reinforcement
-finds the style that earns it. The splits (held out, warm-up, training) are disjoint by prompt.
+Numbers have a fixed width and start with the least significant digit: `336%68` asks for 633 mod 86.
+Every warm-up document is right; they differ in how much of the calculation they show (`=130`,
+`>745>164=130`, or the whole repeated subtraction). The reward depends on the final number only, so
+reinforcement learning finds the style with the highest reward. The splits (held out, warm-up,
+training) share no prompt.
 """
 
 import json
@@ -22,11 +24,11 @@ Style = Literal["direct", "jump", "full", "other"]
 Question = tuple[int, int]
 
 CHARACTERS = "0123456789%=>;"
-"""With the four special tokens 18; `;` ends a turn of the scripted task, which shares this
+"""18 tokens with the four special ones. `;` ends a turn of the scripted task, which shares this
 vocabulary.
 """
 
-_FIXED_SEED = 0  # lists are the same for every run, whatever the run's seed
+_FIXED_SEED = 0  # these lists do not depend on the run's seed
 _RESPONSE = re.compile(r"((?:>\d{3})*)=(\d{3})", re.ASCII)
 
 
@@ -41,21 +43,21 @@ def number_text(value: int) -> str:
 
 
 def working(x: int, y: int) -> list[int]:
-    """All differences of the repeated subtraction, the remainder last; never empty as x
-    ≥ 100 > y.
+    """All differences of the repeated subtraction, the remainder last; never empty because x ≥ 100
+    > y.
     """
     return list(range(x - y, -1, -y))
 
 
 def response_text(x: int, y: int, lines: int) -> str:
-    """The answer after the first `lines` lines of working."""
+    """The answer after the first `lines` lines of the calculation."""
     shown = "".join(">" + number_text(value) for value in working(x, y)[:lines])
     return f"{shown}={number_text(x % y)}"
 
 
 def style(response: str) -> Style:
-    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line, all else
-    is `other`.
+    """`full` repeats its last line as the answer, `jump` does not, `direct` has no line; all others
+    are `other`.
     """
     match = _RESPONSE.fullmatch(response)
     if match is None:
@@ -68,8 +70,8 @@ def style(response: str) -> Style:
 
 class Remainder:
     """The task. `direct` and `jump` are the shares of those styles among the documents; the rest is
-    full. Of the training prompts only the first `prompts` of a fixed order are asked, again and
-    again; 0 is all of them.
+    `full`. Training uses only the first `prompts` prompts of a fixed order, repeatedly; 0 is all of
+    them.
     """
 
     name = "remainder"
@@ -114,7 +116,7 @@ class Remainder:
         return [self._document(questions[index], random) for index in chosen]
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """1 for `…=ddd<eos>` with the right number; the working before it is not checked."""
+        """1 for `…=ddd<eos>` with the right number; the calculation before it is not checked."""
         response = self._tokenizer.decode(turns[-1])
         ended = bool(turns[-1]) and turns[-1][-1] == EOS and EOS not in turns[-1][:-1]
         right = ended and response.rpartition("=")[1:] == ("=", json.loads(reference)["answer"])
@@ -122,7 +124,7 @@ class Remainder:
 
     @cached_property
     def _asked(self) -> list[Question]:
-        """Questions of the training order, the same few for every seed where `prompts` says so."""
+        """Questions of the training order; with `prompts`, the same ones for every seed."""
         questions = self._splits["train"]
         if self._prompts > len(questions):
             raise ConfigurationError(

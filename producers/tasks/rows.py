@@ -1,7 +1,7 @@
-"""Reads the rows of a data set, JSON Lines or Parquet, and says what is wrong with which.
+"""Reads the rows of a data set in JSON Lines or Parquet.
 
-Nothing is repaired and nothing skipped: a row that cannot be asked is a ConfigurationError with its
-line or row number.
+Nothing is repaired and nothing is skipped: a row without a usable prompt raises
+`ConfigurationError` with its line or row number.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
@@ -19,7 +19,7 @@ from streams.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns; "" for one that is not there."""
+    """Names of the columns; "" for a column that is not used."""
 
     prompt: str
     reference: str
@@ -28,7 +28,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`place` is where it stands in its file; `reference` is JSON."""
+    """`place` is the row's position in its file; `reference` is JSON."""
 
     place: str
     said: Said
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def content(self) -> str:
-        """What makes two rows the same question."""
+        """Rows with equal content hold the same prompt."""
         return json.dumps(self.said, sort_keys=True)
 
 
 def read_rows(path: Path, columns: Columns) -> list[Row]:
-    """At least one row."""
+    """Read all rows, at least one."""
     readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
         ".jsonl": _json_lines,
         ".parquet": _parquet,
@@ -71,9 +71,9 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 continue
             try:
                 values = json.loads(line.decode())
-            except ValueError as error:  # of JSON and of UTF-8
+            except ValueError as error:  # invalid JSON or invalid UTF-8
                 raise ConfigurationError(
-                    f"data set {path}, line {number} is no JSON: {error}"
+                    f"data set {path}, line {number} is not JSON: {error}"
                 ) from None
             if not isinstance(values, dict):
                 raise ConfigurationError(
@@ -95,7 +95,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     number += 1
                     yield f"row {number}", values
     except ArrowException as error:
-        raise ConfigurationError(f"data set {path} is no readable Parquet file: {error}") from error
+        raise ConfigurationError(
+            f"data set {path} is not a readable Parquet file: {error}"
+        ) from error
 
 
 def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) -> Row:
@@ -108,7 +110,7 @@ def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) ->
         packed = json.dumps(reference)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{where}: {columns.reference} is no JSON value: {error}"
+            f"{where}: {columns.reference} is not a JSON value: {error}"
         ) from None
     answer = _value(where, values, "answer", columns.answer) if columns.answer else ""
     if not isinstance(answer, str):

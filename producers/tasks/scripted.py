@@ -1,9 +1,8 @@
-"""A task of several turns whose environment reads from a script: an example, and what the tests
-run.
+"""A multi-turn task whose environment replies from a script: an example, used by the tests.
 
 The environment names a digit (`4=`), the model answers with the running total modulo 10 and `;`,
-and so on to the end of the script. The reward is the share of right totals. The script is the
-reference, the state the number of digits named so far, so a trajectory may go on in another
+and so on to the end of the script. The reward is the share of right totals. The reference is the
+script and the state is the number of digits named so far, so a trajectory can resume in another
 process.
 """
 
@@ -19,11 +18,11 @@ from streams.errors import ConfigurationError
 
 Script = tuple[int, ...]
 
-_TURNS_MAX = 5  # every script is listed: 10 ** turns of them
+_TURNS_MAX = 5  # all 10 ** turns scripts are listed in memory
 
 
 class Scripted:
-    """The task; `turns` digits are named, the first one in the prompt."""
+    """The task. `turns` digits are named, the first one in the prompt."""
 
     name = "scripted"
 
@@ -54,7 +53,7 @@ class Scripted:
         return [self._ask(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        """The next digit, until the script is over or the model gave up with `<eos>`."""
+        """The next digit, until the script ends or the model ends the answer with `<eos>`."""
         script = json.loads(reference)["script"]
         named = int(state or 1)
         if named == len(script) or turns[-1][-1] == EOS:
@@ -62,7 +61,7 @@ class Scripted:
         return Reply(tuple(self._tokenizer.encode(f"{script[named]}=")), str(named + 1))
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        """Share of the script's running totals that were given right, each in its own turn."""
+        """Share of the script's running totals that are right, each in its own turn."""
         script = json.loads(reference)["script"]
         wanted = [f"{total % 10};" for total in accumulate(script)]
         given = [self._tokenizer.decode(turn) for turn in turns[::2]]
@@ -71,7 +70,7 @@ class Scripted:
 
     @cached_property
     def _splits(self) -> tuple[list[Script], list[Script]]:
-        """Held out and training, by the checksum of the digits."""
+        """Held-out and training scripts, by the checksum of the digits."""
         splits: tuple[list[Script], list[Script]] = ([], [])
         for script in product(range(10), repeat=self._turns):
             splits[crc32(bytes(script)) % 8 > 0].append(script)

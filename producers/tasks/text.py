@@ -1,7 +1,8 @@
-"""How text becomes a prompt's tokens, and an answer's tokens text: tokenizer, chat template, limit.
+"""Converts text to a prompt's tokens, and an answer's tokens to text: tokenizer, chat template,
+length limit.
 
-One per task, given to whoever has a parameter `text`. Nothing is read before it is needed, so a
-rollout, which only asks what kind of task it has, loads no tokenizer.
+Each task has one; a builder with a parameter `text` gets it. Files are read on first use, so a
+rollout, which only checks the kind of its task, loads no tokenizer.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -16,13 +17,13 @@ from streams.errors import ConfigurationError
 Message = Mapping[str, str]
 """`role` and `content`."""
 Said = str | Sequence[Message]
-"""What is asked: a text, which is a user's only message, or chat messages."""
+"""A prompt's content: a text, which is the user's only message, or chat messages."""
 
 _MARK = "rollstream-answer"
 
 
 class Text:
-    """The words of one task. `prompt_tokens_max` is None where no prompt is made."""
+    """The text format of one task. `prompt_tokens_max` is None where no prompt is made."""
 
     def __init__(
         self,
@@ -38,7 +39,9 @@ class Text:
 
     @cached_property
     def stop(self) -> tuple[int, ...]:
-        """Tokens that end an answer: the tokenizer's, and what the template puts after one."""
+        """Tokens that end an answer: the tokenizer's end tokens, and the template's token after an
+        answer.
+        """
         ends = set(self.tokenizer.ends)
         if self._template == "chat":
             ends |= set(self._turn_end)
@@ -50,7 +53,9 @@ class Text:
         return tuple(sorted(ends))
 
     def prompt(self, said: Said) -> tuple[int, ...]:
-        """Tokens up to where the answer begins. ConfigurationError when the template refuses."""
+        """Tokens up to the start of the answer. Raises `ConfigurationError` if the template
+        refuses.
+        """
         if self._template == "plain":
             if not isinstance(said, str):
                 raise ConfigurationError(
@@ -64,22 +69,26 @@ class Text:
         return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
 
     def surely_fits(self, said: Said) -> bool:
-        """Whether it fits without being tokenized: a token is at least a byte of the text."""
+        """Whether the prompt fits in any case, without tokenizing it: a token is at least one byte
+        of text.
+        """
         if self.prompt_tokens_max is None:
             return True
         contents = [said] if isinstance(said, str) else [one["content"] for one in said]
         size = sum(len(content.encode()) for content in (*contents, self._system))
-        return size + 64 * (len(contents) + 2) <= self.prompt_tokens_max  # 64: a role's tokens
+        return (
+            size + 64 * (len(contents) + 2) <= self.prompt_tokens_max
+        )  # 64 covers a role's tokens
 
     def answer(self, turns: Turns) -> str:
-        """Text of the last turn, without the token that ended it."""
+        """Text of the last turn, without its end token."""
         turn = turns[-1] if turns else ()
         if turn and turn[-1] in self.tokenizer.ends:
             turn = turn[:-1]
         return self.tokenizer.decode(turn)
 
     def response(self, text: str) -> tuple[int, ...]:
-        """A whole answer as the model should give it, for warm-up documents."""
+        """A whole answer in the form that the model should give, for warm-up documents."""
         ends = self._turn_end if self._template == "chat" else ()
         end = ends or tuple(sorted(self.tokenizer.ends))[:1]
         return (*self.tokenizer.encode(text), *end)
@@ -94,8 +103,8 @@ class Text:
 
     @cached_property
     def _turn_end(self) -> tuple[int, ...]:
-        """The special token after an assistant's message: some models' turns end by another one
-        than their texts.
+        """The special token after an assistant's message. Some models end turns with another token
+        than texts.
         """
         whole = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         after = self._render(whole, False).rpartition(_MARK)[2]

@@ -1,8 +1,8 @@
 """A tokenizer of text tasks, from a model's folder or the built-in one.
 
-Two halves of the same files: `light` (the `tokenizers` library, which starts in no time) decodes in
-reward processes; `whole` (transformers, loaded when first asked for, without torch) applies chat
-templates and writes the files.
+It has two halves over the same files: `light` (the `tokenizers` library, fast to start) decodes in
+reward processes; `whole` (transformers without torch, loaded on first use) applies chat templates
+and writes the files.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -24,14 +24,14 @@ _FILE = "tokenizer.json"
 
 
 class TextTokenizer:
-    """Reads nothing before it is used; `folder` None is the built-in byte-level tokenizer."""
+    """Reads files on first use only. `folder` None is the built-in byte-level tokenizer."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     @property
     def where(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return (
             "the built-in tokenizer" if self.folder is None else f"the tokenizer in {self.folder}"
         )
@@ -48,7 +48,9 @@ class TextTokenizer:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Tokens that end a text, as the files beside the tokenizer say; empty if none does."""
+        """Tokens that end a text, from the files beside the tokenizer; empty if no file
+        names one.
+        """
         if self.folder is None:
             return frozenset({byte_token(END)})
         named = _json(self.folder / "tokenizer_config.json").get("eos_token")
@@ -82,7 +84,7 @@ class TextTokenizer:
     def whole(self) -> "PreTrainedTokenizerFast":
         from transformers import PreTrainedTokenizerFast
 
-        assert self.light is not None  # a folder without a tokenizer is told by us
+        assert self.light is not None  # raises our own error for a folder without a tokenizer
         if self.folder is None:
             made = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), **NAMES)
             made.chat_template = CHAT_TEMPLATE
@@ -90,11 +92,11 @@ class TextTokenizer:
         return PreTrainedTokenizerFast.from_pretrained(str(self.folder), local_files_only=True)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of the text alone, without those that a tokenizer puts around it."""
+        """Tokens of the text alone, without the special tokens that a tokenizer adds."""
         return self.light.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens; bytes that are no UTF-8 become replacement characters."""
+        """Text without special tokens; bytes that are not UTF-8 become replacement characters."""
         return self.light.decode(list(tokens), skip_special_tokens=True)
 
     def save(self, folder: Path) -> None:
@@ -107,5 +109,5 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no valid JSON: {error}") from error
+        raise ConfigurationError(f"{path} is not valid JSON: {error}") from error
     return cast(dict[str, Any], values) if isinstance(values, dict) else {}

@@ -1,8 +1,8 @@
-"""A character tokenizer: a pure Python path for the hot loops, and ordinary Hugging Face files for
-the model folder.
+"""A character tokenizer: pure Python for the hot loops, and ordinary Hugging Face files for the
+model folder.
 
-Both give the same numbers; the files are what other tools load, the pure path needs neither
-`tokenizers` nor `transformers` in memory.
+Both give the same numbers. Other tools load the files; the pure path needs neither `tokenizers` nor
+`transformers`.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -14,8 +14,8 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 class CharacterTokenizer:
-    """One token per character of `characters`, after the four special ones; others
-    become `<unk>`.
+    """One token per character of `characters`, after the four special ones; other characters become
+    `<unk>`.
     """
 
     def __init__(self, characters: str) -> None:
@@ -32,7 +32,7 @@ class CharacterTokenizer:
         return {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 
     def encode(self, text: str) -> list[int]:
-        """Numbers of the characters alone; a prompt starts with `BOS`, which the caller adds."""
+        """Numbers of the characters alone; the caller adds the `BOS` of a prompt."""
         return [self._numbers.get(character, UNKNOWN) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -41,7 +41,7 @@ class CharacterTokenizer:
         return "".join([pieces[token] for token in tokens if UNKNOWN < token < len(pieces)])
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`; transformers adds `<bos>` to what it
+        """Write `tokenizer.json` and `tokenizer_config.json`; transformers adds `<bos>` when it
         encodes.
         """
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors

@@ -45,7 +45,7 @@ def rest_of(content_range: str | None, content_length: str | None) -> tuple[int,
             raise ValueError("a push goes to the end of its object")
         start, size = int(match[1]), int(match[3])
     if not 0 <= left == size - start:
-        raise ValueError("Content-Length is not what is left of the object")
+        raise ValueError("Content-Length is not the rest of the object")
     return start, size
 
 
@@ -60,5 +60,5 @@ def seconds(query: Mapping[str, str]) -> float:
     """The seconds that the client is ready to wait."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:
-        raise ValueError(f"wait must lie in [0, {WAIT_MAX_S:g}]")
+        raise ValueError(f"wait must be in [0, {WAIT_MAX_S:g}]")
     return wait_s

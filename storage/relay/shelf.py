@@ -155,7 +155,7 @@ class Shelf:
 
     def accept(self, offer: Offer) -> HeldObject | None:
         """The object to write this content to, new or started before; older versions make room.
-        None if it is unwanted, or older than what is kept.
+        None if it is unwanted, or older than the kept versions.
         """
         version = version_of(offer.key)
         with self._changed:

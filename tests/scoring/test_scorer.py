@@ -75,7 +75,7 @@ def test_what_fails_is_annotated_with_its_reason_and_the_next_is_fine(bus: Bus):
     assert reasons["exits"] == "its process ended (exit code 9)"
     assert reasons["text"] == "the result is a str, not a number"
     assert reasons["nan"] == "the result is nan"
-    assert reasons["huge"] == "1e+300 is no 32-bit number"
+    assert reasons["huge"] == "1e+300 is not a 32-bit number"
     assert reasons["less"] == "not among what was given (other)"
 
 

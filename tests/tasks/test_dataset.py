@@ -132,9 +132,9 @@ def test_answers_are_taught_where_their_column_is_named(folder: Path):
     [
         ("", "data set rows.jsonl is empty"),
         ("\n \n", "data set rows.jsonl is empty"),
-        ('{"prompt": "a", "reference": 1}\n{"prompt": ', "rows.jsonl, line 2 is no JSON"),
+        ('{"prompt": "a", "reference": 1}\n{"prompt": ', "rows.jsonl, line 2 is not JSON"),
         ("[1]", "line 1 must be an object of columns, got [1]"),
-        (b'{"prompt": "\xff"}', "line 1 is no JSON: 'utf-8' codec"),
+        (b'{"prompt": "\xff"}', "line 1 is not JSON: 'utf-8' codec"),
         ('\n{"promt": "a"}', "line 2 has no column 'prompt' (task.options.prompt); did you mean"),
         ('{"prompt": "a"}', "no column 'reference' (task.options.reference); it has prompt"),
         ('{"prompt": 3, "reference": 1}', "prompt must be text or a list of chat messages, got 3"),
@@ -169,7 +169,7 @@ def test_files_that_are_missing_broken_or_of_another_kind_are_told(folder: Path)
     for path, message in (
         ("none.jsonl", "no such file; paths are relative to the working directory"),
         ("rows.csv", "only .jsonl and .parquet files are read"),
-        ("broken.parquet", "is no readable Parquet file"),
+        ("broken.parquet", "is not a readable Parquet file"),
     ):
         (folder / "broken.parquet").write_text("not Parquet")
         with pytest.raises(ConfigurationError) as caught:
