@@ -1,23 +1,21 @@
-"""Making the views that hold rows: topics from archive and log, evaluations, settings."""
+"""The base views of `rollstream query`: topics from archive and log, evaluations, settings."""
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import duckdb
 
-from rollstream.analysis.archived import quoted
+from rollstream.analysis.archived import Archive, quoted
 from rollstream.analysis.coverage import Held, Hole, holes, words
 from rollstream.analysis.place import Place
-
-if TYPE_CHECKING:
-    from rollstream.analysis.session import Session
+from streams.bus import Bus
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
-LOOKS_MORE = 2  # at the archive, when rows left the log meanwhile
+LOOKS_MORE = 2  # further listings of the archive, if rows left the log since the first
 EVALUATION = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
@@ -27,46 +25,116 @@ EVALUATION = {
     "length_p99": "DOUBLE",
     "shares": "MAP(VARCHAR, DOUBLE)",
 }
-"""Columns of `evaluations`; a line as a whole is in its column `line`."""
+"""Columns of `evaluations`, beside `line`, which holds the whole line as JSON."""
 
 
-def define_topic(session: "Session", topic: str) -> None:
-    """A view of the topic's archived rows and of those that only the log has, each once.
+@dataclass(slots=True)
+class TopicViews:
+    """Defines one view per topic over archived files and over rows that only the log holds.
 
-    Rows that were archived and truncated away between a look at the archive and one at the log are
-    found by looking at the archive again.
+    `bus` returns the run's log, or None without one; `warn` receives messages for the user.
     """
-    held = session.archive.held(topic)
-    lost = _copy_live(session, topic, held)
-    for _ in range(LOOKS_MORE if session.bus() else 0):
-        if not lost:
-            break
-        session.archive.forget()
-        held = session.archive.held(topic)
-        lost = _copy_live(session, topic, held)
-    if lost:
-        session.warn(
-            f"{topic}: neither the archive nor the log holds offsets {words(lost)}; "
-            "they are missing in what follows"
+
+    connection: duckdb.DuckDBPyConnection
+    archive: Archive
+    bus: Callable[[], Bus | None]
+    warn: Callable[[str], None]
+    _tables: set[str] = field(default_factory=set[str])
+    """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
+    _files: dict[str, Sequence[Held]] = field(default_factory=dict[str, Sequence[Held]])
+    """The archived files that each topic's view reads; the store may hold newer ones by now."""
+
+    def define(self, topic: str) -> None:
+        """Define the topic's view: each row of archive and log exactly once.
+
+        Rows may be archived and truncated from the log between the listing of the archive and the
+        read of the log. A further listing of the archive finds them.
+        """
+        held = self.archive.held(topic)
+        lost = self._copy_live(topic, held)
+        for _ in range(LOOKS_MORE if self.bus() else 0):
+            if not lost:
+                break
+            self.archive.forget()
+            held = self.archive.held(topic)
+            lost = self._copy_live(topic, held)
+        if lost:
+            self.warn(
+                f"{topic}: neither the archive nor the log holds offsets {words(lost)}; "
+                "the result lacks these rows"
+            )
+        if not held:
+            self._make_table(topic)
+        self._files[topic] = held
+        self._make_view(topic, held)
+
+    def complete(self, topic: str) -> bool:
+        """Add today's columns, as null, to a view over files that an older release wrote; False if
+        the view has all columns already.
+        """
+        names = self._columns(topic)
+        self._make_table(topic)
+        self._make_view(topic, self._files[topic])
+        return self._columns(topic) != names
+
+    def _copy_live(self, topic: str, held: Sequence[Held]) -> list[Hole]:
+        """Copy rows that only the log holds into `live_<topic>`; returns the offsets that neither
+        archive nor log holds.
+        """
+        bus = self.bus()
+        if bus is None:
+            return [hole for hole in holes(held, ()) if hole.end is not None]
+        from rollstream.analysis import live
+
+        lost: list[Hole] = []
+        self._drop_table(topic)
+        wanted = holes(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
+        for hole in wanted:
+            for table in live.tables(bus, topic, hole, lost):
+                self._make_table(topic)
+                self._with_rows(f"INSERT INTO live_{topic}", topic, table)
+        return lost
+
+    def _drop_table(self, topic: str) -> None:
+        if topic in self._tables:
+            self.connection.execute(f"DROP TABLE live_{topic}")
+            self._tables.remove(topic)
+
+    def _make_table(self, topic: str) -> None:
+        """Create an empty table with the topic's columns of today, unless it exists."""
+        from storage.archive.shapes import arrow_schema
+
+        if topic not in self._tables:
+            empty: object = arrow_schema(topic).empty_table()
+            self._with_rows(f"CREATE TABLE live_{topic} AS", topic, empty)
+            self._tables.add(topic)
+
+    def _with_rows(self, statement: str, topic: str, table: object) -> None:
+        """Run a statement on Arrow rows, with the columns that the archive's paths encode."""
+        connection = self.connection
+        connection.register("arrow_rows", table)
+        named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
+        connection.execute(
+            f"{statement} SELECT *, {named} FROM arrow_rows", [self.archive.run(), topic]
         )
-    if not held:
-        _make_table(session, topic)
-    session.files[topic] = held
-    _make_view(session, topic, held)
+        connection.unregister("arrow_rows")
 
+    def _make_view(self, topic: str, held: Sequence[Held]) -> None:
+        parts: list[str] = []
+        if held:
+            paths = ", ".join(quoted(one.path) for one in held)
+            parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
+        if topic in self._tables:
+            parts.append(f"SELECT * FROM live_{topic}")
+        union = " UNION ALL BY NAME ".join(parts)
+        self.connection.execute(f"CREATE OR REPLACE VIEW {topic} AS {union}")
 
-def complete_topic(session: "Session", topic: str) -> bool:
-    """Give the view of older files all columns of today, null where the files lack them; False if
-    it has them.
-    """
-    names = _columns(session, topic)
-    _make_table(session, topic)
-    _make_view(session, topic, session.files[topic])
-    return _columns(session, topic) != names
+    def _columns(self, topic: str) -> list[str]:
+        return self.connection.sql(f"FROM {topic}").columns
 
 
 def define_evaluations(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
-    """A table of the lines of `metrics/eval.jsonl`; empty where there are none."""
+    """Create the table of the lines of `metrics/eval.jsonl`, empty without such a file."""
     from storage.metrics import read_metrics
 
     columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION.items())
@@ -82,65 +150,6 @@ def define_evaluations(connection: duckdb.DuckDBPyConnection, place: Place) -> N
 
 
 def define_settings(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
-    """One row: the settings that views use, null where no configuration is there."""
+    """Create one row with the settings that views use, null without a configuration."""
     connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
     connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])
-
-
-def _copy_live(session: "Session", topic: str, held: Sequence[Held]) -> list[Hole]:
-    """Copy what only the log has into `live_<topic>`; returns the offsets that nobody has."""
-    bus = session.bus()
-    if bus is None:
-        return [hole for hole in holes(held, ()) if hole.end is not None]
-    from rollstream.analysis import live
-
-    lost: list[Hole] = []
-    _drop_table(session, topic)
-    wanted = holes(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
-    for hole in wanted:
-        for table in live.tables(bus, topic, hole, lost):
-            _make_table(session, topic)
-            _with_rows(session, f"INSERT INTO live_{topic}", topic, table)
-    return lost
-
-
-def _drop_table(session: "Session", topic: str) -> None:
-    if topic in session.tables:
-        session.connection.execute(f"DROP TABLE live_{topic}")
-        session.tables.remove(topic)
-
-
-def _make_table(session: "Session", topic: str) -> None:
-    """An empty table with the topic's columns as they are today."""
-    from storage.archive.shapes import arrow_schema
-
-    if topic not in session.tables:
-        empty: object = arrow_schema(topic).empty_table()
-        _with_rows(session, f"CREATE TABLE live_{topic} AS", topic, empty)
-        session.tables.add(topic)
-
-
-def _with_rows(session: "Session", statement: str, topic: str, table: object) -> None:
-    """Run a statement on Arrow rows, with the columns that the archive's paths give."""
-    connection = session.connection
-    connection.register("arrow_rows", table)
-    named = "timestamp::DATE AS date, ?::VARCHAR AS run, ?::VARCHAR AS topic"
-    connection.execute(
-        f"{statement} SELECT *, {named} FROM arrow_rows", [session.archive.run(), topic]
-    )
-    connection.unregister("arrow_rows")
-
-
-def _make_view(session: "Session", topic: str, held: Sequence[Held]) -> None:
-    parts: list[str] = []
-    if held:
-        paths = ", ".join(quoted(one.path) for one in held)
-        parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
-    if topic in session.tables:
-        parts.append(f"SELECT * FROM live_{topic}")
-    union = " UNION ALL BY NAME ".join(parts)
-    session.connection.execute(f"CREATE OR REPLACE VIEW {topic} AS {union}")
-
-
-def _columns(session: "Session", topic: str) -> list[str]:
-    return session.connection.sql(f"FROM {topic}").columns

@@ -23,7 +23,7 @@ from rollstream.analysis.views import TOPICS, VIEWS, in_order, named_in, uses_te
 
 if TYPE_CHECKING:  # what reads archive, log and tokens is imported when a question needs it
     from rollstream.analysis.archived import Archive
-    from rollstream.analysis.coverage import Held
+    from rollstream.analysis.rows import TopicViews
     from streams.bus import Bus
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a question goes to no other machine
@@ -53,10 +53,6 @@ class Session:
         self.connection = duckdb.connect(":memory:", config={**OPTIONS, "temp_directory": spill})
         self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
         self.skip_corrupt = skip_corrupt
-        self.tables: set[str] = set()
-        """Topics that have a table `live_<topic>`, of copied rows or of none."""
-        self.files: dict[str, Sequence[Held]] = {}
-        """The archived files that each topic's view reads; the store may have more by now."""
         self._defined: set[str] = set()
         self._bus: Bus | None = None
 
@@ -100,6 +96,12 @@ class Session:
         from rollstream.analysis.archived import Archive
 
         return Archive(self.place, self.connection, self.skip_corrupt, self.warn)
+
+    @cached_property
+    def _topic_views(self) -> "TopicViews":
+        from rollstream.analysis.rows import TopicViews
+
+        return TopicViews(self.connection, self.archive, self.bus, self.warn)
 
     def bus(self) -> "Bus | None":
         """The run's log, opened once; None where there is none."""
@@ -177,7 +179,7 @@ class Session:
         from rollstream.analysis import rows
 
         if name in TOPICS:
-            rows.define_topic(self, name)
+            self._topic_views.define(name)
         elif name == "evaluations":
             rows.define_evaluations(self.connection, self.place)
         else:
@@ -190,9 +192,7 @@ class Session:
         """Give topics of older files the columns of today, and make what was derived from them
         anew; False if they had them.
         """
-        from rollstream.analysis.rows import complete_topic
-
-        if not [topic for topic in self._topics() if complete_topic(self, topic)]:
+        if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
         for name in in_order(self._defined & VIEWS.keys()):
             if name in self._defined and VIEWS[name].query:

@@ -65,7 +65,7 @@ def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus
 
 
 def _once(onlooker: Onlooker, console: Console, as_json: bool) -> int:
-    shown = onlooker.look(catch_up_s=ONCE_S)
+    shown = onlooker.observe(catch_up_s=ONCE_S)
     if shown.trouble:
         raise BusError(shown.trouble)
     if as_json:
@@ -82,7 +82,7 @@ def _watch(onlooker: Onlooker, console: Console, every_s: float) -> int:
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                shown = onlooker.look()
+                shown = onlooker.observe()
                 live.update(render(shown, Size(console.width, console.height)), refresh=True)
                 if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
                     return 0
@@ -94,7 +94,7 @@ def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -
     """A line per look until the run is over, or nobody reads them any more."""
     try:
         while True:
-            shown = onlooker.look()
+            shown = onlooker.observe()
             if not onlooker.is_behind:
                 print(line(shown), flush=True)
                 if shown.is_over:

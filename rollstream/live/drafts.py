@@ -1,6 +1,4 @@
-"""What drafting came to over some trajectories: sums of what their records say, and the shares that
-are read of them. Pure.
-"""
+"""Speculative-decoding totals over trajectories, and the ratios derived from them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +9,10 @@ from streams.records import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """`tokens` were generated in `steps` passes of the model over their rows; of `asked` look-ups,
-    which took `lookup_s`, `found` gave a draft, `guessed` tokens in all, of which `right` were
-    right.
+    """`tokens` tokens were generated in `steps` forward passes over their rows.
+
+    Of `asked` look-ups, which took `lookup_s` seconds, `found` returned a draft. The drafts held
+    `guessed` tokens, of which `right` were accepted.
     """
 
     tokens: int = 0
@@ -37,33 +36,33 @@ class Guesses:
 
     @property
     def acceptance(self) -> float | None:
-        """Of the guessed tokens, those that were right; None where none was guessed."""
+        """Accepted share of the draft tokens; None without draft tokens."""
         return self.right / self.guessed if self.guessed else None
 
     @property
     def per_step(self) -> float:
-        """Tokens that a step gave a row; 1 without drafts."""
+        """Tokens per row and step; 1 without drafts."""
         return self.tokens / max(1, self.steps)
 
     @property
     def hit_rate(self) -> float | None:
-        """Of the look-ups, those that gave a draft."""
+        """Share of the look-ups that returned a draft; None without look-ups."""
         return self.found / self.asked if self.asked else None
 
     @property
     def wrong_per_token(self) -> float:
-        """What drafts cost the model: tokens verified for nothing, per token generated."""
+        """The cost of drafting: rejected draft tokens per generated token."""
         return (self.guessed - self.right) / max(1, self.tokens)
 
     @property
     def lookup_us(self) -> float | None:
-        """Of one look-up."""
+        """Mean microseconds per look-up; None without look-ups."""
         return 1e6 * self.lookup_s / self.asked if self.asked else None
 
 
 @dataclass(frozen=True, slots=True)
 class PassDrafts:
-    """Of one task in one pass over the prompts; `number` counts passes from 1, None: not known."""
+    """Totals of one task in pass `number` (from 1; None: unknown) over the prompts."""
 
     number: int | None
     task: str
@@ -71,7 +70,7 @@ class PassDrafts:
 
 
 def guesses_of(record: Trajectory) -> Guesses | None:
-    """None where the record tells of no drafts."""
+    """Returns the record's draft totals, or None without draft statistics."""
     if record.drafts is None:
         return None
     of, tokens = record.drafts, len(record.logprobs)
@@ -79,6 +78,6 @@ def guesses_of(record: Trajectory) -> Guesses | None:
 
 
 def in_order(found: Mapping[tuple[int | None, str], Guesses]) -> tuple[PassDrafts, ...]:
-    """By (pass, task): the newest pass first, those of unknown number last."""
+    """Sorts (pass, task) → totals: the newest pass first, passes of unknown number last."""
     ordered = sorted(found, key=lambda one: (-(one[0] or 0), one[1]))
     return tuple(PassDrafts(number, task, found[number, task]) for number, task in ordered)

@@ -1,9 +1,9 @@
-"""Bringing a state up to what is in the log and in the metrics files now. It only reads.
+"""Brings a `RunState` up to date from the log and the metrics files, without writing.
 
-The order of reading is what makes counts right: completions are fetched before the admissions and
-the ledger that explain them, and applied after, so none meets a state that is older than itself.
-Of an old run only a tail is read: the ledger's last records, admissions since then, trajectories
-since the oldest open group was admitted.
+Completions are fetched before the admissions and the ledger but applied after them. So a completion
+is never applied to a state that is older than itself, and the counts are correct. Of an old run
+only a tail is read: the last ledger records, the admissions since then, and the trajectories since
+the admission of the oldest open group.
 """
 
 from pathlib import Path
@@ -21,18 +21,18 @@ from streams.truncation import ARCHIVING
 
 EXPLAINING = ("prompts", "admissions", "ledger", "weights", "status", "applied")
 EXPLAINED = ("trajectories", "annotations")
-OPENING = ("prompts", "admissions", "ledger")  # their first records are the run's first
-GLANCED = ("assignments", "partials")  # only the age of their newest record is shown
+OPENING = ("prompts", "admissions", "ledger")  # hold the run's first records
+GLANCED = ("assignments", "partials")  # only the age of their newest record is used
 ARCHIVED = ("trajectories", "annotations", "ledger", "admissions", "applied")
-RECORDS_MAX = 4096  # of a topic, per look
-TAIL = 20_000  # records of a topic, from which on a state begins: takes of a thousand steps
-TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; most that open groups may need
-SLOW_S = 10.0  # between two looks at what changes slowly
+RECORDS_MAX = 4096  # per topic and refresh
+TAIL = 20_000  # newest records per topic behind a new state: takes of a thousand steps
+TRAJECTORIES_MIN, TRAJECTORIES_MAX = 1024, 16_384  # for histograms; bound for open groups
+SLOW_S = 10.0  # between two refreshes of slowly changing values
 
 
 class Feed:
-    """`follow` it often; one look reads at most `RECORDS_MAX` records of a topic, so a view of a
-    large run stays alive while it catches up.
+    """Call `follow` often. One call reads at most `RECORDS_MAX` records per topic, so the view of a
+    large run stays responsive while it catches up.
     """
 
     def __init__(self, bus: Bus, metrics: Path, tail: int = TAIL) -> None:
@@ -45,8 +45,8 @@ class Feed:
         self._slow_s = float("-inf")
 
     def follow(self, state: RunState, now_s: float) -> bool:
-        """One look; True while there is more that was in the log before, so the next look should
-        follow at once.
+        """Read once; returns True while records remain that were in the log at the start. The
+        caller should then call again at once.
         """
         if not self._watchers:
             self._open_explaining(state)
@@ -62,21 +62,22 @@ class Feed:
             state.apply_event(line)
         for line in self._moves.read():
             state.apply_move(line)
-        self._note_ages(state)
+        self._update_ages(state)
         if now_s - self._slow_s >= SLOW_S:
             self._slow_s = now_s
-            self._look_slowly(state)
+            self._refresh_slowly(state)
         return EXPLAINED[0] not in self._watchers or self._is_behind()
 
     def _open_explaining(self, state: RunState) -> None:
-        """The ledger's tail, and of the others what belongs to it."""
+        """Start at the ledger's tail, and at the admissions of the same period."""
         bus = self._bus
         positions = {topic: tail_of(bus, topic, self._tail) for topic in EXPLAINING}
         begin = bus.begin("ledger")
         state.is_tail = positions["ledger"] != begin or bus.begin("ledger").get(0, 0) > 0
         if positions["ledger"] != begin:
-            # Later by an eighth: a group that ended before the tail would seem open for ever, and
-            # writers' clocks differ. One that is still open was not admitted so long ago.
+            # Start an eighth of the tail later. Otherwise a group that ended before the tail would
+            # stay open for ever, because writers' clocks differ. A group that is still open was
+            # admitted more recently than that.
             later = ((p, at + self._tail // 8) for p, at in positions["ledger"].items())
             start_s = oldest(time_at(bus, "ledger", p, at) for p, at in later)
             if start_s is not None:
@@ -85,7 +86,7 @@ class Feed:
             self._watch(topic, at)
 
     def _open_explained(self, state: RunState) -> None:
-        """From the admission of the oldest open group on, within bounds."""
+        """Start at the admission of the oldest open group, within bounds."""
         opened_s = oldest(group.admitted_s for group in state.groups.open.values())
         for topic in EXPLAINED:
             fewest = tail_of(self._bus, topic, TRAJECTORIES_MIN)
@@ -108,7 +109,7 @@ class Feed:
         for one in seen:
             state.apply(one.record, one.time_s)
 
-    def _note_ages(self, state: RunState) -> None:
+    def _update_ages(self, state: RunState) -> None:
         if state.began_s is None:
             first = ((t, *at) for t in OPENING for at in self._bus.begin(t).items())
             state.began_s = oldest(time_at(self._bus, *at) for at in first)
@@ -117,7 +118,7 @@ class Feed:
                 state.newest_s[topic] = watcher.newest_s
         state.unreadable = sum(watcher.unreadable for watcher in self._watchers.values())
 
-    def _look_slowly(self, state: RunState) -> None:
+    def _refresh_slowly(self, state: RunState) -> None:
         for topic in GLANCED:
             last = {p: end - 1 for p, end in self._bus.end(topic).items() if end}
             times = [time_at(self._bus, topic, p, offset) for p, offset in last.items()]
@@ -132,7 +133,7 @@ class Feed:
 
 
 def dead_letters(bus: Bus, topic: str) -> DeadLetters:
-    """How many of a topic's records nobody could read, and why not the newest."""
+    """Returns the number of dead letters of a topic, and the reason of the newest."""
     name = f"{topic}.dead"
     end = bus.end(name)
     begin = bus.begin(name) if any(end.values()) else end
@@ -145,14 +146,14 @@ def dead_letters(bus: Bus, topic: str) -> DeadLetters:
 
 
 def unarchived(bus: Bus, topic: str) -> Unarchived | None:
-    """What the archive has not committed; None where it has committed nothing ever (no archive),
-    or everything.
+    """Returns the records that the archive has not committed. None if it committed all of them, or
+    none ever (the run has no archive).
     """
     committed = bus.committed(ARCHIVING, topic)
     if not committed:
         return None
     end = bus.end(topic)
-    # What is archived may be truncated, nothing beyond it, so a committed position is no lower.
+    # Only archived records are truncated, so a committed position is never below the begin.
     begin = dict.fromkeys(end, 0) if committed.keys() >= end.keys() else bus.begin(topic)
     at = {p: committed[p].offset if p in committed else begin[p] for p in end}
     behind = {p: offset for p, offset in at.items() if offset < end[p]}

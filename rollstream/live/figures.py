@@ -1,6 +1,6 @@
-"""The figures of a moment as rows of short parts; a row is laid out by whoever knows the width.
+"""The metrics of a moment as named rows of short parts; `table.py` wraps them to a width.
 
-`rank` says what may go first where there is little room: 0 always stays.
+Rows of the highest `rank` are dropped first if there is little room; rank 0 always stays.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from rollstream.live.drafts import Guesses
 from rollstream.live.snapshot import Snapshot
 from rollstream.live.words import GAP, age, brief, count, plain_text, plural, share, spark
 
-SILENCE = "–"  # what is not known yet
+SILENCE = "–"  # stands for an unknown value
 TASKS_MAX = 8
-DRAFTS_MAX = 4  # passes, or tasks of them
+DRAFTS_MAX = 4  # (pass, task) pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A name, its parts, and a sparkline after the first of them."""
+    """A name, its parts, and a sparkline that follows the first line of parts."""
 
     name: str
     parts: tuple[str, ...]
@@ -27,7 +27,7 @@ class Row:
 
 
 def rows_of(at: Snapshot, detailed: bool) -> Iterator[Row]:
-    """In the order of reading; `detailed` adds what only somebody who looks for it needs."""
+    """Yields the rows in display order; `detailed` adds the less important ones."""
     yield Row("reward", (_metric(at, "reward_mean", ".3f"),), 0, spark(at.rewards))
     if len(at.task_rewards) > 1:
         yield Row("by task", tuple(_tasks(at)), 1)
@@ -60,21 +60,21 @@ LAGS = (("finish", "at finish"), ("consumed", "trained"))
 
 
 def evaluation(at: Snapshot) -> str:
-    """Held-out accuracy of the newest evaluated version, "" before the first."""
+    """Returns the held-out accuracy of the newest evaluated version; "" before the first."""
     line = at.evaluation
     if not line:
         return ""
     sampled, greedy = line.get("accuracy_sampled"), line.get("accuracy_greedy")
-    said = [
+    accuracies = [
         f"{value:.3f} {name}"
         for value, name in ((sampled, "sampled"), (greedy, "greedy"))
         if value is not None
     ]
-    return f"{' · '.join(said)}, held out (v{line['step']:.0f})"
+    return f"{' · '.join(accuracies)}, held out (v{line['step']:.0f})"
 
 
 def lag_of(at: Snapshot, when: str) -> str:
-    """Mean and largest of the last step."""
+    """Returns mean and maximum of the last step."""
     mean = _metric(at, f"lag_{when}_mean", ".1f")
     return f"{mean} (max {_metric(at, f'lag_{when}_max', '.0f')})"
 
@@ -85,7 +85,7 @@ def _metric(at: Snapshot, name: str, form: str) -> str:
 
 
 def _tasks(at: Snapshot) -> Iterator[str]:
-    """The lowest rewards first."""
+    """Mean reward of each task, the lowest first."""
     rewards = sorted(at.task_rewards.items(), key=lambda one: one[1])
     for task, reward in rewards[:TASKS_MAX]:
         yield f"{plain_text(task, 24)} {reward:.3f}"
@@ -100,8 +100,8 @@ def _speeds(at: Snapshot) -> tuple[str, ...]:
 
 def _pace(at: Snapshot) -> tuple[str, ...]:
     per_h = SILENCE if at.pace.steps_per_h is None else count(at.pace.steps_per_h)
-    is_told = at.pace.since_step_s is not None and not at.is_over
-    since = [f"last step {age(at.pace.since_step_s or 0.0)} ago"] if is_told else []
+    is_current = at.pace.since_step_s is not None and not at.is_over
+    since = [f"last step {age(at.pace.since_step_s or 0.0)} ago"] if is_current else []
     return (f"{at.pace.trajectories_per_s:.1f} trajectories/s", f"{per_h} steps/h", *since)
 
 
@@ -128,7 +128,7 @@ def _lengths(at: Snapshot) -> tuple[str, ...]:
 
 
 def _drafts(at: Snapshot) -> Iterator[str]:
-    """Of the newest pass all, by task where there are several; of those before it the shares."""
+    """Draft metrics by pass and task: all for the newest pass, acceptance for the others."""
     newest = at.drafts[0].number
     mixed = len({one.task for one in at.drafts}) > 1
     for one in at.drafts[:DRAFTS_MAX]:
@@ -140,18 +140,18 @@ def _drafts(at: Snapshot) -> Iterator[str]:
 
 
 def _guessed(found: Guesses) -> str:
-    right = SILENCE if found.acceptance is None else share(found.acceptance)
-    return f"{right} right, {found.per_step:.1f} tokens a step"
+    accepted = SILENCE if found.acceptance is None else share(found.acceptance)
+    return f"{accepted} accepted, {found.per_step:.1f} tokens a step"
 
 
 def _looked_up(found: Guesses) -> Iterator[str]:
     if found.hit_rate is not None and found.lookup_us is not None:
         yield f"{share(found.hit_rate)} found in {found.lookup_us:.0f}{GAP}µs each"
-    yield f"{found.wrong_per_token:.2f} wrong per token"
+    yield f"{found.wrong_per_token:.2f} rejected per token"
 
 
 def _moves(at: Snapshot) -> Iterator[str]:
-    """In the last minute, then the newest by name."""
+    """Moves of the last minute, then the newest ones with source and destination."""
     found = at.scheduling
     if not found.newest:
         yield "none yet"
@@ -165,13 +165,13 @@ def _moves(at: Snapshot) -> Iterator[str]:
 
 def _waiting(at: Snapshot) -> tuple[str, ...]:
     found = at.scheduling
-    return (f"{count(found.queued)} orders", f"{count(found.waiting)} requests in engines")
+    return (f"{count(found.queued)} assignments", f"{count(found.waiting)} requests in engines")
 
 
 def _foreseen(at: Snapshot) -> Iterator[str]:
     found = at.scheduling.foreseen
     if found is not None:
-        yield f"{found.expected:.0f} expected, {found.real:.0f} real"
+        yield f"{found.expected:.0f} predicted, {found.real:.0f} generated"
         yield f"off by {share(found.error_share)}"
 
 
@@ -197,7 +197,7 @@ def _samples(at: Snapshot) -> tuple[str, ...]:
 
 
 def _mismatch(at: Snapshot) -> Iterator[str]:
-    """Of engine and trainer, the largest first."""
+    """Mismatch of engine and trainer by task, the largest first."""
     tasks = sorted(at.mismatch.items(), key=lambda one: -max(one[1].mean, one[1].near_mean))
     for task, found in tasks[:TASKS_MAX]:
         name = plain_text(task, 24)

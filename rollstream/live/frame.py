@@ -1,6 +1,7 @@
-"""The whole view for a terminal of some size: one column of blocks, or two where there is room.
+"""The whole view for a terminal of a given size: one column of blocks, or two on wide terminals.
 
-What does not fit in its height goes in the order of `LEVELS`; rollouts are cut to the worst ones.
+If the view does not fit the height, detail is reduced in the order of `LEVELS`, and only the worst
+rollouts are listed.
 """
 
 from dataclasses import dataclass
@@ -22,16 +23,16 @@ from rollstream.live.table import (
 )
 from rollstream.live.words import clock, plain_text
 
-WIDE = 140  # columns from which figures and rollouts stand side by side
+WIDE = 140  # columns from which metrics and rollouts stand side by side
 BORDER = 4  # columns of frame and padding
-GAP = 3  # columns between figures and rollouts
-ROWS_MIN = 4  # rollouts that are shown before figures have to go
-ROWS_MAX = 16  # where the height is not known
+GAP = 3  # columns between metrics and rollouts
+ROWS_MIN = 4  # rollouts that are shown before metrics are dropped
+ROWS_MAX = 16  # rollouts if the height is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much is shown: figures up to this rank, so many warnings, with what to do or without."""
+    """Amount of detail: metrics up to `rank`, `concerns` warnings, with or without their advice."""
 
     rank: int
     concerns: int
@@ -51,7 +52,7 @@ LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a terminal; `lines` None where it does not end (a pipe)."""
+    """A terminal's size; `lines` is None for unlimited height (a pipe)."""
 
     columns: int
     lines: int | None = None
@@ -59,7 +60,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The blocks between the progress bar and the frame's end."""
+    """The blocks between the progress bar and the frame's lower edge."""
 
     figures: list[Text]
     rollouts: list[Text]
@@ -68,7 +69,7 @@ class Body:
     is_airy: bool
 
     def height(self) -> int:
-        """Lines with frame and progress bar."""
+        """Returns the number of lines, frame and progress bar included."""
         middle = [len(self.figures), len(self.rollouts)]
         high = max(middle) if self.is_wide else sum(middle) + self.is_airy
         return 3 + self.is_airy + high + len(self.below) + (self.is_airy and bool(self.below))
@@ -78,7 +79,7 @@ class Body:
 
 
 def render(at: Snapshot, size: Size, detailed: bool = True) -> RenderableType:
-    """The frame; `detailed` adds lag by steps, ages and versions."""
+    """Returns the frame; `detailed` adds lag histograms, ages and versions."""
     body = _fitting(at, size, detailed)
     parts: list[RenderableType] = [_progress(at, size.columns)]
     gap = [Text()] if body.is_airy else []
@@ -103,8 +104,8 @@ def render(at: Snapshot, size: Size, detailed: bool = True) -> RenderableType:
 
 
 def _fitting(at: Snapshot, size: Size, detailed: bool) -> Body:
-    """The fullest body that is not too high with some of its rollouts; then with as many of them
-    as fit.
+    """Returns the most detailed body that fits the height with at least `ROWS_MIN` rollouts,
+    then adds as many rollouts as fit.
     """
     fewest = min(len(at.rollouts), ROWS_MIN)
     high = size.lines
@@ -113,7 +114,7 @@ def _fitting(at: Snapshot, size: Size, detailed: bool) -> Body:
     rows = len(at.rollouts) if high else ROWS_MAX
     body = _body(at, size, detailed, level, rows)
     over = body.height() - high if high else 0
-    if over > 0:  # one line more, for that which says how many are not shown
+    if over > 0:  # one more line is needed for the number of hidden rollouts
         body = _body(at, size, detailed, level, max(1, len(body.rollouts) - 2 - over))
     return body
 
@@ -152,8 +153,8 @@ def _progress(at: Snapshot, columns: int) -> Table:
 
 
 def _subtitle(at: Snapshot) -> Text:
-    said = Text()
+    subtitle = Text()
     if at.restarts:
         word = "restart" if at.restarts == 1 else "restarts"
-        said.append(f"{at.restarts} {word}", "yellow").append(" · ")
-    return said.append(f"{at.phase} · {clock(at.seconds)}")
+        subtitle.append(f"{at.restarts} {word}", "yellow").append(" · ")
+    return subtitle.append(f"{at.phase} · {clock(at.seconds)}")

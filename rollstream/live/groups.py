@@ -1,7 +1,7 @@
-"""Which groups are open and how the others ended, as an onlooker counts them (invariants 1 and 2).
+"""Tracks which groups are open and how the others ended (invariants 1 and 2).
 
-Whatever the order between topics, a group that ended is not open and is counted once. Memory is
-bounded by what is open, and by `ENDED_KEPT` for telling what came too late.
+In whatever order the topics are read, an ended group is not open and is counted once. Memory is
+bounded by the open groups, plus `ENDED_KEPT` end times that identify late records.
 """
 
 from collections import Counter, OrderedDict
@@ -11,36 +11,36 @@ from dataclasses import dataclass, field
 from rollstream.live.numbers import NumberSet
 from streams.records import Admitted, Annotation, Trajectory
 
-ENDED_KEPT = 8192  # groups whose end is remembered with its time
-OWN = "reward"  # the annotation that a sample needs only if its rollout did not judge it
+ENDED_KEPT = 8192  # groups whose end time is kept
+OWN = "reward"  # an annotation of this name is needed only if the sample carries no reward
 
 
 @dataclass(slots=True)
 class OpenGroup:
-    """An admitted group; `ready_s` is when it had everything that training needs."""
+    """An admitted group; `ready_s` is the time at which it was ready for training."""
 
     trajectories: frozenset[str]
     admitted_s: float
     finished: set[str] = field(default_factory=set[str])
     needed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """(trajectory, name) of the annotations that finished samples wait for …"""
-    noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """… and of those that came, perhaps earlier than the sample."""
+    """(trajectory, name) of the annotations that finished samples need."""
+    annotated: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """(trajectory, name) of the annotations that arrived, possibly before their sample."""
     finished_s: float | None = None
     ready_s: float | None = None
 
-    def look(self, time_s: float) -> None:
-        """Something arrived at `time_s`."""
+    def update(self, time_s: float) -> None:
+        """Update `finished_s` and `ready_s` after a record that was appended at `time_s`."""
         if len(self.finished) < len(self.trajectories):
             return
         self.finished_s = self.finished_s or time_s
-        if self.needed <= self.noted:
+        if self.needed <= self.annotated:
             self.ready_s = self.ready_s or time_s
 
 
 @dataclass(slots=True)
 class Groups:
-    """Apply records; `names` are the annotations that a sample must have before it is trained."""
+    """Folds records into group states; `names` are the annotations that training needs."""
 
     names: frozenset[str] = frozenset({OWN})
     open: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
@@ -49,13 +49,13 @@ class Groups:
     newest: int = -1
     """Highest group number admitted."""
     late: int = 0
-    """Completions of groups that had ended when they were appended."""
+    """Completions appended after their group had ended."""
     duplicate: int = 0
-    """Second completions of a trajectory whose group was open."""
-    notes: int = 0
-    """Annotations."""
-    late_notes: int = 0
-    """Annotations of groups that had ended when they were appended."""
+    """Repeated completions of a trajectory while its group was open."""
+    annotations: int = 0
+    """Number of annotations."""
+    late_annotations: int = 0
+    """Annotations appended after their group had ended."""
     _ended: NumberSet = field(default_factory=NumberSet)
     _poisoned: NumberSet = field(default_factory=NumberSet)
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
@@ -66,7 +66,7 @@ class Groups:
             self.open[record.group] = OpenGroup(frozenset(record.trajectories), time_s)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
-        """A completion; only the first of an open group changes more than a count."""
+        """Apply a completion; only a trajectory's first one changes an open group."""
         group = self.open.get(record.group)
         if group is None and self._is_late(record.group, time_s):
             self.late += 1
@@ -77,20 +77,20 @@ class Groups:
             if record.finish != "dead":
                 names = self.names if record.reward is None else self.names - {OWN}
                 group.needed |= {(record.trajectory, name) for name in names}
-            group.look(time_s)
+            group.update(time_s)
 
-    def note(self, record: Annotation, time_s: float) -> None:
-        """A late fact."""
-        self.notes += 1
+    def annotate(self, record: Annotation, time_s: float) -> None:
+        """Apply an annotation."""
+        self.annotations += 1
         group = self.open.get(record.group)
         if group is None:
-            self.late_notes += self._is_late(record.group, time_s)
+            self.late_annotations += self._is_late(record.group, time_s)
         elif record.name in self.names and record.trajectory in group.trajectories:
-            group.noted.add((record.trajectory, record.name))
-            group.look(time_s)
+            group.annotated.add((record.trajectory, record.name))
+            group.update(time_s)
 
     def end(self, group: int, how: str, time_s: float) -> None:
-        """The trainer took the group or closed it."""
+        """Apply the end of a group: the trainer took it or closed it. Idempotent."""
         self.open.pop(group, None)
         if self._ended.add(group):
             self.endings[how] += 1
@@ -99,15 +99,16 @@ class Groups:
                 self._ended_s.popitem(last=False)
 
     def supersede(self, group: int) -> None:
-        """A group that was taken is dead; of one whose take was not read only the closing counts,
-        which follows. The same record twice changes nothing.
+        """Count a poisoned group as dead instead of trained. Idempotent.
+
+        If the group's take was not read, nothing changes here: its `GroupClosed` record follows.
         """
         if group in self._ended and self._poisoned.add(group):
             self.endings["trained"] -= 1
             self.endings["dead"] += 1
 
     def ready(self) -> int:
-        """Open groups that wait for nothing but the trainer."""
+        """Returns the number of open groups that are ready for training."""
         return sum(group.ready_s is not None for group in self.open.values())
 
     def _is_late(self, group: int, time_s: float) -> bool:
@@ -115,5 +116,5 @@ class Groups:
 
 
 def oldest(times_s: Iterable[float | None]) -> float | None:
-    """The earliest of the times that are known."""
+    """Returns the earliest known time; None if none is known."""
     return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,6 +1,4 @@
-"""Single keys of a terminal, without waiting for Enter; the terminal is as before afterwards,
-however the program ends.
-"""
+"""Reads single keys from a terminal without Enter, and restores the terminal's mode on exit."""
 
 import os
 import select
@@ -10,11 +8,11 @@ import tty
 from types import TracebackType
 from typing import Any
 
-QUIT = (b"q", b"Q", b"\x03", b"\x04")  # Ctrl-C and Ctrl-D, where they come as bytes
+QUIT = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes
 
 
 class Keys:
-    """Where standard input is no terminal there are no keys, only the pause."""
+    """Without a terminal as standard input no key is read; `asked_to_quit` only waits."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if _is_terminal() else -1
@@ -36,12 +34,12 @@ class Keys:
             termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def asked_to_quit(self, wait_s: float) -> bool:
-        """Whether a key that quits is pressed within `wait_s`."""
+        """Wait up to `wait_s` seconds; returns True if a quit key was pressed."""
         watched = [] if self._file < 0 else [self._file]
         if not select.select(watched, [], [], wait_s)[0]:
             return False
         pressed = os.read(self._file, 64)
-        return not pressed or any(key in pressed for key in QUIT)  # nothing: the terminal is gone
+        return not pressed or any(key in pressed for key in QUIT)  # no bytes: the terminal closed
 
 
 def _is_terminal() -> bool:

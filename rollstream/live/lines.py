@@ -1,8 +1,7 @@
-"""A metrics file as it grows: each look gives the lines that are new, from a bounded tail on.
+"""Reads a growing metrics file of JSON lines, starting from a bounded tail.
 
-Lines appear whole, but for a last one that is being written or was torn by a kill (it waits for its
-newline). A line that is no JSON object is counted and passed over: an onlooker has no use for an
-error about somebody else's file.
+An incomplete last line (in progress, or truncated by a kill) is read once its newline arrives. A
+line that is not a JSON object is counted and skipped: a monitor must not fail on a foreign file.
 """
 
 from dataclasses import dataclass
@@ -11,26 +10,26 @@ from typing import Any
 
 import msgspec
 
-TAIL_BYTES = 1 << 18  # some thousand lines of an old run; its earlier ones nobody looks at here
+TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier ones of an old run
 
 
 @dataclass(slots=True)
 class LineTail:
-    """Follow `path`, which may not exist yet, or be replaced by a shorter one."""
+    """Follows `path`, which may not exist yet and may be replaced by a shorter file."""
 
     path: Path
     at: int = -1
     broken: int = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Lines since the last look, oldest first."""
+        """Returns the complete lines since the previous call, oldest first."""
         try:
             size = self.path.stat().st_size
             if size == self.at:
                 return []
             with self.path.open("rb") as file:
                 return self._lines(file.read(TAIL_BYTES) if self._seek(file, size) else b"")
-        except OSError:  # not there yet, or not ours to read: then there is nothing to show
+        except OSError:  # missing or not readable: nothing to show
             return []
 
     def _seek(self, file: Any, size: int) -> bool:
@@ -41,7 +40,7 @@ class LineTail:
             start = max(0, size - TAIL_BYTES)
             file.seek(max(0, start - 1))
             if start:
-                file.readline()  # the rest of a line that began before
+                file.readline()  # skip the rest of a partial line
             self.at = file.tell() if start else 0
         file.seek(self.at)
         return size > self.at

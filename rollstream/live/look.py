@@ -1,7 +1,7 @@
-"""One onlooker of one run: brings its state up to date and gives the figures of the moment.
+"""Observes one run: brings a `RunState` up to date and returns a snapshot of its metrics.
 
-It must never harm the run that it shows, nor end because of it: what cannot be read is said
-(`Snapshot.trouble`), and the figures stay those of before.
+An observer never writes to the run. A read error does not end it: the error appears in
+`Snapshot.trouble` and the metrics keep their previous values.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from streams.bus import Bus
 from streams.deadline import Deadline
 from streams.errors import RollstreamError
 
-CATCH_UP_S = 0.5  # spent at most on an old run's log before the next frame is drawn
+CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 
 
 @dataclass(slots=True)
 class Onlooker:
-    """`open_bus` gives None while there is no log yet."""
+    """`open_bus` returns None while the run has no log."""
 
     plan: Plan
     metrics: Path
@@ -31,24 +31,24 @@ class Onlooker:
     clock: Callable[[], float]
     started_s: float | None = None
     is_behind: bool = True
-    """There is more in the log that was not read yet."""
+    """The log holds records that were not read yet."""
     state: RunState = field(init=False)
     _feed: Feed | None = None
 
     def __post_init__(self) -> None:
         self.state = self.plan.state()
 
-    def look(self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S) -> Snapshot:
-        """What is there now, warnings included."""
+    def observe(self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S) -> Snapshot:
+        """Read records for up to `catch_up_s` seconds; returns the present metrics and warnings."""
         trouble = ""
         try:
-            self._follow(Deadline(catch_up_s))
+            self._catch_up(Deadline(catch_up_s))
         except RollstreamError as error:
             trouble = f"the run cannot be read: {error}"
         shown = snapshot(self.state, self.plan, self.clock(), roles, self.started_s)
         return replace(shown, trouble=trouble, concerns=concerns_of(shown))
 
-    def _follow(self, deadline: Deadline) -> None:
+    def _catch_up(self, deadline: Deadline) -> None:
         if self._feed is None:
             bus = self.open_bus()
             if bus is None:

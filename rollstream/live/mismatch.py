@@ -1,8 +1,8 @@
-"""How far engine and trainer are apart by task. Pure; what is compared:
-`consumers/trainer/mismatch.py`.
+"""Log-probability mismatch between engine and trainer, by task. Pure.
 
-Where rollouts run ahead only few steps compare anything (the first one always does), so the last
-ones that did are looked at, however long ago they were.
+`consumers/trainer/mismatch.py` defines the comparison, which needs tokens of lag 0. If rollouts run
+ahead, few steps have such tokens (the first step always does), so the figures cover the last steps
+that compared any tokens, however old these steps are.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Of one task: |Δ log p| in nats over `tokens` of lag 0, its mean and KL estimate weighted by
-    tokens; `step` is the newest that compared any. Where the task's newest step had none,
-    `near_mean` is that of its smallest lag.
+    """One task's |Δ log p| in nats over `tokens` tokens of lag 0; mean and KL estimate are weighted
+    by tokens. `step` is the newest step with such tokens. If the task's newest step had none,
+    `near_mean` is its mean at its smallest lag, `near_lag`.
     """
 
     tokens: int
@@ -32,7 +32,7 @@ class Mismatch:
 
 
 def mismatch_of(steps: Sequence[StepDone]) -> dict[str, Mismatch]:
-    """By task, of those that these steps trained."""
+    """Returns the mismatch of every task that these steps trained."""
     names = {name for done in steps for name in done.metrics if name.startswith(TOKENS)}
     return {task: _of(task, steps) for task in sorted(n.removeprefix(TOKENS) for n in names)}
 

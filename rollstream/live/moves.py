@@ -1,7 +1,8 @@
-"""The moves of a run as lines of `metrics/moves.jsonl`: dispatch appends one for each rollout that
-is asked to hand requests over, the live view and the report read them.
+"""Repack moves of a run as lines of `metrics/moves.jsonl`.
 
-The log says the same in more words (releases with `onward`), and forgets it with the orders.
+Dispatch appends one line for each rollout that it asks to hand over requests; the live view and the
+report read them. The `assignments` topic also records moves (releases with `onward`), but it is
+truncated as trajectories end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,8 +17,8 @@ MOVES = "moves.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """At `time_s` (seconds since the epoch) so many requests were asked back from `source`;
-    `plan_s` is what planning took.
+    """At `time_s` (seconds since the epoch) dispatch moved `requests` requests from `source` to
+    `destination`; planning took `plan_s` seconds.
     """
 
     time_s: float
@@ -28,7 +29,7 @@ class Moved:
 
 
 def move_line(move: "Handed", plan_s: float, time_s: float) -> dict[str, Any]:
-    """For a metrics file."""
+    """Returns the move as a line of `moves.jsonl`."""
     return {
         "time_s": time_s,
         "source": move.source,
@@ -39,12 +40,12 @@ def move_line(move: "Handed", plan_s: float, time_s: float) -> dict[str, Any]:
 
 
 def moves_of(lines: Iterable[Mapping[str, Any]]) -> list[Moved]:
-    """Those of the lines that say one."""
+    """Returns the moves among the lines; other lines are skipped."""
     return [move for line in lines if (move := move_of(line)) is not None]
 
 
 def move_of(line: Mapping[str, Any]) -> Moved | None:
-    """None for a line that is no move: who only looks has no use for an error about it."""
+    """Returns None for a line that is not a move: a monitor must not fail on a foreign line."""
     match line:
         case {
             "time_s": int() | float() as time_s,

@@ -1,4 +1,4 @@
-"""A set of whole numbers as intervals: groups end nearly in order, so they are few."""
+"""A set of integers stored as intervals. Groups end nearly in order, so the intervals are few."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class NumberSet:
-    """Memory grows with the gaps between its numbers, not with the numbers."""
+    """Memory grows with the number of gaps, not with the number of integers."""
 
     starts: list[int] = field(default_factory=list[int])
     ends: list[int] = field(default_factory=list[int])
-    """Interval i holds `starts[i] ≤ number < ends[i]`; intervals never touch."""
+    """Interval i holds the numbers `starts[i] ≤ n < ends[i]`; no two intervals touch."""
 
     def add(self, number: int) -> bool:
-        """True if the number is new."""
+        """Add the number; returns True if the set did not hold it."""
         after = bisect_right(self.starts, number)
         if after and number < self.ends[after - 1]:
             return False

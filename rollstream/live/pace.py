@@ -1,4 +1,4 @@
-"""How fast a run goes and how stale what it trains is, over its last steps. Pure."""
+"""Speed of a run and staleness (lag) of its training data, over its last steps. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from rollstream.live.rollouts import RolloutLine
 from rollstream.live.state import RunState
 from streams.records import StepDone
 
-RATE_STEPS = 10  # speed and remaining time follow the last steps
-RATE_S = 60.0  # trajectories per second are counted over this
+RATE_STEPS = 10  # steps behind speed and remaining time
+RATE_S = 60.0  # window of the trajectories per second
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast it goes, over the last steps (`recent_steps` of them) and the last minute."""
+    """Speed over the last `recent_steps` steps and over the last minute."""
 
     step_s: float | None
     since_step_s: float | None
@@ -26,13 +26,14 @@ class Pace:
     trajectories_per_s: float
     recent_steps: int
     wait_share: float
-    """Of the steps' time, what the trainer waited for trajectories."""
+    """Share of the steps' time in which the trainer waited for trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Generated tokens of the last trajectories by lag, at finish and when trained; over the last
-    steps the mean of the latter and the share of tokens above `max_lag`.
+    """Generated tokens of the last trajectories by lag, `finish` at finish and `trained` when
+    trained. `mean` is the mean lag when trained over the last steps, `masked_share` the share of
+    their tokens above `max_lag`.
     """
 
     finish: Mapping[int, int]
@@ -75,13 +76,13 @@ def lag_of(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> 
 
 
 def recent_steps(steps: Sequence[StepDone]) -> list[StepDone]:
-    """The last steps of one term: time between two terms is no training time."""
+    """Returns the last steps of the newest term; the time between two terms is not training."""
     last = list(steps)[-RATE_STEPS - 1 :]
     return [done for done in last if done.version.term == last[-1].version.term]
 
 
 def _step_s(recent: Sequence[StepDone]) -> float | None:
-    """Median seconds between two steps."""
+    """Returns the median seconds between two steps."""
     if len(recent) < 2:
         return None
     return max(1e-3, median(b.time_s - a.time_s for a, b in pairwise(recent)))
@@ -90,7 +91,7 @@ def _step_s(recent: Sequence[StepDone]) -> float | None:
 def _left(
     recent: Sequence[StepDone], step_s: float | None, remaining: int, now_s: float
 ) -> float | None:
-    """Seconds until the last step at the speed of the last steps."""
+    """Returns the seconds until the run's last step at the current speed."""
     if step_s is None or remaining <= 0:
         return None
     return max(0.0, recent[-1].time_s + remaining * step_s - now_s)
@@ -112,12 +113,12 @@ def _mean(recent: Sequence[StepDone], name: str) -> float | None:
 
 
 def _masked_share(recent: Sequence[StepDone]) -> float:
-    """Of the generated tokens of the last steps' trajectories, those above `max_lag`."""
+    """Returns the share of the last steps' generated tokens that were above `max_lag`."""
     masked = sum(done.counts.get("masked_tokens", 0) for done in recent)
     trained = _total(recent, "tokens_trained")
     return masked / max(1.0, masked + trained)
 
 
 def _up_to(histogram: Mapping[int, int], max_lag: int | None) -> Mapping[int, int]:
-    """What is above was masked, so it was not trained."""
+    """Drops lags above `max_lag`: those tokens were masked, not trained."""
     return {lag: n for lag, n in histogram.items() if max_lag is None or lag <= max_lag}

@@ -1,7 +1,7 @@
-"""Where a run is between its start and its end, as far as an onlooker can tell. Pure.
+"""The phase of a run between start and end, derived from its records. Pure.
 
-The supervisor says how a run ended. A run without one (a cluster), or whose supervisor was killed,
-says it by silence.
+The supervisor records how a run ended. A run without a supervisor (on a cluster), or with a killed
+one, counts as ended after a period without records.
 """
 
 from typing import Any
@@ -10,14 +10,14 @@ from rollstream.live.rollouts import SILENT_S, rollout_lines
 from rollstream.live.state import RunState
 from rollstream.live.words import age
 
-QUIET_S = 30.0  # sixty heartbeats: a run with any rollout alive writes far more often
-STARTING_S = 120.0  # a role loads its libraries and its model before it says anything
-EVALUATION_S = 240.0  # longer than a supervisor waits for an evaluation after the last step
+QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
+STARTING_S = 120.0  # a role loads libraries and model before it writes a record
+EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
 ENDINGS = {"complete": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
-    """In a few words."""
+    """Returns the phase in one to three words."""
     ended = _ending(state)
     if ended is not None:
         return ENDINGS[ended["event"]]
@@ -31,14 +31,14 @@ def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
 
 
 def is_over(state: RunState, step: int, steps: int, now_s: float) -> bool:
-    """Whether nothing will come any more, unless somebody starts the run again."""
+    """True if the run writes no more records unless it is restarted."""
     if _ending(state) is not None:
         return True
     return step >= steps and _is_deserted(state, now_s)
 
 
 def is_quiet(state: RunState, now_s: float) -> bool:
-    """Whether nothing is written although the run goes on, as far as its log says."""
+    """True if no record was written for `QUIET_S` although the log shows an unfinished run."""
     quiet_s = _quiet_s(state, now_s)
     if quiet_s is None or quiet_s <= QUIET_S:
         return False
@@ -46,13 +46,13 @@ def is_quiet(state: RunState, now_s: float) -> bool:
 
 
 def is_starting(state: RunState, now_s: float) -> bool:
-    """Whether the supervisor started a process just now, which may have nothing to say yet."""
+    """True if the supervisor started a process so recently that it may not have written yet."""
     starts = (event["time_s"] for event in state.events if event.get("event") == "start")
     return now_s - max(starts, default=float("-inf")) < STARTING_S
 
 
 def _ending(state: RunState) -> dict[str, Any] | None:
-    """How the supervisor said that it ended, if nothing was started after that."""
+    """Returns the supervisor's newest ending event, or None if a process was started after it."""
     for event in reversed(state.events):
         if event.get("event") in ENDINGS:
             return event
@@ -62,7 +62,7 @@ def _ending(state: RunState) -> dict[str, Any] | None:
 
 
 def _is_deserted(state: RunState, now_s: float) -> bool:
-    """No rollout, and no evaluation that a supervisor would still say the end of."""
+    """True without a living rollout and without an evaluation that may still be running."""
     quiet_s = _quiet_s(state, now_s)
     if any(line.is_alive() for line in rollout_lines(state, now_s)):
         return False
@@ -70,11 +70,11 @@ def _is_deserted(state: RunState, now_s: float) -> bool:
 
 
 def _quiet_s(state: RunState, now_s: float) -> float | None:
-    """Since the newest record of any topic."""
+    """Returns the seconds since the newest record of any topic."""
     newest_s = max(state.newest_s.values(), default=None)
     return None if newest_s is None else now_s - newest_s
 
 
 def _is_warming(state: RunState) -> bool:
-    """The warm-up and the loading of models write no records."""
+    """True during warm-up and model loading, which write no records."""
     return state.weights is None and not state.rollouts

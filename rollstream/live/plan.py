@@ -1,4 +1,4 @@
-"""What a run's configuration fixes and its log does not say: what figures are held to."""
+"""The settings of a run that the monitor needs and that its log does not contain."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rollstream.live.state import RunState
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings under their configuration's names."""
+    """Fields are named after their settings."""
 
     run: str
     seed: int
@@ -27,18 +27,18 @@ class Plan:
     annotations: tuple[str, ...]
     reward_terms: Mapping[str, float]
     is_paced: bool = False
-    """Lengths and times are drawn and computed, not a model's."""
+    """Lengths and times are drawn or computed; no model runs."""
     is_float32: bool = False
-    """Engine, trainer and published weights are, so that only rounding parts them."""
+    """Engine, trainer and published weights all use float32: they differ only by rounding."""
 
     def groups_max(self) -> int:
-        """Most groups that may be open at once: what `max_lag` admits ahead (invariant 5)."""
+        """Returns the largest number of open groups that `max_lag` permits (invariant 5)."""
         if self.max_lag is None:
             return self.ready_groups_max
         return (self.max_lag + 1) * self.groups_per_step
 
     def state(self) -> RunState:
-        """A state that knows what a sample must have before it is trained."""
+        """Returns an empty state that requires this run's annotations of a sample."""
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
         return RunState(groups=Groups(names), samples=Samples(self.reward_terms))
 
@@ -64,6 +64,6 @@ def plan_of(c: Configuration) -> Plan:
 
 
 def _is_float32(c: Configuration) -> bool:
-    """As far as the configuration says: what vLLM chooses by itself follows from its device."""
+    """True only if the configuration says so: with `dtype = "auto"` vLLM chooses by device."""
     engine = "float32" if c.rollouts.engine == "torch" else c.rollouts.vllm.dtype
     return engine == c.weights.dtype == c.trainer.compute == "float32"

@@ -1,4 +1,4 @@
-"""One line per rollout of a moment: what it runs, holds and how fast it is. Pure."""
+"""State and speed of each rollout at one moment. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from rollstream.live.state import RunState
 from streams.records import Applied, RolloutStatus, Version
 
-SILENT_S = 5.0  # ten heartbeats; as long a loop has stood still that is `stalled`
+SILENT_S = 5.0  # ten heartbeats; a loop without progress for as long is `stalled`
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLine:
-    """One rollout; `verified` is False where what it serves was not checked, or is not what was
-    announced.
+    """One rollout. `verified` is False if its weights were not checked, or are not the announced
+    ones.
     """
 
     name: str
@@ -28,18 +28,18 @@ class RolloutLine:
     silent_s: float
     state: str
     queued: int = 0
-    """Of the `waiting`, those that the engine was not given yet."""
+    """Part of `waiting` that was not submitted to the engine yet."""
 
     def is_alive(self) -> bool:
         return self.state not in ("silent", "leaving")
 
-    def goodness(self) -> tuple[bool, bool, float]:
-        """Sorts the worst first: silent ones, unverified ones, idle ones."""
+    def severity_key(self) -> tuple[bool, bool, float]:
+        """Sort key that puts the worst first: silent, then unverified, then idle rollouts."""
         return (self.state != "silent", self.verified, -self.idle_share)
 
 
 def rollout_lines(state: RunState, now_s: float) -> tuple[RolloutLine, ...]:
-    """All rollouts by name, numbers in names in their order."""
+    """Returns all rollouts by name; numbers in names sort numerically."""
     lines = (
         _line(beats, state.applied.get(name), state.announced, now_s)
         for name, beats in state.rollouts.items()
@@ -48,8 +48,8 @@ def rollout_lines(state: RunState, now_s: float) -> tuple[RolloutLine, ...]:
 
 
 def worst_first(lines: Sequence[RolloutLine]) -> list[RolloutLine]:
-    """Those that are equally bad in their order."""
-    return sorted(lines, key=lambda line: line.goodness())
+    """Returns the rollouts sorted by `severity_key`; equals keep their order."""
+    return sorted(lines, key=lambda line: line.severity_key())
 
 
 def _line(
@@ -87,7 +87,7 @@ def _state(status: RolloutStatus, is_silent: bool) -> str:
 
 
 def _is_announced(applied: Applied | None, announced: Mapping[Version, str]) -> bool:
-    """Whether the hash of what it serves is the announced one, as far as both are known."""
+    """True unless the served hash and the announced hash are both known and differ."""
     return applied is None or announced.get(applied.version, applied.hash) == applied.hash
 
 

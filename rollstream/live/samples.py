@@ -1,4 +1,4 @@
-"""The last trajectories and the last takes: what histograms and shares of a moment are made of."""
+"""The last trajectories and takes, from which histograms and shares are computed."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from rollstream.live.drafts import Guesses, guesses_of
 from rollstream.live.groups import OWN
 from streams.records import Annotation, Take, Trajectory
 
-SAMPLES_KEPT = 2048  # ten steps of the quickstart; a record's summary takes about 0.5 KB here
+SAMPLES_KEPT = 2048  # ten steps of the quickstart, at about 0.5 KB each
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What is kept of a trajectory; `spans` are (version number, generated tokens)."""
+    """Summary of a finished trajectory; `spans` are (version number, generated tokens)."""
 
     trajectory: str
     group: int
@@ -27,12 +27,12 @@ class Finished:
     finished_s: float
     predicted: int = 0
     guesses: Guesses | None = None
-    """None where nothing was drafted."""
+    """None without drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """Of the last groups that are all here: how many, and in how many all rewards were equal."""
+    """Of the last complete groups: their number, and how many had all rewards equal."""
 
     groups: int
     equal: int
@@ -41,21 +41,21 @@ class TaskFigures:
 
 @dataclass(slots=True)
 class Samples:
-    """First completions by trajectory, bounded; the oldest go first."""
+    """First completion of each trajectory, bounded; the oldest are evicted first."""
 
     terms: Mapping[str, float] = field(default_factory=lambda: {OWN: 1.0})
-    """What a reward is the weighted sum of: annotations, `reward` perhaps the sample's own."""
+    """Weights of the annotations whose sum is the reward; `reward` may be in the sample itself."""
     finished: OrderedDict[str, Finished] = field(default_factory=OrderedDict[str, Finished])
     taken: deque[tuple[str, int]] = field(
         default_factory=lambda: deque[tuple[str, int]](maxlen=SAMPLES_KEPT)
     )
-    """Trajectory and the version that it was trained from."""
-    _noted: OrderedDict[tuple[str, str], float] = field(
+    """Trained trajectories, each with the version that it was trained from."""
+    _annotated: OrderedDict[tuple[str, str], float] = field(
         default_factory=OrderedDict[tuple[str, str], float]
     )
 
     def finish(self, record: Trajectory) -> bool:
-        """Whether it is the first completion of this trajectory among those kept."""
+        """Keep a completion; returns False if one of this trajectory is already kept."""
         if record.trajectory in self.finished:
             return False
         self.finished[record.trajectory] = Finished(
@@ -75,24 +75,24 @@ class Samples:
             self.finished.popitem(last=False)
         return True
 
-    def note(self, record: Annotation) -> None:
-        """A part of a reward that came late; the first one counts."""
+    def annotate(self, record: Annotation) -> None:
+        """Apply an annotation that is a term of the reward; the first one counts."""
         if record.name not in self.terms or not len(record.values):
             return
-        self._noted.setdefault((record.trajectory, record.name), float(record.values[0]))
-        if len(self._noted) > SAMPLES_KEPT * len(self.terms):
-            self._noted.popitem(last=False)
+        self._annotated.setdefault((record.trajectory, record.name), float(record.values[0]))
+        if len(self._annotated) > SAMPLES_KEPT * len(self.terms):
+            self._annotated.popitem(last=False)
 
     def take(self, record: Take) -> None:
-        """A take of step n trains from version n − 1."""
+        """Apply a take; a take of step n trains from version n − 1."""
         self.taken.extend((member.trajectory, record.step - 1) for member in record.members)
 
     def lag_at_finish(self) -> dict[int, int]:
-        """Generated tokens by the steps between their version and the trainer's then."""
+        """Generated tokens by lag at finish, in steps."""
         return _histogram((one, one.trainer_version) for one in self.finished.values())
 
     def lag_when_trained(self) -> dict[int, int]:
-        """Generated tokens by lag when they were taken; those above `max_lag` were masked."""
+        """Generated tokens by lag when taken; those above `max_lag` were masked."""
         known = ((self.finished.get(name), version) for name, version in self.taken)
         return _histogram((one, version) for one, version in known if one is not None)
 
@@ -101,12 +101,12 @@ class Samples:
         return Counter(one.finish for one in self.finished.values())
 
     def reasons(self) -> list[tuple[str, int]]:
-        """Why trajectories died, the commonest first."""
+        """Reasons of dead trajectories with their counts, the most frequent first."""
         dead = (one.reason for one in self.finished.values() if one.finish == "dead")
         return Counter(dead).most_common()
 
-    def foreseen(self) -> list[tuple[int, int]]:
-        """Expected and real length of those whose order said what to expect."""
+    def predicted_lengths(self) -> list[tuple[int, int]]:
+        """(predicted, generated) lengths of trajectories whose assignment predicted a length."""
         return [
             (one.predicted, sum(tokens for _, tokens in one.spans))
             for one in self.finished.values()
@@ -114,8 +114,8 @@ class Samples:
         ]
 
     def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], Guesses]:
-        """Of those that were drafted, by pass over the prompts (from 1) and task; `epochs` knows
-        the passes of groups from 0.
+        """Draft totals by (pass over the prompts from 1, task). `epochs` maps a group to its pass
+        from 0; an unknown pass is None.
         """
         found: dict[tuple[int | None, str], Guesses] = {}
         for one in self.finished.values():
@@ -126,8 +126,8 @@ class Samples:
         return found
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
-        """Trajectories finished per second and their generated tokens, within the last `window_s`
-        seconds, or since the first of those kept if that is later.
+        """Finished trajectories and their generated tokens per second, over the last `window_s`
+        seconds, or since the first kept trajectory if that is later.
         """
         kept = self.finished.values()
         recent = [one for one in kept if one.finished_s >= now_s - window_s]
@@ -138,8 +138,8 @@ class Samples:
         return len(recent) / seconds, tokens / seconds
 
     def tasks(self, samples: int) -> dict[str, TaskFigures]:
-        """By task, over groups of which all `samples` completions are kept; dead ones and
-        unscored ones are left out, and groups of fewer than two rewards with them.
+        """Rewards by task, over groups with all `samples` completions kept. Dead and unscored
+        trajectories are left out, and so are groups with fewer than two rewards.
         """
         groups: dict[int, list[Finished]] = {}
         for one in self.finished.values():
@@ -157,7 +157,7 @@ class Samples:
         total = 0.0
         for name, weight in self.terms.items():
             is_own = name == OWN and one.reward is not None
-            value = one.reward if is_own else self._noted.get((one.trajectory, name))
+            value = one.reward if is_own else self._annotated.get((one.trajectory, name))
             if value is None:
                 return None
             total += weight * value

@@ -1,5 +1,5 @@
-"""What dispatch does with the long tail, as figures of a moment: moves, waiting orders, and how
-well lengths were foreseen. Pure.
+"""Scheduling metrics of a moment: repack moves, waiting requests, and the error of predicted
+lengths. Pure.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from rollstream.live.rollouts import RolloutLine
 from rollstream.live.state import RunState
 
 RECENT_S = 60.0
-SHOWN = 3  # newest moves by name
+SHOWN = 3  # newest moves that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Of the last trajectories whose length was expected: how many, medians of what was expected
-    and what came, and the median of their difference as a share of what came.
+    """The last trajectories with a predicted length: their number, the medians of predicted
+    (`expected`) and generated (`real`) tokens, and the median error as a share of `real`.
     """
 
     count: int
@@ -28,9 +28,9 @@ class Foreseen:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """`queued` orders wait at rollouts for their turn or for newer weights, `waiting` requests in
-    engines for a slot or KV. `moves` and `moved` requests are of the last minute, `newest` the last
-    moves with their ages in seconds.
+    """`queued` assignments wait at rollouts for their turn or for newer weights; `waiting` requests
+    wait in engines for a slot or KV space. `moves` and `moved` count the moves and their requests
+    of the last minute; `newest` lists the last moves with their ages in seconds.
     """
 
     queued: int
@@ -52,7 +52,7 @@ def scheduling_of(state: RunState, lines: Sequence[RolloutLine], at_s: float) ->
         moves=len(recent),
         moved=sum(move.requests for move in recent),
         newest=tuple((move, max(0.0, at_s - move.time_s)) for move in newest),
-        foreseen=_foreseen(state.samples.foreseen()),
+        foreseen=_foreseen(state.samples.predicted_lengths()),
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of one moment, ready to draw or to be warned of: pure, of state and time."""
+"""The metrics of one moment: a pure function of state and time; input of view and warnings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ BY_TASK = "reward_mean/"  # metrics of a step by task
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What waits, and for how many seconds the oldest does; None where nothing waits."""
+    """Waiting groups and prompts, and the seconds that the oldest has waited; None without any."""
 
     open_groups: int
     ready_groups: int
@@ -33,19 +33,19 @@ class Queue:
     open_group_s: float | None
     ready_group_s: float | None
     unscored_group_s: float | None
-    """Complete, but for an annotation."""
+    """Age of the oldest group that lacks only annotations."""
     unread_prompt_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Groups by how they ended, trajectories by their finish (the last ones; `late` and
-    `duplicate` since the view began), reasons of deaths, the commonest first.
+    """Groups by ending; the last trajectories by finish, with `late` and `duplicate` counted since
+    the view started; the most frequent reasons of dead trajectories.
     """
 
     groups: Mapping[str, int]
     is_tail: bool
-    """The run's first groups are not counted."""
+    """The run's first groups are not included."""
     trajectories: Mapping[str, int]
     dead_reasons: tuple[tuple[str, int], ...]
     annotations: int
@@ -54,7 +54,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process that ended as nobody asked it to; `code` −9 is signal 9."""
+    """A process that ended unexpectedly; `code` −9 means signal 9."""
 
     role: str
     code: int
@@ -63,8 +63,8 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is shown; what is not known yet is None or absent. `record_ages` are
-    seconds since each topic's newest record.
+    """Everything that the view shows; unknown values are None or absent. `record_ages` maps each
+    topic to the seconds since its newest record.
     """
 
     title: str
@@ -73,9 +73,9 @@ class Snapshot:
     phase: str
     is_over: bool
     is_quiet: bool
-    """Nothing is written, although something should be."""
+    """No record is written although the run is not over."""
     is_starting: bool
-    """A process started just now and may have nothing to say yet."""
+    """A process started so recently that it may not have written a record yet."""
     step: int
     steps: int
     pace: Pace
@@ -86,11 +86,11 @@ class Snapshot:
     tasks: Mapping[str, TaskFigures]
     mismatch: Mapping[str, Mismatch]
     skipped: int
-    """Steps of those kept with an update that was not finite and moved nothing."""
+    """Kept steps with an update that was skipped because it was not finite."""
     refused: Mapping[str, int]
-    """Trajectories that these steps could not train, by kind (`streams/admissible.py`)."""
+    """Trajectories that the kept steps could not train, by kind (`streams/admissible.py`)."""
     drafts: tuple[PassDrafts, ...]
-    """Of the last trajectories; empty where nothing is drafted."""
+    """Draft totals of the last trajectories; empty without drafting."""
     evaluation: Mapping[str, float] | None
     version: int | None
     version_bytes: int
@@ -105,7 +105,7 @@ class Snapshot:
     deaths: tuple[Death, ...]
     notes: tuple[str, ...]
     trouble: str = ""
-    """Why the figures are not of now."""
+    """Why the metrics could not be refreshed; "" if they were."""
     concerns: tuple[Concern, ...] = ()
 
 
@@ -116,9 +116,9 @@ def snapshot(
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
 ) -> Snapshot:
-    """The state at `now_s`, a wall clock that records share (seconds since the epoch).
+    """Returns the metrics at `now_s`, in seconds since the epoch like the records' times.
 
-    A run that is over stands still: ages and rates are those at its end.
+    For a run that is over, ages and rates are those at its end.
     """
     last = state.steps[-1] if state.steps else None
     recent = recent_steps(state.steps)
@@ -171,7 +171,7 @@ def _seconds(began_s: float | None, at_s: float) -> float:
 
 
 def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
-    """Mean over the last steps that trained the task at all."""
+    """Mean reward of each task over the last steps that trained it."""
     found: dict[str, list[float]] = {}
     for done in recent:
         for name, value in done.metrics.items():
@@ -181,7 +181,7 @@ def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
 
 
 def _means(tasks: Mapping[str, TaskFigures]) -> dict[str, float]:
-    """Of the last trajectories, where the trainer says nothing by task and there are several."""
+    """Mean rewards of the last trajectories, used if the trainer records none by task."""
     return {task: one.reward_mean for task, one in tasks.items()} if len(tasks) > 1 else {}
 
 
@@ -207,8 +207,8 @@ def _outcomes(state: RunState) -> Outcomes:
         is_tail=state.is_tail,
         trajectories={**state.samples.finishes(), **seen},
         dead_reasons=tuple(state.samples.reasons()[:REASONS_MAX]),
-        annotations=groups.notes,
-        annotations_late=groups.late_notes,
+        annotations=groups.annotations,
+        annotations_late=groups.late_annotations,
     )
 
 

@@ -1,7 +1,7 @@
-"""What an onlooker knows of a run: a fold over records and lines, without I/O and without a clock.
+"""The monitored state of a run: a fold over records and metrics lines, without I/O or clock.
 
-Everything in it is bounded, however old and large the run is: the last steps, heartbeats,
-trajectories; what is open; counts.
+Its size is bounded however old and large the run is: it holds the last steps, heartbeats and
+trajectories, the open groups, and counts.
 """
 
 from collections import OrderedDict, deque
@@ -28,18 +28,18 @@ from streams.records import (
     WeightsAnnounced,
 )
 
-BEATS_KEPT = 20  # ten seconds of heartbeats: speed and idle share are means over them
-STEPS_KEPT = 240  # of the history that the view draws
+BEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
+STEPS_KEPT = 240  # length of the sparklines
 ROLLOUTS_KEPT = 1024
 VERSIONS_KEPT = 64
-LINES_KEPT = 240  # evaluations, and events of the supervisor
+LINES_KEPT = 240  # evaluations, and supervisor events
 PROMPTS_KEPT = 4096
 MOVES_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Of one `<topic>.dead`: how many are kept, and why the newest could not be read."""
+    """Records kept in one `<topic>.dead`, and the reason of the newest."""
 
     count: int
     reason: str
@@ -47,7 +47,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class Unarchived:
-    """Of one topic: records that the archive has not committed, and when the oldest came."""
+    """Records of one topic that the archive has not committed, and the time of the oldest."""
 
     records: int
     oldest_s: float
@@ -55,7 +55,7 @@ class Unarchived:
 
 @dataclass(slots=True)
 class RunState:
-    """Apply records of any topic; applying one twice changes no more than a count of repeats."""
+    """Applies records of any topic; applying one twice changes at most a count of repeats."""
 
     groups: Groups = field(default_factory=Groups)
     samples: Samples = field(default_factory=Samples)
@@ -63,42 +63,42 @@ class RunState:
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
     )
-    """The last heartbeats of each rollout's newest term."""
+    """Last heartbeats of each rollout in its newest term."""
     weights: WeightsAnnounced | None = None
     announced: OrderedDict[Version, str] = field(default_factory=OrderedDict[Version, str])
-    """Believed versions and the hashes of their manifests."""
+    """Announced versions and the hashes of their manifests."""
     applied: dict[str, Applied] = field(default_factory=dict[str, Applied])
-    """What each rollout last said that it serves."""
+    """Newest `Applied` record of each rollout."""
     prompts: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
-    """Published groups and when."""
+    """Published, not yet admitted groups and their publication times."""
     epochs: OrderedDict[int, int] = field(default_factory=OrderedDict[int, int])
-    """The passes over the prompts that the newest published groups belong to, from 0."""
+    """Pass over the prompts, from 0, of the newest published groups."""
     evaluations: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
     events: deque[dict[str, Any]] = field(
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
-    """What the supervisor did."""
+    """Events of the supervisor."""
     moves: deque[Moved] = field(default_factory=lambda: deque[Moved](maxlen=MOVES_KEPT))
-    """What dispatch asked rollouts to hand over, the newest last."""
+    """Repack moves, the newest last."""
     deaths: int = 0
     began_s: float | None = None
-    """When the log began, as far as it is kept."""
+    """Time of the first kept record."""
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
-    """By topic, when its newest record was appended."""
+    """Append time of each topic's newest record."""
     dead_letters: Mapping[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
     unarchived: Mapping[str, Unarchived] = field(default_factory=dict[str, Unarchived])
     unreadable: int = 0
     is_tail: bool = False
-    """Counts do not reach back to the run's begin."""
+    """Counts do not cover the start of the run."""
 
     def apply(self, record: Record, time_s: float = 0.0) -> None:
-        """Take one record into account; `time_s` is when it was appended."""
+        """Apply one record that was appended at `time_s`."""
         match record:
             case Admitted():
                 self.groups.admit(record, time_s)
-                self._forget_prompts()
+                self._drop_prompts()
             case Take():
                 self.samples.take(record)
                 for members in record.groups:
@@ -114,8 +114,8 @@ class RunState:
                 is_repeat = not self.samples.finish(record)
                 self.groups.finish(record, time_s, is_repeat)
             case Annotation():
-                self.groups.note(record, time_s)
-                self.samples.note(record)
+                self.groups.annotate(record, time_s)
+                self.samples.annotate(record)
             case RolloutStatus():
                 self._beat(record)
             case Applied():
@@ -124,7 +124,7 @@ class RunState:
                 self._announce(record)
             case Prompt():
                 self.prompts[record.group] = time_s
-                self._forget_prompts()
+                self._drop_prompts()
                 self.epochs[record.group] = record.epoch
                 if len(self.epochs) > PROMPTS_KEPT:
                     self.epochs.popitem(last=False)
@@ -132,20 +132,20 @@ class RunState:
                 pass
 
     def apply_evaluation(self, line: dict[str, Any]) -> None:
-        """A line of `eval.jsonl`; one without a step is none."""
+        """Apply a line of `eval.jsonl`; a line without a step is ignored."""
         if isinstance(line.get("step"), int):
             lines = [*(one for one in self.evaluations if one["step"] != line["step"]), line]
             self.evaluations.clear()
             self.evaluations.extend(sorted(lines, key=lambda one: one["step"]))
 
     def apply_event(self, line: dict[str, Any]) -> None:
-        """A line of `supervisor.jsonl`."""
+        """Apply a line of `supervisor.jsonl`."""
         if isinstance(line.get("time_s"), int | float):
             self.events.append(line)
             self.deaths += line.get("event") == "death"
 
     def apply_move(self, line: dict[str, Any]) -> None:
-        """A line of `moves.jsonl`; one that says no move is none."""
+        """Apply a line of `moves.jsonl`; a line without a move is ignored."""
         move = move_of(line)
         if move is not None:
             self.moves.append(move)
@@ -161,7 +161,7 @@ class RunState:
             beats.clear()
         if not beats or (status.term, status.time_s) > (beats[-1].term, beats[-1].time_s):
             beats.append(status)
-        if len(self.rollouts) > ROLLOUTS_KEPT:  # names come and go: the longest silent goes
+        if len(self.rollouts) > ROLLOUTS_KEPT:  # evict the rollout with the oldest heartbeat
             del self.rollouts[min(self.rollouts, key=lambda name: self.rollouts[name][-1].time_s)]
 
     def _applied(self, record: Applied) -> None:
@@ -179,8 +179,8 @@ class RunState:
         if len(self.announced) > VERSIONS_KEPT:
             self.announced.popitem(last=False)
 
-    def _forget_prompts(self) -> None:
-        """Those that were admitted, and the oldest beyond the bound; they come in order."""
+    def _drop_prompts(self) -> None:
+        """Drop admitted prompts, and the oldest above the bound; prompts arrive in order."""
         while self.prompts:
             first = next(iter(self.prompts))
             if first > self.groups.newest and len(self.prompts) <= PROMPTS_KEPT:

@@ -1,5 +1,6 @@
-"""Blocks of the view as lines of text: figures, lag, rollouts, warnings. Widths are reckoned here,
-so that nothing which matters is cut by a terminal.
+"""Blocks of the view as lines of text: metrics, lag, rollouts, warnings.
+
+Each block is laid out for a given number of columns, so that the terminal cuts nothing off.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,8 @@ from rollstream.live.words import (
 )
 from rollstream.warnings.concern import Concern
 
-NAME_COLUMNS = 11  # of the names before figures
-LAG_COLUMNS = 7  # of one lag
+NAME_COLUMNS = 11  # width of the metrics' names
+LAG_COLUMNS = 7  # width of one lag
 STATES = {
     "generating": "green",
     "draining": "yellow",
@@ -40,7 +41,7 @@ NOTES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the rollouts' table; one without a `style` of its own takes none."""
+    """A column of the rollouts' table; `styles` has one entry per cell, or is empty."""
 
     head: str
     cells: Sequence[str]
@@ -49,7 +50,7 @@ class Column:
 
 
 def figure_lines(rows: Sequence[Row], columns: int) -> list[Text]:
-    """Each row with its parts, on as many lines as they need."""
+    """Returns each row's name and parts, wrapped to `columns`."""
     lines: list[Text] = []
     for row in rows:
         for index, words in enumerate(flow(row.parts, columns - NAME_COLUMNS)):
@@ -61,7 +62,7 @@ def figure_lines(rows: Sequence[Row], columns: int) -> list[Text]:
 
 
 def lag_lines(at: Snapshot, columns: int) -> list[Text]:
-    """Shares of generated tokens by lag, at finish and when trained."""
+    """Returns the shares of generated tokens by lag, at finish and when trained."""
     room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
     both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
     highest = min(max(both), room - 1)
@@ -74,8 +75,8 @@ def lag_lines(at: Snapshot, columns: int) -> list[Text]:
         ("trained", at.lag.trained, "consumed"),
     ):
         line = Text.assemble((f"{name:<{NAME_COLUMNS}}", "dim"))
-        for bar, said in _shares(histogram, highest):
-            line.append(f" {bar} ", "green").append(f"{said:>{LAG_COLUMNS - 3}}")
+        for bar, percent in _shares(histogram, highest):
+            line.append(f" {bar} ", "green").append(f"{percent:>{LAG_COLUMNS - 3}}")
         for figure, form in (("mean", ".1f"), ("max", ".0f")):
             value = at.metrics.get(f"lag_{when}_{figure}")
             line.append(f"{'–' if value is None else format(value, form):>6}")
@@ -84,7 +85,7 @@ def lag_lines(at: Snapshot, columns: int) -> list[Text]:
 
 
 def rollout_lines(lines: Sequence[RolloutLine], columns: int, rows: int) -> list[Text]:
-    """The rollouts, the worst first where not all fit in `rows` lines."""
+    """Returns the rollouts; if they exceed `rows` lines, only the worst ones."""
     if not lines:
         return [Text("rollouts   none yet", "dim")]
     shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
@@ -101,7 +102,7 @@ def rollout_lines(lines: Sequence[RolloutLine], columns: int, rows: int) -> list
 
 
 def concern_lines(concerns: Sequence[Concern], columns: int, most: int, advice: bool) -> list[Text]:
-    """What is the matter and, with `advice`, what to do, wrapped below each other."""
+    """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
     lines: list[Text] = []
     for concern in concerns[:most]:
         for index, words in enumerate(_wrapped(concern.what, columns - 2)):
@@ -114,7 +115,7 @@ def concern_lines(concerns: Sequence[Concern], columns: int, most: int, advice: 
 
 
 def plain(at: Snapshot) -> str:
-    """One line, for logs and terminals that cannot redraw."""
+    """Returns the snapshot as one line, for logs and terminals that cannot redraw."""
     parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
     if at.metrics:
         reward = at.metrics.get("reward_mean")
@@ -133,7 +134,7 @@ def plain(at: Snapshot) -> str:
 
 
 def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]:
-    """A bar and a share for each lag; the last one takes what is above it."""
+    """Returns a bar and a share for each lag; the last entry includes all higher lags."""
     counts = [histogram.get(lag, 0) for lag in range(highest)]
     counts.append(sum(n for lag, n in histogram.items() if lag >= highest))
     total = sum(counts)
@@ -147,7 +148,7 @@ def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]
 
 
 def _tables(lines: Sequence[RolloutLine]) -> list[list[Column]]:
-    """The same table, ever narrower."""
+    """Returns variants of the table, from the widest to the narrowest."""
     name = Column("rollout", [shortened(one.name, 16) for one in lines], False)
     filled = Column("slots", [meter(one.running, one.slots, 6) for one in lines], False)
     slots = Column("", [f"{one.running}/{one.slots}" for one in lines])
@@ -189,7 +190,7 @@ def _table_line(cells: Sequence[str], table: Sequence[Column], styles: Sequence[
 
 
 def _wrapped(words: str, columns: int) -> list[str]:
-    """Lines of at most `columns`; a longer word is broken."""
+    """Wraps words to lines of at most `columns`; a longer word is broken."""
     lines = [""]
     for word in words.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > columns:

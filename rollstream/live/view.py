@@ -1,4 +1,4 @@
-"""The live view of `rollstream run`: a redrawn table on a terminal, lines otherwise."""
+"""The live view of `rollstream run`: a redrawn frame on a terminal, printed lines elsewhere."""
 
 import time
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from rollstream.live.snapshot import Snapshot
 from rollstream.live.table import plain
 from rollstream.supervisor import RoleState
 
-LOOK_S = 1.0  # a look costs about 5 ms of a core that the run would rather have
-LINE_S, LINE_LOOK_S = 10.0, 5.0  # between two lines, and looks, where nothing can be redrawn
+LOOK_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
+LINE_S, LINE_LOOK_S = 10.0, 5.0  # between two lines and two refreshes without a terminal
 
 
 class LiveView:
-    """Call `show` often; it looks and draws when it is time. Runs in one thread."""
+    """Call `show` often, from one thread; it refreshes at most once per interval."""
 
     def __init__(self, onlooker: Onlooker, console: Console, as_json: bool) -> None:
         self._onlooker, self._console, self._as_json = onlooker, console, as_json
-        self._looked_s = 0.0
-        self._said_s = 0.0
-        self._said_step = -1
+        self._refreshed_s = 0.0
+        self._printed_s = 0.0
+        self._printed_step = -1
         self._live: Live | None = None
 
     def __enter__(self) -> "LiveView":
@@ -44,22 +44,22 @@ class LiveView:
             self._live.stop()
 
     def show(self, roles: Sequence[RoleState]) -> None:
-        """Look and draw, if it is time."""
+        """Refresh and draw, if the refresh interval has passed."""
         now = time.monotonic()
-        if now - self._looked_s < (LOOK_S if self._live or self._as_json else LINE_LOOK_S):
+        if now - self._refreshed_s < (LOOK_S if self._live or self._as_json else LINE_LOOK_S):
             return
-        self._looked_s = now
-        shown = self._onlooker.look(roles)
+        self._refreshed_s = now
+        shown = self._onlooker.observe(roles)
         if self._live:
             size = Size(self._console.width, self._console.height)
             self._live.update(render(shown, size, detailed=False), refresh=True)
-        elif self._is_news(shown, now):
-            self._said_s, self._said_step = now, shown.step
+        elif self._is_due(shown, now):
+            self._printed_s, self._printed_step = now, shown.step
             line = msgspec.json.encode(shown).decode() if self._as_json else plain(shown)
             print(line, flush=True)
 
-    def _is_news(self, shown: Snapshot, now: float) -> bool:
-        """For programs every step, for people a line now and then."""
+    def _is_due(self, shown: Snapshot, now: float) -> bool:
+        """JSON output has one line per step, plain output one line per `LINE_S`."""
         if self._as_json:
-            return shown.step != self._said_step
-        return now - self._said_s >= LINE_S
+            return shown.step != self._printed_step
+        return now - self._printed_s >= LINE_S

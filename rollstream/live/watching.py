@@ -1,8 +1,8 @@
-"""Reading a topic as an onlooker: in order, void records passed over, and nothing ever written.
+"""Reads a topic for monitoring: in order, without void records, and without any write.
 
-A role that meets bytes which are no record sends them to `<topic>.dead` (`streams/reader.py`); an
-onlooker only counts them, or every look at a run would bury them again. It may begin in the middle
-of a topic, because an old run's log is longer than anybody wants to wait for.
+A role sends undecodable bytes to `<topic>.dead` (`streams/reader.py`). The monitor only counts
+them; otherwise each refresh would dead-letter them again. Reading may start in the middle of a
+topic, because the whole log of an old run takes too long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,17 @@ from streams.records import Fence, Opened, Record
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
-    """A record and when it was appended, in seconds since the epoch."""
+    """A record and its append time in seconds since the epoch."""
 
     record: Record
     time_s: float
 
 
 class Watcher:
-    """One onlooker of one topic from `positions` on.
+    """Reads one topic from `positions` on.
 
-    `newest_s` is the time of the newest record of any kind, None before the first; `unreadable`
-    counts bytes that are no record.
+    `newest_s` is the append time of the newest message of any kind, None before the first;
+    `unreadable` counts messages that do not decode to a record.
     """
 
     def __init__(self, bus: Bus, topic: str, positions: Mapping[int, int]) -> None:
@@ -37,11 +37,11 @@ class Watcher:
         self._bus, self._topic = bus, topic
         self._fences = dict.fromkeys(positions, Fence())
         self._fenced, self._compacted = bool(settings.writer), settings.cleanup == "compact"
-        self._first = 0  # rotates, so that no partition waits behind a full one
+        self._first = 0  # rotates, so that a full partition does not starve the others
 
     def poll(self, records_max: int, *, exact: bool = True) -> list[Seen]:
-        """The next records (`exact`: see `Bus.read`); a position that was truncated away goes on at
-        the begin.
+        """Returns the next records (`exact`: see `Bus.read`). If a position was truncated, reading
+        continues at the topic's begin.
         """
         try:
             messages = self._bus.read(
@@ -54,7 +54,7 @@ class Watcher:
         return self._judge(messages)
 
     def is_behind(self, ends: Mapping[int, int]) -> bool:
-        """Whether something below these offsets is still unread."""
+        """True if a record below these end offsets is unread."""
         return any(offset < ends.get(p, 0) for p, offset in self.positions.items())
 
     def _offsets(self) -> dict[int, int]:
@@ -95,15 +95,15 @@ def tail_of(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
 def since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
     """Positions of the first records appended at or after `time_s`, by bisection.
 
-    Times within a partition need to grow only roughly: where clocks of writers differ, so does
-    the place by as much.
+    Append times in a partition may be slightly out of order: the position is as inexact as the
+    writers' clocks.
     """
     begin, end = bus.begin(topic), bus.end(topic)
     return {p: _bisect(bus, topic, p, begin[p], end[p], time_s) for p in end}
 
 
 def time_at(bus: Bus, topic: str, partition: int, offset: int) -> float | None:
-    """When the record at this offset, or the next one kept, was appended; None if there is none."""
+    """Returns the append time of the first kept record from `offset` on; None without one."""
     try:
         messages = bus.read(topic, {partition: offset}, records_max=1)
     except PositionLost:

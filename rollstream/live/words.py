@@ -1,12 +1,10 @@
-"""How figures are said in a terminal: short, in digits of equal width, and never with a character
-that moves the cursor.
-"""
+"""Formats values for a terminal: short, and without control characters that move the cursor."""
 
 from collections.abc import Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24
-GAP = "\N{NO-BREAK SPACE}"  # between thousands: a number is never broken
+GAP = "\N{NO-BREAK SPACE}"  # thousands separator that prevents a line break inside a number
 
 
 def clock(seconds: float) -> str:
@@ -48,12 +46,12 @@ def brief(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """`61%`; what is there at all is never said to be nothing."""
+    """`61%`; a positive value below 0.5 % is `<1%`, never `0%`."""
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
 def spark(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
-    """The last values as bars between their least and their greatest."""
+    """Returns the last values as bars scaled between minimum and maximum."""
     shown = values[-columns:]
     if len(shown) < 2:
         return ""
@@ -63,13 +61,13 @@ def spark(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
 
 
 def meter(used: float, total: float, columns: int) -> str:
-    """A bar of `columns`."""
+    """Returns a bar of `columns` characters, filled to `used / total`."""
     full = round(columns * max(0.0, min(1.0, used / max(1e-9, total))))
     return "█" * full + "░" * (columns - full)
 
 
 def shortened(text: str, columns: int) -> str:
-    """Cut in the middle, since names differ at their ends."""
+    """Cuts text in the middle, because names differ at their ends."""
     if len(text) <= columns:
         return text
     left = (columns - 1) // 2
@@ -77,14 +75,14 @@ def shortened(text: str, columns: int) -> str:
 
 
 def plain_text(text: str, columns: int = 200) -> str:
-    """One line without control characters, of text that somebody else wrote."""
+    """Returns foreign text as one line without control characters."""
     spaced = " ".join(text.split())
     return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
 
 
 def flow(parts: Sequence[str], columns: int) -> list[str]:
-    """Parts joined by ` · `, on lines of at most `columns`, broken between parts only (a single
-    part may be longer).
+    """Joins parts by ` · ` into lines of at most `columns` characters. Lines break only between
+    parts, so a single long part may exceed the limit.
     """
     lines: list[str] = []
     for part in parts:

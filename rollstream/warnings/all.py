@@ -1,13 +1,16 @@
-"""Every warning of a moment, the gravest kinds first: pure functions over its figures."""
+"""All warnings about a snapshot, the most severe kinds first. Pure."""
 
 from rollstream.live.snapshot import Snapshot
-from rollstream.warnings import flow, learning, log, mismatch
 from rollstream.warnings.concern import Concern
+from rollstream.warnings.flow import PACE, STANDSTILL
+from rollstream.warnings.learning import CHECKS as LEARNING_CHECKS
+from rollstream.warnings.log import CHECKS as LOG_CHECKS
+from rollstream.warnings.mismatch import CHECKS as MISMATCH_CHECKS
 
-CHECKS = (*flow.STANDSTILL, *log.CHECKS, *mismatch.CHECKS, *learning.CHECKS, *flow.PACE)
-"""What stands still, what is wrong, what is not learnt from, what could be faster."""
+CHECKS = (*STANDSTILL, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE)
+"""In this order: no progress, wrong data, nothing to learn from, avoidable slowness."""
 
 
 def concerns_of(at: Snapshot) -> tuple[Concern, ...]:
-    """None for a run that is well."""
+    """Returns the warnings about a snapshot; an empty tuple for a healthy run."""
     return tuple(concern for check in CHECKS for concern in check(at))

@@ -1,11 +1,11 @@
-"""What a warning is: a kind for programs, what is the matter, and what to do about it."""
+"""A warning: a kind for programs, the problem, and the advice."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """`kind` stays the same while the matter lasts; `what` and `do` are one sentence each."""
+    """`kind` is stable while the problem lasts; `what` is the problem, `do` the advice."""
 
     kind: str
     what: str

@@ -1,5 +1,6 @@
-"""Warnings about the flow: steps that do not come, processes that are silent or starve, lag. Pure,
-one function per matter; each threshold carries its arithmetic.
+"""Warnings about the flow: overdue steps, silent or starved processes, high lag.
+
+Pure, one function per warning; the comment of each threshold holds its arithmetic.
 """
 
 from collections.abc import Iterator
@@ -11,38 +12,38 @@ from rollstream.live.words import age, share, shortened
 from rollstream.warnings.concern import Concern
 
 STEP_TIMES, STEP_S = 5.0, 30.0
-"""A step that takes five medians, and half a minute: the longest of 60 quickstart steps takes two
-medians, and a restart of the trainer some 10 s.
+"""A step is overdue after five medians and at least half a minute: the longest of 60 quickstart
+steps takes two medians, and a restart of the trainer about 10 s.
 """
 FIRST_STEP_S = 600.0
-"""The default deadline of a group: after that even one straggler no longer explains it."""
+"""The default deadline of a group: a single straggler cannot explain a longer wait."""
 IDLE_SHARE = 0.5
-"""Half of the slots' time is paid for nothing."""
+"""Half of the slots' time is unused."""
 WAIT_SHARE = 0.5
-"""The trainer could do a step in half the time."""
+"""The trainer could finish a step in half the time."""
 STEPS_MIN = 5
-"""Steps before means are judged: the first ones wait for the first trajectories."""
+"""Steps before means are evaluated: the first ones wait for the first trajectories."""
 FULL_SHARE = 0.9
-"""Of all that may be open; above it rollouts soon stop for want of admission."""
+"""Share of the permitted open groups; above it rollouts soon wait for admissions."""
 LAG_SHARE = 0.8
-"""Of `max_lag`: a mean so near means that the oldest tokens are masked all the time."""
+"""Share of `max_lag`: with a mean this close to it, the oldest tokens are always masked."""
 MASKED_SHARE = 0.05
-"""One generated token in twenty is thrown away for its age."""
+"""One generated token in twenty is masked for its lag."""
 EXPIRED_SHARE, EXPIRED_MIN = 0.02, 2
 """One group in fifty; a single one may be a straggler."""
 DEATHS_MIN, DEATHS_S = 3, 600.0
-"""Three deaths in ten minutes are no accident of a machine."""
+"""Three deaths in ten minutes are more than an accident."""
 
 
 def run_silent(at: Snapshot) -> Iterator[Concern]:
-    """Nothing is written at all: the processes are gone."""
+    """No record is written although the run is not over: its processes are gone."""
     if at.is_quiet:
         quiet_s = min(at.record_ages.values(), default=0.0)
         yield Concern(
             "run_silent",
             f"nothing has been written for {age(quiet_s)}: the run's processes are gone or stuck",
-            "start it again, it goes on from its last checkpoint "
-            "(rollstream run RUN/config.json); logs/ say why it ended",
+            "restart it, it resumes from its last checkpoint "
+            "(rollstream run RUN/config.json); logs/ contain the reason",
         )
 
 
@@ -75,13 +76,13 @@ def rollouts_silent(at: Snapshot) -> Iterator[Concern]:
     yield Concern(
         "rollouts_silent",
         f"{_names(silent)} {verb} silent for {age(max(one.silent_s for one in silent))}",
-        "what they generated goes on elsewhere; see their logs, and start them again if nobody "
-        "does",
+        "their trajectories resume on other rollouts; see their logs, and restart them if no "
+        "supervisor does",
     )
 
 
 def rollouts_starved(at: Snapshot) -> Iterator[Concern]:
-    """Idle slots, by what is missing: admission (the trainer is behind) or prompts."""
+    """Idle slots; the advice depends on the missing input: admissions or prompts."""
     alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
         return
@@ -94,7 +95,7 @@ def rollouts_starved(at: Snapshot) -> Iterator[Concern]:
     elif not at.queue.unread_prompts:
         do = "no prompt is waiting: see logs/prompts.log and whether the data set is exhausted"
     else:
-        do = "see logs/dispatch.log; raise dispatch.queue_per_slot where orders travel far"
+        do = "see logs/dispatch.log; raise dispatch.queue_per_slot if assignments arrive slowly"
     yield Concern("rollouts_starved", f"rollouts are idle {share(idle)} of the time", do)
 
 
@@ -110,7 +111,7 @@ def trainer_starved(at: Snapshot) -> Iterator[Concern]:
 
 
 def queue_full(at: Snapshot) -> Iterator[Concern]:
-    """As many groups wait for the trainer as may be open at all."""
+    """Nearly all permitted open groups wait for the trainer."""
     most = at.plan.groups_max()
     if not at.is_over and at.step < at.steps and at.queue.ready_groups >= FULL_SHARE * most:
         bound = "ready_groups_max" if at.plan.max_lag is None else "max_lag"
@@ -139,7 +140,7 @@ def lag_high(at: Snapshot) -> Iterator[Concern]:
             "lag_high",
             ", ".join(what),
             "fewer rollouts or more trainer.workers for fresher data; a higher dispatch.max_lag "
-            "or shorter answers (sampling.tokens_max) where much is thrown away",
+            "or shorter answers (sampling.tokens_max) if many tokens are masked",
         )
 
 
@@ -150,12 +151,12 @@ def roles_dying(at: Snapshot) -> Iterator[Concern]:
         yield Concern(
             "roles_dying",
             f"{len(recent)} deaths within {age(DEATHS_S)}: {roles}",
-            "the end of their logs (logs/) says why",
+            "see the end of their logs (logs/)",
         )
 
 
 def _names(lines: list[RolloutLine]) -> str:
-    """The first three."""
+    """Returns the first three names and the number of the others."""
     names = [shortened(line.name, 24) for line in lines[:3]]
     more = len(lines) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,5 +1,6 @@
-"""Warnings about what is learnt from: rewards, lengths, deaths, late facts. Pure, one function per
-matter; each threshold carries its arithmetic.
+"""Warnings about the training data: rewards, lengths, dead trajectories, late annotations.
+
+Pure, one function per warning; the comment of each threshold holds its arithmetic.
 """
 
 from collections.abc import Iterator
@@ -9,29 +10,29 @@ from rollstream.live.words import age, count, plain_text, share
 from rollstream.warnings.concern import Concern
 
 GROUPS_MIN = 16
-"""Groups before shares are judged: a share of 0.5 has a standard deviation of 0.13 over 16."""
+"""Groups before shares are evaluated: over 16, a share of 0.5 has a standard deviation of 0.13."""
 EQUAL_SHARE = 0.9
 """At accuracy p, n samples have equal rewards with probability p^n + (1 − p)^n: for n = 8 that is
 0.27 at p = 0.85, 0.66 at 0.95, and above 0.9 only beyond p = 0.987 or below 0.013.
 """
 FILTERED_SHARE = 0.5
-"""Half of what is generated is thrown away: a step takes twice the tokens."""
+"""Half of the generated tokens are unused: a step takes twice the tokens."""
 CONSTANT_STEPS = 10
 """At a true mean of 0.001, 1 920 samples (ten steps of the quickstart) are all 0 with probability
 0.999^1920 = 0.15; with any reward above that, hardly ever.
 """
 CUT_SHARE, CUT_MIN = 0.3, 64
-"""Every third answer has no end; 64 samples tell 0.3 from 0.15 by two and a half deviations."""
+"""Every third answer is cut; 64 samples separate 0.3 from 0.15 by 2.5 standard deviations."""
 DEAD_SHARE, DEAD_MIN = 0.01, 2
-"""One in a hundred, and not just one: a crash of a reward that nobody meant."""
+"""One in a hundred, and at least two: an unintended crash of a reward function."""
 LATE_SHARE, LATE_MIN = 0.01, 2
-"""Annotations that arrive after their group ended were paid for and not used."""
+"""Annotations that arrive after the end of their group are wasted work."""
 UNSCORED_SHARE = 0.5
-"""A complete group that waited half of its deadline for an annotation may well miss it."""
+"""A complete group that waited half of its deadline for an annotation may miss the deadline."""
 
 
 def equal_rewards(at: Snapshot) -> Iterator[Concern]:
-    """A task whose groups say nothing: advantages relative to their mean are all zero."""
+    """A task whose groups carry no signal: advantages relative to their mean are all zero."""
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue
@@ -40,14 +41,14 @@ def equal_rewards(at: Snapshot) -> Iterator[Concern]:
         yield Concern(
             f"equal_rewards/{name}",
             f"rewards are equal within {part} of the last {figures.groups} groups of task {name} "
-            f"(mean {figures.reward_mean:.3g}): nothing is learnt from them",
-            "give prompts that are neither too easy nor too hard for the model, or mend the "
+            f"(mean {figures.reward_mean:.3g}): these groups carry no gradient",
+            "use prompts that are neither too easy nor too hard for the model, or fix the "
             "reward; trainer.filter_equal_rewards leaves such groups out",
         )
 
 
 def constant_reward(at: Snapshot) -> Iterator[Concern]:
-    """A mean reward that stands at exactly 0 or 1."""
+    """A mean reward that stays at exactly 0 or 1."""
     rewards = at.rewards
     if not rewards or rewards[-1] not in (0.0, 1.0):
         return
@@ -57,10 +58,10 @@ def constant_reward(at: Snapshot) -> Iterator[Concern]:
         yield Concern(
             "constant_reward",
             f"every reward has been exactly {rewards[-1]:g} for {steps} steps",
-            "the task is solved: stop, or give harder prompts"
+            "the task is solved: stop, or use harder prompts"
             if solved
-            else "look at some answers (rollstream tail trajectories) and at what the reward "
-            "expects of them; warm the model up, or give easier prompts",
+            else "compare some answers (rollstream tail trajectories) with what the reward "
+            "expects; warm the model up, or use easier prompts",
         )
 
 
@@ -71,7 +72,7 @@ def filtered_groups(at: Snapshot) -> Iterator[Concern]:
         yield Concern(
             "filtered_groups",
             f"{share(filtered / total)} of groups are filtered because their rewards are all equal",
-            "give prompts of middling difficulty, or more samples per group "
+            "use prompts of medium difficulty, or more samples per group "
             "(trainer.samples_per_group)",
         )
 
@@ -98,9 +99,9 @@ def dead_trajectories(at: Snapshot) -> Iterator[Concern]:
         often = f", {times} times" if times < dead else ""
         yield Concern(
             "dead_trajectories",
-            f"{dead} of the last {count(total)} trajectories died; commonest reason{often}: "
+            f"{dead} of the last {count(total)} trajectories died; most frequent reason{often}: "
             f"{plain_text(reason, 120) or 'no reason given'}",
-            "mend the reward or task that says so; logs/rollout-*.log name each trajectory",
+            "fix the reward or task that raises it; logs/rollout-*.log name each trajectory",
         )
 
 
@@ -111,8 +112,8 @@ def unscored_groups(at: Snapshot) -> Iterator[Concern]:
             "unscored_groups",
             f"a complete group has waited {age(waited_s)} for its annotations "
             f"(its deadline: {age(deadline_s)})",
-            "see that a scorer runs and writes what trainer.reward_terms and trainer.annotations "
-            "name (rollstream tail annotations), or add scorers",
+            "check that a scorer runs and writes the annotations of trainer.reward_terms and "
+            "trainer.annotations (rollstream tail annotations), or add scorers",
         )
 
 
@@ -127,14 +128,14 @@ def late_annotations(at: Snapshot) -> Iterator[Concern]:
 
 
 def skipped_updates(at: Snapshot) -> Iterator[Concern]:
-    """Even one: its groups count as trained, and nothing was learnt from them."""
+    """Even one is reported: its groups count as trained, but had no effect."""
     if at.skipped:
         yield Concern(
             "skipped_updates",
-            f"{at.skipped} of the last steps moved nothing: a gradient was not finite, or nothing "
-            "in the step could be trained",
-            "see loss and gradient_norm of those steps (metrics/trainer.jsonl), a lower trainer.lr,"
-            " and whether rewards are as large as they should be",
+            f"{at.skipped} of the last steps changed no weight: a gradient was not finite, or no "
+            "token of the step could be trained",
+            "check loss and gradient_norm of those steps (metrics/trainer.jsonl) and the size of "
+            "the rewards; try a lower trainer.lr",
         )
 
 
@@ -144,8 +145,8 @@ def refused_trajectories(at: Snapshot) -> Iterator[Concern]:
         yield Concern(
             "refused_trajectories",
             f"the trainer refused trajectories that cannot be trained: {kinds}",
-            "find the program that writes them: docs/learning.md says what each kind means, the "
-            "detail of groups that ended dead names some (rollstream tail ledger)",
+            "find the program that writes them: docs/learning.md explains each kind, the details "
+            "of dead groups name some of them (rollstream tail ledger)",
         )
 
 

@@ -1,5 +1,6 @@
-"""Warnings about what the log and the versions hold: records nobody could read, an archive that is
-behind, weights that nobody checked. Pure; each threshold carries its arithmetic.
+"""Warnings about log and versions: unreadable records, a late archive, unverified weights.
+
+Pure; the comment of each threshold holds its arithmetic.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from rollstream.live.words import age, count, plain_text, shortened
 from rollstream.warnings.concern import Concern
 
 ARCHIVE_ROLLS = 3.0
-"""Of `archive.roll_s`, the longest that the archive holds a record: it should have been written
-twice over.
+"""Multiple of `archive.roll_s`, the longest time after which the archive writes a record: by then
+it should have been written twice.
 """
 
 
@@ -23,8 +24,8 @@ def dead_letters(at: Snapshot) -> Iterator[Concern]:
     topic = next(t for t, one in at.dead_letters.items() if one is worst)
     yield Concern(
         "dead_letters",
-        f"records that nobody could read: {counts}{reason}",
-        f"rollstream tail {topic}.dead shows bytes, place and reason; find the program that "
+        f"records that could not be decoded: {counts}{reason}",
+        f"rollstream tail {topic}.dead shows bytes, position and reason; find the program that "
         "writes them",
     )
 
@@ -41,8 +42,8 @@ def archive_behind(at: Snapshot) -> Iterator[Concern]:
             "archive_behind",
             f"the archive is behind: {count(records)} records of {topic} are not archived, the "
             f"oldest for {age(oldest_s)}",
-            "see that the archive role runs (logs/archive.log) and that the store takes writes; "
-            "until it has caught up, nothing is truncated",
+            "check that the archive role runs (logs/archive.log) and that the store accepts "
+            "writes; until it has caught up, the log is not truncated",
         )
 
 
@@ -53,7 +54,7 @@ def unverified_versions(at: Snapshot) -> Iterator[Concern]:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         yield Concern(
             "unverified_versions",
-            f"weights that were not verified, or not those that were announced: {names}{more}",
+            f"weights that were not verified, or differ from the announced ones: {names}{more}",
             "restart these rollouts: they fetch the version again and check every tensor's hash",
         )
 

@@ -1,5 +1,6 @@
-"""Warnings about engine and trainer that compute different log-probabilities for the same tokens
-under the same version. Pure; each threshold carries its arithmetic, `docs/learning.md` the causes.
+"""Warns if engine and trainer compute different log-probabilities for the same tokens and version.
+
+Pure; the comment of each threshold holds its arithmetic; `docs/learning.md` lists the causes.
 """
 
 from collections.abc import Iterator
@@ -9,27 +10,28 @@ from rollstream.live.words import count, plain_text
 from rollstream.warnings.concern import Concern
 
 TOKENS_MIN = 256
-"""|Δ| spreads by about its mean, so the mean of 256 is known to 6 %."""
+"""The spread of |Δ| is about its mean, so the mean over 256 tokens is known to 6 %."""
 EXACT_NATS = 1e-3
-"""Mean |Δ| where everything is float32: rounding alone is below 1e-4 (vLLM: at most 5e-5)."""
+"""Mean |Δ| with float32 everywhere: rounding alone stays below 1e-4 (vLLM: at most 5e-5)."""
 ROUNDED_NATS = 0.05
-"""Mean |Δ| where something has 16 bits. bfloat16 keeps 8 bits: a logit of 16 is stored to 0.06,
-off by 0.016 on average, and log-probabilities of such logits by about as much; three times that.
+"""Mean |Δ| with 16-bit values. bfloat16 has 8 significant bits: a logit of 16 is stored in steps
+of 0.06, so its mean error is 0.016, and that of log-probabilities about as much. The bound is three
+times that.
 """
 NEAR_NATS = 0.5
-"""For each step of lag: |Δ| holds what was learnt in between, 0.03 to 0.14 a step in the quickstart
-from a model that was hardly warm. Other weights are off by several nats.
+"""Per step of lag: |Δ| then includes the learning in between, 0.03 to 0.14 a step in the
+quickstart after a short warm-up. Wrong weights differ by several nats.
 """
 DO = (
     "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
-    "or are of a filtered distribution; it serves other weights than it says (rollstream audit) or "
-    "blocks of a prefix cache of other weights; the output head has 16 bits on one side "
+    "or are of a filtered distribution; it serves other weights than it reports (rollstream audit) "
+    "or prefix-cache blocks of other weights; the output head has 16 bits on one side "
     "(rollouts.vllm.head_float32); see docs/learning.md"
 )
 
 
 def mismatch(at: Snapshot) -> Iterator[Concern]:
-    """By task; at another lag only what no training explains."""
+    """One warning per task; at a lag above 0 only for more than training can explain."""
     bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
     for task, found in at.mismatch.items():
         name = plain_text(task, 40)

@@ -1,6 +1,6 @@
-"""The warnings of a run as its log stands, for those who read about it later.
+"""The warnings of a run at the end of its log, for the report.
 
-The clock is that of the newest record: a run is not silent because its report is written next week.
+The time is that of the newest record: a report written a week later does not call the run silent.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from rollstream.warnings.concern import Concern
 from streams.bus import Bus
 from streams.deadline import Deadline
 
-READ_S = 20.0  # what is read is bounded (`Feed`); this is for a bus that does not answer
+READ_S = 20.0  # `Feed` bounds the records; this bounds the wait for an unresponsive bus
 
 
 def concerns_at_end(bus: Bus, metrics: Path, plan: Plan) -> tuple[Concern, ...]:
-    """What `rollstream top` would have warned of when the newest record was written."""
+    """Returns the warnings that `rollstream top` showed when the newest record was written."""
     state, feed, deadline = plan.state(), Feed(bus, metrics), Deadline(READ_S)
     while feed.follow(state, 0.0) and not deadline.passed():
         pass

@@ -57,10 +57,10 @@ def test_top_says_what_drafting_came_to_by_pass():
         state.apply(prompt(record.group), planted.NOW_S)
         state.apply(record, planted.NOW_S)
     text = shown(state)
-    assert "pass 2 90% right, 2.5 tokens a step" in text
+    assert "pass 2 90% accepted, 2.5 tokens a step" in text
     assert "75% found in 10 µs each" in text
-    assert "0.03 wrong per token" in text
-    assert "pass 1 50% right, 2.5 tokens a step" in text
+    assert "0.03 rejected per token" in text
+    assert "pass 1 50% accepted, 2.5 tokens a step" in text
 
 
 def test_passes_are_those_that_the_prompts_say():

@@ -41,7 +41,7 @@ def test_waiting_orders_and_waiting_requests_are_told_apart():
     state.apply(replace_status(waiting=30, queued=22))
     at = planted.moment(state)
     assert (at.scheduling.queued, at.scheduling.waiting) == (22, 8)
-    assert "22 orders · 8 requests in engines" in drawn(at, 80, 60)
+    assert "22 assignments · 8 requests in engines" in drawn(at, 80, 60)
 
 
 def replace_status(**changes):

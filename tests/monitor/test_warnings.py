@@ -76,7 +76,7 @@ def test_a_few_equal_groups_are_no_matter():
     assert "equal_rewards/remainder" not in kinds(state)
 
 
-@pytest.mark.parametrize(("reward", "advice"), [(0.0, "look at some answers"), (1.0, "solved")])
+@pytest.mark.parametrize(("reward", "advice"), [(0.0, "compare some answers"), (1.0, "solved")])
 def test_a_reward_that_stands_still(reward, advice):
     state = healthy()
     for step in range(5, STEPS + 1):
@@ -149,7 +149,7 @@ def test_a_step_that_moved_nothing_is_said():
     state.apply(planted.done(STEPS, updates_skipped=1.0))
     (concern,) = concerns_of(moment(state))
     assert concern.kind == "skipped_updates"
-    assert concern.what.startswith("1 of the last steps moved nothing")
+    assert concern.what.startswith("1 of the last steps changed no weight")
 
 
 def test_trajectories_that_cannot_be_trained_are_said_by_kind():
