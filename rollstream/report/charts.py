@@ -1,7 +1,7 @@
-"""Charts as SVG text: lines over steps, and shares as stacked areas.
+"""Charts as SVG: lines over steps, and shares as stacked areas.
 
-Colours are classes (`c1` … `c8`), which the page defines for light and dark. Every point carries a
-`<title>`, so that a mouse shows its value; nothing here needs a script.
+Colours are CSS classes (`c1` … `c8`), which the page defines for light and dark mode. Every point
+has a `<title>`, so the browser shows its value on hover without a script.
 """
 
 import math
@@ -11,13 +11,13 @@ from html import escape
 
 WIDTH, HEIGHT = 560.0, 220.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 52.0, 10.0, 26.0
-TITLES_MAX = 400  # points of a series that carry a value for the mouse
+TITLES_MAX = 400  # longer series get no values on hover
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line; `colour` 1–8. `thin` marks what only bounds another one (a maximum)."""
+    """A line with colour class 1–8. `thin` is for lines that bound another one, e.g. a maximum."""
 
     name: str
     points: Points
@@ -27,7 +27,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines that share their axes; without `high` the data decide."""
+    """Series with common axes; without `low` or `high` the data set the bound."""
 
     title: str
     series: tuple[Series, ...]
@@ -37,7 +37,7 @@ class Chart:
     high: float | None = None
     stacked: bool = False
     along: str = "step"
-    """What x counts."""
+    """The unit of x."""
 
     def is_empty(self) -> bool:
         return not any(series.points for series in self.series)
@@ -45,7 +45,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places in the drawing; y grows upwards."""
+    """Maps values to SVG coordinates; larger y values are drawn higher."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -61,7 +61,7 @@ FLAT = 1e-8  # a range below it is drawn as a flat line: ticks are rounded to te
 
 
 def draw(chart: Chart) -> str:
-    """The chart as one `<svg>`."""
+    """Returns the chart as one `<svg>`."""
     series = _stack(chart.series) if chart.stacked else chart.series
     scale = _scale(chart, series)
     parts = [_grid(scale, chart.form)]
@@ -82,7 +82,7 @@ def draw(chart: Chart) -> str:
 
 
 def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[float]:
-    """Round values from `low` to `high`, about `count` of them; only whole ones if asked."""
+    """Returns about `count` round values from `low` to `high`; integers only if `whole`."""
     if not high > low:
         return [low]
     rough = max((high - low) / count, 1.0 if whole else 0.0)
@@ -94,7 +94,7 @@ def ticks(low: float, high: float, count: int = 4, whole: bool = False) -> list[
 
 
 def text(x: float, y: float, words: str, kind: str) -> str:
-    """Words on their baseline; `kind` are classes, `mid` and `end` anchor them there."""
+    """Returns a `<text>` with CSS classes `kind`; `mid` and `end` set its anchor."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
@@ -130,7 +130,7 @@ def _tick(value: float, form: str) -> str:
 
 
 def _stack(series: Sequence[Series]) -> tuple[Series, ...]:
-    """Each series on top of those before it."""
+    """Stacks each series on the sum of the previous ones."""
     below: dict[float, float] = {}
     stacked: list[Series] = []
     for one in series:
@@ -151,7 +151,7 @@ def _line(series: Series, scale: Scale) -> str:
 
 
 def _areas(stacked: Sequence[Series], scale: Scale) -> list[str]:
-    """From the top down, each area hides the lower part of the one before; a gap parts them."""
+    """Draws from the top down: each area covers the lower part of the previous one."""
     parts: list[str] = []
     for one in reversed(stacked):
         if one.points:
@@ -180,7 +180,7 @@ def _points(placed: Series, values: Series, scale: Scale, chart: Chart) -> str:
 def _last_values(
     placed: Sequence[Series], values: Sequence[Series], scale: Scale, chart: Chart
 ) -> list[str]:
-    """The newest value of each line beside its end, moved apart where they would collide."""
+    """Labels the end of each line with its newest value, moved apart to avoid overlaps."""
     ends: list[tuple[float, float, str]] = []
     for index, (one, raw) in enumerate(zip(placed, values, strict=True)):
         if not one.points or not math.isfinite(one.points[-1][1]):

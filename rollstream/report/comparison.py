@@ -1,7 +1,7 @@
-"""Two runs side by side: which settings differ, and how their curves do. Pure.
+"""Compares two runs: settings, outcomes, curves and state hashes. Pure.
 
-Curves are compared step by step over the steps that both have; what only one run measured is left
-out, and how many steps were compared is said.
+Curves are compared over the steps that both runs have; the number of compared steps is reported.
+Metrics that only one run measured are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 
 from rollstream.report.history import History
 
-IDENTITY = ("run", "folder")  # differ between any two runs
-LAST_SHARE = 5  # "at the end" is the last fifth: single steps are noise
+IDENTITY = ("run", "folder")  # differ between any two runs, so they are not compared
+LAST_SHARE = 5  # the value "at the end" is the mean of the last fifth: single steps are noisy
 
 CURVES: Mapping[str, str] = {
     "reward_mean": "reward",
@@ -28,17 +28,17 @@ CURVES: Mapping[str, str] = {
     "seconds": "seconds per step",
     "wait_s": "seconds waiting per step",
 }
-"""Metrics of a step, and what they are called."""
+"""Metrics of a step and their display names."""
 EVALUATED: Mapping[str, str] = {
     "accuracy_sampled": "held-out, sampled",
     "accuracy_greedy": "held-out, greedy",
 }
-"""Metrics of an evaluation, and what they are called."""
+"""Metrics of an evaluation and their display names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A dotted key and its value in each run; None where a run has no such key."""
+    """A dotted key and its value in each run; None if a run lacks the key."""
 
     key: str
     first: Any
@@ -47,9 +47,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One figure over the `compared` steps of both runs: means over all, and over the last fifth.
+    """One metric over the `compared` common steps: means over all of them and over the last fifth.
 
-    `apart` is the first compared step at which they differ at all, None if they never do.
+    `apart` is the first compared step at which the runs differ, None if they never do.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between two runs."""
+    """The differences between two runs."""
 
     runs: tuple[str, str]
     settings: tuple[Setting, ...]
@@ -74,12 +74,12 @@ class Comparison:
     states_compared: int
 
     def line(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the comparison as a JSON object."""
         return asdict(self)
 
 
 def compare(runs: tuple[str, str], first: History, second: History) -> Comparison:
-    """Settings, outcomes, curves and state hashes of two runs."""
+    """Compare settings, outcomes, curves and state hashes of two runs."""
     states = sorted(first.steps.keys() & second.steps.keys())
     apart = (s for s in states if first.steps[s].state_hash != second.steps[s].state_hash)
     curves = [_curve(CURVES[m], first.metric(m), second.metric(m)) for m in CURVES]
@@ -99,7 +99,7 @@ def compare(runs: tuple[str, str], first: History, second: History) -> Compariso
 
 
 def tasks_of(*histories: History) -> list[tuple[str, str]]:
-    """Metric and task of the rewards by task, where a run mixes several."""
+    """Returns (metric, task) of the rewards by task, if a run mixes several tasks."""
     prefix = "reward_mean/"
     names = {
         name

@@ -1,7 +1,8 @@
-"""Drafts by pass over the prompts and by task: what the report draws and tables.
+"""Draft metrics by pass over the prompts and by task, for the report's charts and table.
 
-A group's pass is how many groups of the same prompt came before it, so no task has to tell. Grows
-with the run where drafts are on: a name per trajectory and some sums per group.
+A group's pass number is derived from the number of earlier groups with the same prompt, so tasks
+need not record it. With drafts on, memory grows with the run: a name per trajectory and a few sums
+per group.
 """
 
 from dataclasses import dataclass, field
@@ -20,13 +21,13 @@ PASSES_MAX = 64  # lines of the table
 
 @dataclass(slots=True)
 class Drafted:
-    """First completions that tell of drafts."""
+    """Folds the first completions that carry draft statistics."""
 
     _seen: set[str] = field(default_factory=set[str])
     _groups: dict[int, tuple[str, str, Guesses]] = field(
         default_factory=dict[int, tuple[str, str, Guesses]]
     )
-    """Prompt's hash, task and sums."""
+    """Prompt hash, task and totals of each group."""
 
     def apply(self, record: Record) -> None:
         if not isinstance(record, Trajectory) or record.trajectory in self._seen:
@@ -42,7 +43,7 @@ class Drafted:
             self._groups[record.group] = (_prompt(record), record.task, guesses)
 
     def passes(self) -> list[PassDrafts]:
-        """In their order, and by task."""
+        """Returns the totals by pass and task, in ascending order."""
         found: dict[tuple[int, str], Guesses] = {}
         came: dict[str, int] = {}
         for _, (prompt, task, guesses) in sorted(self._groups.items()):
@@ -52,7 +53,7 @@ class Drafted:
 
 
 def draft_charts(drafted: Drafted) -> list[Chart]:
-    """Acceptance and tokens per step over the passes; none where there was only one."""
+    """Returns charts of acceptance and tokens per step over the passes; none for a single pass."""
     passes = drafted.passes()
     if len({one.number for one in passes}) < 2:
         return []
@@ -75,9 +76,9 @@ def draft_charts(drafted: Drafted) -> list[Chart]:
     by = "by pass over the prompts"
     return [
         Chart(
-            "Drafts that were right",
+            "Accepted drafts",
             lines("acceptance"),
-            f"share of guessed tokens, {by}",
+            f"share of draft tokens, {by}",
             ".0%",
             high=1.0,
             along="pass",
@@ -85,7 +86,7 @@ def draft_charts(drafted: Drafted) -> list[Chart]:
         Chart(
             "Tokens per step",
             lines("per_step"),
-            f"that a pass of the model gave a row, {by}",
+            f"per row and forward pass, {by}",
             ".1f",
             along="pass",
         ),
@@ -93,11 +94,11 @@ def draft_charts(drafted: Drafted) -> list[Chart]:
 
 
 def draft_table(drafted: Drafted) -> str:
-    """A card; "" where nothing was drafted."""
+    """Returns a card with the table; "" without drafts."""
     passes = drafted.passes()
     if not passes:
         return ""
-    head = ["pass", "task", "tokens", "per step", "guessed", "right", "found", "look-up"]
+    head = ["pass", "task", "tokens", "per step", "drafted", "accepted", "found", "look-up"]
     rows = [
         (
             str(one.number),
@@ -111,7 +112,7 @@ def draft_table(drafted: Drafted) -> str:
         )
         for one in passes[-PASSES_MAX:]
     ]
-    note = "guessed tokens and those of them that were right; look-ups that found a draft"
+    note = "draft tokens and their accepted share; share of look-ups that found a draft"
     return page.wide("Drafts", note, page.table(head, rows))
 
 
@@ -120,7 +121,7 @@ def _share(value: float | None) -> str:
 
 
 def _prompt(record: Trajectory) -> str:
-    """Known by its tokens: those before the first that is none of it."""
+    """Returns the hash of the prompt's tokens, which precede the first token of another source."""
     others = np.flatnonzero(record.sources != PROMPT)
     end = int(others[0]) if len(others) else len(record.tokens)
     return content_hash(record.tokens[:end].tobytes())

@@ -1,9 +1,9 @@
-"""Length and reward of what was dropped for its age, against what was trained: dropping by lag, or
-at a deadline, is a bias, mostly against long answers (docs/scheduling.md).
+"""Compares length and reward of samples dropped for their age with those of trained samples.
 
-Dropped is what a trained group's rule left out, and what finished in groups that expired; dead
-answers are neither. Grows with the run: a name and two numbers per trajectory. Rewards that come
-late, as annotations, are not looked at.
+Dropping by lag or at a deadline is a bias, mostly against long answers (docs/scheduling.md). A
+sample counts as dropped if the rule of a trained group left it out, or if it finished in an expired
+group. Dead trajectories are neither dropped nor trained. Memory grows with the run: a name and two
+numbers per trajectory. Late rewards (annotations) are ignored.
 """
 
 from array import array
@@ -15,15 +15,15 @@ from rollstream.warnings.concern import Concern
 from streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 
 DROPPED_MIN = 40
-"""Where lengths spread by half of their mean, the median of 40 errs by 1.25 · 0.5 / √40 = 10 %."""
+"""If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""
 SHARE_MIN = 0.02
-"""Of what was trained: a smaller share hardly moves what is learnt."""
+"""Share of the trained samples: fewer dropped ones hardly affect learning."""
 DIFFERS = 0.1
 
 
 @dataclass(slots=True)
 class Sort:
-    """One of the two: generated tokens, and rewards where they are known."""
+    """Numbers of generated tokens, and the known rewards, of one kind of samples."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
     rewards: "array[float]" = field(default_factory=lambda: array("f"))
@@ -36,7 +36,7 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Medians of both; None where there is nothing to take one of."""
+    """Counts and medians of dropped and trained samples; None for the median of no values."""
 
     dropped: int
     trained: int
@@ -48,7 +48,7 @@ class Compared:
 
 @dataclass(slots=True)
 class Dropped:
-    """Apply the ledger before the trajectories."""
+    """Folds records; apply the whole ledger before the trajectories."""
 
     dropped: Sort = field(default_factory=Sort)
     trained: Sort = field(default_factory=Sort)
@@ -66,7 +66,7 @@ class Dropped:
                 taken.update(m.trajectory for group in record.groups for m in group.members)
             case StepDone():
                 taken = self._members.pop(record.step, set())
-                if record.counts.get("dropped"):  # else they died, or nobody judged them
+                if record.counts.get("dropped"):  # otherwise they died or have no reward
                     self._left_out |= taken - self._used
             case GroupClosed(reason="expired"):
                 self._expired.add(record.group)
@@ -87,7 +87,7 @@ class Dropped:
 
     def _finished(self, record: Trajectory) -> None:
         name = record.trajectory
-        if name in self._seen:  # a second completion is nobody's
+        if name in self._seen:  # only the first completion counts
             return
         self._seen.add(name)
         if name in self._used:
@@ -97,8 +97,8 @@ class Dropped:
 
 
 def biases(found: Compared) -> Iterator[Concern]:
-    """A warning that says which medians differ by more than a tenth; none where little was dropped,
-    in number or as a share of what was trained.
+    """Yields a warning if a median differs by more than a tenth. Yields none if few samples were
+    dropped, in number or as a share of the trained ones.
     """
     if found.dropped < max(DROPPED_MIN, SHARE_MIN * found.trained):
         return

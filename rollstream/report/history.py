@@ -1,4 +1,4 @@
-"""What a run did, folded from its log and metrics files; figures and pictures are made of this.
+"""The history of a run, folded from its log and metrics files; input of summaries and charts.
 
 Groups are counted by their endings (invariant 1): every admitted group is trained, filtered,
 expired, dead, or open.
@@ -28,12 +28,12 @@ from streams.records import (
 )
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
-JOINED_S = 0.05  # a pause between two requests that no picture of minutes can show
+JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A rollout serves a version from `time_s` on."""
+    """A rollout serves this version from `time_s` on."""
 
     time_s: float
     version: int
@@ -42,7 +42,7 @@ class Serving:
 
 @dataclass(slots=True)
 class RolloutHistory:
-    """One rollout by name, over all its terms."""
+    """One rollout, by name, over all its terms."""
 
     busy: Busy = field(default_factory=lambda: Busy(JOINED_S))
     serving: list[Serving] = field(default_factory=list[Serving])
@@ -51,13 +51,13 @@ class RolloutHistory:
     tokens: int = 0
 
     def idle_s(self) -> float:
-        """Seconds with nothing to generate, as the rollout itself counted them."""
+        """Returns the idle seconds that the rollout counted, over all terms."""
         return sum(self.idle_by_term.values())
 
 
 @dataclass(slots=True)
 class History:
-    """`configuration` is flat by dotted keys; `events` are those of the supervisor."""
+    """`configuration` maps dotted keys to values; `events` are the supervisor's events."""
 
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
     forked_from: str = ""
@@ -65,7 +65,7 @@ class History:
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
     moves: Sequence[Moved] = ()
-    """What dispatch asked rollouts to hand over."""
+    """Repack moves between rollouts."""
     concerns: Sequence[Concern] = ()
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
@@ -77,7 +77,7 @@ class History:
     drafted: Drafted = field(default_factory=Drafted)
 
     def apply(self, record: Record) -> None:
-        """Take one record into account. A step repeated after a crash replaces what it was."""
+        """Apply one record. A step repeated after a crash replaces its earlier record."""
         self.dropped.apply(record)
         self.drafted.apply(record)
         match record:
@@ -85,7 +85,7 @@ class History:
                 self.steps[record.step] = record
             case Take(groups=groups):
                 self.ended["trained"].update(members.group for members in groups)
-            case Superseded():  # its groups are closed as dead behind it
+            case Superseded():  # `GroupClosed` records that follow count its groups as dead
                 self.ended["trained"].difference_update(record.poisoned)
             case GroupClosed():
                 self.ended[record.reason].add(record.group)
@@ -106,7 +106,7 @@ class History:
                 pass
 
     def outcomes(self) -> dict[str, int]:
-        """Admitted groups and how they ended; the counts add up (invariant 1)."""
+        """Returns the number of admitted groups by ending; the counts add up (invariant 1)."""
         counts = {name: len(self.ended[name]) for name in ENDINGS}
         return {
             "admitted": len(self.admitted),
@@ -115,7 +115,7 @@ class History:
         }
 
     def span_s(self) -> tuple[float, float] | None:
-        """From the first to the last thing that happened, as seconds since the epoch."""
+        """Returns the times of the first and the last event, in seconds since the epoch."""
         times = [done.time_s for done in self.steps.values()]
         for rollout in self.rollouts.values():
             times += rollout.busy.starts[:1] + rollout.busy.ends[-1:]
@@ -123,11 +123,11 @@ class History:
         return (min(times), max(times)) if times else None
 
     def deaths(self) -> list[Mapping[str, Any]]:
-        """Processes that died and what came of it."""
+        """Returns the supervisor's death events."""
         return [event for event in self.events if event.get("event") == "death"]
 
     def metric(self, name: str) -> list[tuple[float, float]]:
-        """A figure of every step that has it."""
+        """Returns (step, value) of a metric for every step that has it."""
         return [
             (float(step), done.metrics[name])
             for step, done in sorted(self.steps.items())
@@ -135,7 +135,7 @@ class History:
         ]
 
     def evaluated(self, name: str) -> list[tuple[float, float]]:
-        """A figure of every evaluation that has it."""
+        """Returns (step, value) of a metric for every evaluation that has it."""
         lines = (line for line in self.evaluations if line.get(name) is not None)
         return sorted((float(line["step"]), float(line[name])) for line in lines)
 

@@ -1,20 +1,22 @@
-"""Moves between rollouts as arrows over the rows of a timeline. Pure."""
+"""Repack moves as SVG arrows between the rows of a timeline. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 from rollstream.live.moves import Moved
 
-DRAWN_MAX = 2000  # the last ones: more are a grey area, and megabytes
+DRAWN_MAX = 2000  # newest moves drawn; more would merge into an area and take megabytes
 HEAD = 3.5  # half the width of an arrowhead
-PLAN_S = 0.05  # moves of one plan are noted together: they stand side by side
+PLAN_S = 0.05  # moves of one plan have nearly equal times and are drawn side by side
 
 
 def arrows(
     moves: Sequence[Moved], places: Mapping[str, float], gap: float, x_of: Callable[[float], float]
 ) -> Iterator[str]:
-    """From the edge of the row that gave to the edge of the one that took, both `gap` from their
-    middles in `places`; moves of rows that are not drawn are left out.
+    """Yields an arrow per move, from the edge of the source's row to the edge of the destination's.
+
+    `places` maps a drawn row to the y of its middle; the edge is `gap` away from it. Moves of rows
+    that are not drawn are left out.
     """
     drawn = [m for m in moves if {m.source, m.destination} <= places.keys()]
     last_s, x = float("-inf"), 0.0

@@ -1,4 +1,4 @@
-"""A run for those who only look: its history, whether it is finished, stopped or running now."""
+"""Opens a finished, stopped or running run for reports, read-only."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from streams.topics import catalogue
 
 
 def run_folder(path: str | Path) -> RunFolder:
-    """The run at `path` (its folder, or its `config.json`), which must hold one."""
+    """Returns the run at `path`, its folder or its `config.json`; raises without a run there."""
     given = Path(path).absolute()
     folder = RunFolder(given.parent if given.name == "config.json" else given)
     if not folder.configuration.exists():
@@ -22,11 +22,11 @@ def run_folder(path: str | Path) -> RunFolder:
 
 
 def open_history(folder: RunFolder) -> History:
-    """Everything that its log and its metrics files say now."""
+    """Returns the run's history, read from its log and metrics files up to now."""
     configuration = load_to_look(folder.configuration)
     bus = run_log(configuration, folder.path)
     try:
-        bus.create(catalogue())  # a run that was only prepared has no topics yet
+        bus.create(catalogue())  # a prepared run that never started has no topics yet
         store = open_store(store_url(configuration, folder.path), configuration.sync)
         return read_history(bus, store, folder)
     finally:
@@ -34,6 +34,6 @@ def open_history(folder: RunFolder) -> History:
 
 
 def names_of(folders: Sequence[RunFolder]) -> list[str]:
-    """What tells the runs apart: their folders' names, or whole paths where two are alike."""
+    """Returns distinct names of the runs: their folders' names, or full paths if two are equal."""
     names = [folder.path.name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]

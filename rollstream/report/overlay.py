@@ -1,7 +1,7 @@
-"""One page for several runs: each figure is one chart in which every run is a line.
+"""One page for several runs: one chart per metric, in which every run is a line.
 
-Pages of single runs show shares, timelines and reasons; here only what can be laid over each other
-is drawn, and how the runs' settings differ.
+Shares, timelines and reasons appear only on the pages of single runs. This page holds the metrics
+that can be overlaid, and the settings that differ.
 """
 
 import json
@@ -16,12 +16,12 @@ from rollstream.report.history import History
 from rollstream.report.summary import Summary
 from rollstream.report.write import write_page
 
-RUNS_MAX = 8  # lines that can still be told apart
+RUNS_MAX = 8  # lines with distinct colours
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the page; `name` tells it from the others."""
+    """One run of the page, with a name that is distinct on it."""
 
     name: str
     history: History
@@ -29,16 +29,16 @@ class Run:
 
 
 def write_overlay(runs: Sequence[Run], path: Path) -> None:
-    """The page appears whole."""
+    """Write the page atomically."""
     write_page(overlay(runs), path)
 
 
 def overlay(runs: Sequence[Run]) -> str:
-    """The page as text; figures that no run has are left out."""
+    """Returns the page; metrics that no run has are left out."""
     names = " · ".join(run.name for run in runs)
     body = [
         page.heading(f"{len(runs)} runs", names),
-        page.wide("What they came to", "", _summaries(runs)),
+        page.wide("Summary", "", _summaries(runs)),
         page.charts(_evaluated(runs)),
         page.charts(_measured(runs)),
         page.charts(_against_time(runs)),
@@ -90,7 +90,7 @@ def _measured(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _against_time(runs: Sequence[Run]) -> list[Chart]:
-    """What a step buys is one question, what a second buys another."""
+    """Progress per second, beside the other charts' progress per step."""
     rewards = _lines(runs, _reward_by_second)
     return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
 

@@ -1,4 +1,4 @@
-"""The report's page: one self-contained HTML text, legible in light and dark, without a script."""
+"""HTML parts of the report: a self-contained page for light and dark mode, without scripts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -73,7 +73,7 @@ summary { cursor:pointer; font-weight:620; padding-bottom:6px; }
 
 
 def page(title: str, body: Sequence[str]) -> str:
-    """The whole document."""
+    """Returns the whole HTML document."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -87,7 +87,7 @@ def heading(title: str, line: str) -> str:
 
 
 def tiles(figures: Sequence[tuple[str, str]]) -> str:
-    """Name and value; the value is what is read first."""
+    """Returns tiles of (name, value), with the value in large type."""
     cells = (
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in figures
@@ -96,13 +96,13 @@ def tiles(figures: Sequence[tuple[str, str]]) -> str:
 
 
 def charts(drawn: Sequence[Chart]) -> str:
-    """A grid of those that have something to show."""
+    """Returns a grid of the charts that have points."""
     cards = (_chart_card(chart) for chart in drawn if not chart.is_empty())
     return f'<div class="charts">{"".join(cards)}</div>'
 
 
 def wide(title: str, note: str, content: str) -> str:
-    """A card over the whole width."""
+    """Returns a card over the whole width."""
     return (
         f'<section class="card wide"><h2>{escape(title)}</h2>'
         f'<p class="note">{escape(note)}</p>{content}</section>'
@@ -110,7 +110,7 @@ def wide(title: str, note: str, content: str) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """A card that opens on a click."""
+    """Returns a card that opens on a click."""
     return (
         f'<section class="card wide"><details><summary>{escape(title)}</summary>'
         f"{content}</details></section>"
@@ -118,7 +118,7 @@ def folded(title: str, content: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str | int]]) -> str:
-    """Numbers stand right."""
+    """Returns a table; columns of integers are right-aligned."""
     numeric = [all(isinstance(row[i], int) for row in rows) for i in range(len(head))]
 
     def cells(tag: str, values: Sequence[str | int]) -> str:

@@ -1,4 +1,4 @@
-"""Reading a run for its report: topics up to their present ends, metrics files, configuration."""
+"""Reads a run for its report: topics up to their present ends, metrics files, configuration."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from storage.metrics import read_metrics
 from storage.objects import ObjectStore
 from streams.bus import Bus
 
-# The ledger first: a group that ends while we read is then never without its admission.
+# The ledger first: then the admission of every ended group is read, even if groups end meanwhile.
 TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories")
 
 
 def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
-    """The run as far as it is now; it may be running, and half of it may be missing."""
+    """Returns the run's history up to now; the run may be running, and parts may be missing."""
     settings = flat(load_to_look(folder.configuration)) if folder.configuration.exists() else {}
     history = History(
         configuration=settings,

@@ -1,7 +1,7 @@
-"""The page of a simulation: a timeline for each run, with pulls and moves as arrows.
+"""The page of a simulation: one timeline per simulated run, with weight pulls and repack moves.
 
-Rollouts are drawn as in a run's report: bars by version. A move is an arrow from the rollout that
-gave up to the one that goes on, a pull a short mark, a drain a tick.
+Rollouts are drawn as bars by version, as in a run's report. A move is an arrow from source to
+destination, a pull a short mark, a drain a tick.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidt
 
 
 def write_simulated(runs: Sequence[Run], path: Path) -> None:
-    """One page of all runs."""
+    """Write one page of all simulated runs."""
     body = [heading("Simulated cluster", "virtual time; docs/simulator.md says what is modelled")]
     if runs:
         best = max(runs, key=lambda run: run.result.tokens_per_s)
@@ -35,7 +35,7 @@ def write_simulated(runs: Sequence[Run], path: Path) -> None:
 
 
 def draw(result: Result) -> str:
-    """The timeline as one `<svg>`: the trainer's steps, then rollouts."""
+    """Returns the timeline as one `<svg>`: the trainer's steps, then the rollouts."""
     rows = result.rows[:ROWS_SHOWN]
     places = {row.name: index + 1 for index, row in enumerate(rows)}
     newest = max((step.number for step in result.steps), default=1)

@@ -1,4 +1,4 @@
-"""The few figures that a run comes down to: for the terminal, the report and programs."""
+"""The summary of a run: its most important metrics, for terminal, report and JSON output."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,13 +10,13 @@ from rollstream.live.words import clock
 from rollstream.report.dropped import Compared
 from rollstream.report.history import History
 
-GOAL = 0.75  # sampled held-out accuracy whose time is told
+GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
 PACED = "paced: drawn lengths and computed times, no model"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A figure at the beginning and now."""
+    """First and last value of a metric."""
 
     first: float
     last: float
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is not known is None. Seconds of the run itself, warm-up excluded."""
+    """Unknown values are None. `seconds` excludes the warm-up."""
 
     run: str
     seed: int
@@ -50,18 +50,18 @@ class Summary:
     outcomes: Mapping[str, int]
     restarts: int
     forked_from: str = ""
-    """Run and step that it began from, where it is a fork."""
+    """Parent run and step of a fork; "" for other runs."""
     is_paced: bool = False
-    """Lengths and times were drawn and computed, not a model's."""
+    """Lengths and times are drawn or computed; no model runs."""
     dropped: Compared | None = None
-    """What was dropped for its age, against what was trained."""
+    """Samples dropped for their age, compared with trained ones."""
 
     def line(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the summary as a JSON object."""
         return asdict(self)
 
     def table(self) -> Table:
-        """For a terminal of at least 60 columns."""
+        """Returns a table for terminals of at least 60 columns."""
         table = Table(
             title=f"{self.run} · seed {self.seed}", title_justify="left", show_header=False
         )
@@ -72,7 +72,7 @@ class Summary:
         return table
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and value in words; figures that are not known are left out."""
+        """Returns (name, formatted value) of the known metrics."""
         warm = f", warm-up {self.warmup_s:.0f} s" if self.warmup_s else ""
         rows = [("steps", f"{self.steps} of {self.steps_wanted} in {clock(self.seconds)}{warm}")]
         rows += [("forked from", self.forked_from)] if self.forked_from else []
@@ -109,7 +109,7 @@ def grouped(value: float) -> str:
 
 
 def summarise(history: History) -> Summary:
-    """Pure."""
+    """Returns the summary of a history. Pure."""
     span = history.span_s()
     lags = [value for _, value in history.metric("lag_consumed_mean")]
     lags_max = [value for _, value in history.metric("lag_consumed_max")]

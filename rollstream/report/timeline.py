@@ -1,7 +1,7 @@
-"""The timeline of a run: when each rollout generated under which version, when it took another one,
-what it handed over to whom, and when it had nothing.
+"""The timeline of a run: per rollout its generating times by version, its weight pulls, its moves
+and its deaths.
 
-Pauses in which nobody did anything (a run stopped in the evening) are cut out of the axis.
+Pauses without any activity (e.g. a run stopped over night) are cut out of the axis.
 """
 
 from bisect import bisect_right
@@ -23,7 +23,7 @@ PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A piece of a row, seconds since the epoch."""
+    """A part of a row; times are seconds since the epoch."""
 
     start_s: float
     end_s: float
@@ -32,32 +32,32 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A process: its bars, a word at the right, and when it died."""
+    """A process: its bars, a note at the right, and the times of its deaths."""
 
     name: str
     bars: tuple[Bar, ...]
     note: str = ""
     deaths_s: tuple[float, ...] = ()
     pulls: tuple[Serving, ...] = ()
-    """Versions that it took, without the first."""
+    """Versions that the rollout pulled, without the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Wall-clock to seconds of activity: the pieces `[starts, ends]` stand side by side."""
+    """Maps wall-clock time to seconds of activity by joining the periods `[starts, ends]`."""
 
     starts: tuple[float, ...]
     ends: tuple[float, ...]
     offsets: tuple[float, ...]
 
     def at(self, time_s: float) -> float:
-        """Seconds shown at this time."""
+        """Returns the axis position of a time, in seconds."""
         index = max(0, bisect_right(self.starts, time_s) - 1)
         inside = min(max(time_s, self.starts[index]), self.ends[index]) - self.starts[index]
         return self.offsets[index] + inside
 
     def shows(self, time_s: float) -> bool:
-        """Whether anything was going on then, or a moment before."""
+        """True if the time is inside a period of activity, or shortly after one."""
         pieces = zip(self.starts, self.ends, strict=True)
         return any(start <= time_s <= end + PAUSE_SHOWN_S for start, end in pieces)
 
@@ -66,7 +66,7 @@ class Axis:
 
 
 def rows_of(history: History) -> list[Row]:
-    """The trainer's steps, then every rollout by name, at most `ROWS_MAX`."""
+    """Returns the trainer's steps, then up to `ROWS_MAX` rollouts by name."""
     deaths = history.deaths()
 
     def died(name: str) -> tuple[float, ...]:
@@ -87,9 +87,9 @@ def rows_of(history: History) -> list[Row]:
 
 
 def bars_of(rollout: RolloutHistory) -> tuple[Bar, ...]:
-    """What it generated, cut where it took another version."""
+    """Returns the rollout's generating times, split at each new version."""
     serving = sorted(rollout.serving, key=lambda one: one.time_s)
-    if not serving:  # forgotten, in a run without an archive
+    if not serving:  # the records were truncated, in a run without an archive
         return ()
     ends = [one.time_s for one in serving[1:]] + [float("inf")]
     return tuple(
@@ -100,7 +100,7 @@ def bars_of(rollout: RolloutHistory) -> tuple[Bar, ...]:
 
 
 def axis_of(rows: Sequence[Row]) -> Axis | None:
-    """The time that any bar covers, with pauses shortened; None without bars."""
+    """Returns the axis over all bars, with pauses shortened; None without bars."""
     active = Busy(joined_s=PAUSE_S)
     for row in rows:
         for bar in row.bars:
@@ -115,7 +115,7 @@ def axis_of(rows: Sequence[Row]) -> Axis | None:
 
 
 def draw_timeline(history: History) -> str:
-    """One `<svg>`, or nothing when nothing was generated or trained."""
+    """Returns one `<svg>`; "" if no tokens were generated or trained."""
     rows = rows_of(history)
     axis = axis_of(rows)
     if axis is None:

@@ -1,4 +1,4 @@
-"""`report.html` of a run: what is shown, in which order; how it looks is `page.py`'s."""
+"""The sections of `report.html` and their order; `page.py` defines their look."""
 
 import json
 import os
@@ -19,19 +19,19 @@ MISMATCH = "mean |Δ log p| in nats, same tokens and version; steps without such
 
 
 def write_report(history: History, summary: Summary, path: Path) -> None:
-    """The page appears whole."""
+    """Write the report atomically."""
     write_page(report(history, summary), path)
 
 
 def write_page(text: str, path: Path) -> None:
-    """By a temporary name and a rename."""
+    """Write the page under a temporary name and rename it, so readers never see a part."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
 def report(history: History, summary: Summary) -> str:
-    """The page as text; sections of which nothing is known are left out."""
+    """Returns the page; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
     if summary.forked_from:
@@ -74,7 +74,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _learning(history: History) -> list[Chart]:
-    """What the model does."""
+    """Charts of the model's behaviour."""
     accuracy = (
         Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
         Series("greedy", history.evaluated("accuracy_greedy"), 2),
@@ -89,7 +89,7 @@ def _learning(history: History) -> list[Chart]:
         Chart(
             "Held-out accuracy",
             accuracy,
-            f"{by}; greedy flips when a style becomes the likeliest",
+            f"{by}; greedy jumps when another style becomes the most likely",
             high=1.0,
         ),
         Chart(
@@ -106,7 +106,7 @@ def _learning(history: History) -> list[Chart]:
 
 
 def _by_task(history: History) -> list[Chart]:
-    """Rewards and accuracies by task, where a run mixes several; the first eight by name."""
+    """Charts of rewards and accuracies by task, for the first eight tasks by name."""
     rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
     prefix = "accuracy_sampled/"
     names = sorted({n for line in history.evaluations for n in line if n.startswith(prefix)})
@@ -129,7 +129,7 @@ def _by_task(history: History) -> list[Chart]:
 
 
 def _mechanics(history: History) -> list[Chart]:
-    """How it was trained."""
+    """Charts of the training: lag, times, loss and policy statistics."""
 
     def one(
         title: str, metric: str, note: str, form: str = ".3f", low: float | None = None
@@ -165,7 +165,7 @@ def _mechanics(history: History) -> list[Chart]:
 
 
 def _shares(history: History) -> tuple[Series, ...]:
-    """Styles of answers, the largest at the end lowest; beyond four, the rest together."""
+    """Shares of answer styles, the finally largest at the bottom; at most four series."""
     lines = sorted(
         (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
     )
@@ -193,21 +193,21 @@ def _shares(history: History) -> tuple[Series, ...]:
 
 
 def _warnings(history: History) -> str:
-    """What `rollstream top` warned of at the run's last record."""
+    """The warnings at the run's last record."""
     rows = [(concern.what, concern.do) for concern in history.concerns]
-    content = page.table(["what", "what to do"], rows)
+    content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 
 
 def _timeline(history: History) -> str:
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
-    note = "darker is a newer version (lighter on a dark page); gaps had nothing to generate"
+    note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
     if any(len(rollout.serving) > 1 for rollout in history.rollouts.values()):
-        note += "; a green mark takes a version"
-    note += "; an arrow hands requests over" if history.moves else ""
+        note += "; a green mark is a weight update"
+    note += "; an arrow is a move of requests" if history.moves else ""
     note += f"; {more} more rollouts are not drawn" if more > 0 else ""
-    return page.wide("Who generated under which version", note, drawn) if drawn else ""
+    return page.wide("Rollouts by version", note, drawn) if drawn else ""
 
 
 def _outcomes(history: History) -> str:
@@ -230,8 +230,8 @@ def _dropped(history: History) -> str:
         ("dropped", found.dropped, _figure(found.length_dropped), _figure(found.reward_dropped)),
         ("trained", found.trained, _figure(found.length_trained), _figure(found.reward_trained)),
     ]
-    note = "above max_lag, or at a deadline; a bias where the two differ"
-    return page.wide("What was dropped for its age", note, page.table(head, rows))
+    note = "above max_lag, or at a deadline; a bias if the two rows differ"
+    return page.wide("Samples dropped for their age", note, page.table(head, rows))
 
 
 def _figure(value: float | None) -> str:

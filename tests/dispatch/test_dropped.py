@@ -114,5 +114,5 @@ def test_the_report_and_the_last_words_show_both():
     summary = summarise(history)
     assert dict(summary.rows())["dropped for age"] == "1 answers, median 80 tokens (trained 11)"
     page = report(history, summary)
-    assert "What was dropped for its age" in page
-    assert "What was dropped for its age" not in report(History(), summarise(History()))
+    assert "Samples dropped for their age" in page
+    assert "Samples dropped for their age" not in report(History(), summarise(History()))

@@ -98,7 +98,7 @@ def test_the_report_has_a_line_per_pass_and_task():
         history.apply(record)
         history.apply(record)  # a second completion is nobody's
     text = report(history, summarise(history))
-    assert "Drafts that were right" in text
+    assert "Accepted drafts" in text
     assert "Tokens per step" in text
     rows = re.findall(r"<tr>(.*?)</tr>", text[text.index("<h2>Drafts</h2>") :])
     cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in rows]
@@ -129,4 +129,4 @@ def test_one_pass_has_a_table_and_no_plot():
         history.apply(record)
     text = report(history, summarise(history))
     assert "<h2>Drafts</h2>" in text
-    assert "Drafts that were right" not in text
+    assert "Accepted drafts" not in text

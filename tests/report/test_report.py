@@ -83,7 +83,7 @@ def test_the_page_holds_everything_and_needs_nothing_else(history):
         "Entropy",
         "KL estimate",
         "Effective sample size",
-        "Who generated under which version",
+        "Rollouts by version",
         "they add up",
         "dead: 1 of 2 survived",
         "rollout-1",
