@@ -1,1 +1,1 @@
-"""Metrics: a Prometheus endpoint per process, and forwarders of the metrics files."""
+"""A Prometheus endpoint per process, and forwarding of a run's metrics files."""

@@ -1,8 +1,7 @@
-"""From what a process offers to Prometheus families, at each scrape anew.
+"""Converts the metrics of a process to Prometheus families at each scrape.
 
-One source that fails costs its own figures only: the log says why, once per source and kind of
-error, and `scrape_errors_total` counts it. A name without an entry in the catalogue is such an
-error.
+A failing source loses only its own metrics: the error is logged once per source and kind, and
+counted in `scrape_errors_total`. A metric without an entry in the catalogue is such an error.
 """
 
 import logging
@@ -23,13 +22,13 @@ T = TypeVar("T")
 
 
 class WatchCollector(Collector):
-    """`labels` (run, role, name) are on every series."""
+    """Adds `labels` (run, role, name) to every series."""
 
     def __init__(self, watch: Watch, labels: Mapping[str, str]) -> None:
         self._watch, self._labels = watch, dict(labels)
         self._process = ProcessCollector(registry=None)
         self._errors = 0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
         figures: dict[str, Figure] = {"role_turn_age_seconds": self._watch.turn_age_s()}
@@ -40,13 +39,13 @@ class WatchCollector(Collector):
             if name in FAMILIES:
                 yield to_metric(FAMILIES[name], figure, self._labels)
             else:
-                self._note(f"figure {name!r} is not in rollstream/metrics/catalogue.py")
+                self._note(f"metric {name!r} is not in rollstream/metrics/catalogue.py")
         for metric in self._asked(self._process.collect, ()):
             yield _labelled(metric, self._labels)
         yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
 
     def _of_readers(self) -> dict[str, Figure]:
-        """By topic; of two readers of one topic the one further behind counts."""
+        """Metrics of the readers by topic; `behind` is that of the reader furthest behind."""
         behind: dict[str, float] = {}
         dead: dict[str, float] = {}
         void: dict[str, float] = {}
@@ -69,7 +68,9 @@ class WatchCollector(Collector):
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
     def _asked(self, ask: Callable[[], T], otherwise: T) -> T:
-        """What a source says. It is foreign code in a scrape, so whatever it raises ends here."""
+        """Returns a source's value, or `otherwise` if it raises: an error must not fail the
+        scrape.
+        """
         try:
             return ask()
         except Exception as error:  # noqa: BLE001
@@ -79,13 +80,13 @@ class WatchCollector(Collector):
     def _note(self, trouble: str) -> None:
         self._errors += 1
         kind = trouble[:60]
-        if kind not in self._said and len(self._said) < 100:
-            self._said.add(kind)
-            log.warning("metrics: %s; these figures are missing from the scrape", trouble)
+        if kind not in self._logged and len(self._logged) < 100:
+            self._logged.add(kind)
+            log.warning("metrics: %s; these metrics are missing from the scrape", trouble)
 
 
 def to_metric(family: Family, figure: Figure, labels: Mapping[str, str]) -> Metric:
-    """One family with its series."""
+    """Returns one family with its series."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
     if isinstance(figure, Tally):

@@ -1,8 +1,8 @@
-"""A process's endpoint: `/metrics` for Prometheus and `/healthz`, and the file that says where.
+"""A process's HTTP endpoint: `/metrics` for Prometheus, `/healthz`, and a file with its address.
 
 `RUN/metrics/endpoints/<name>.json` is replaced by each start under that name and removed at a clean
-end; after `kill -9` it stays until the next start. Nothing that goes wrong here ends a role: an
-address that cannot be had is a warning, and the role works without metrics.
+end; after `kill -9` it stays until the next start. No error here ends a role: if the address is
+unavailable, the role logs a warning and works without metrics.
 """
 
 import json
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 
 
 def endpoint_file(folder: Path, name: str) -> Path:
-    """Where the process of this name says how it is reached."""
+    """Returns the path of the file with the endpoint's address."""
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
 
 def port_of(configuration: Configuration, environment: Mapping[str, str]) -> int:
-    """The port of this process: `ROLLSTREAM_METRICS_PORT`, which the supervisor gives each role and
-    compose each service, else the setting; 0 is a free one.
+    """Returns the port of this process: `ROLLSTREAM_METRICS_PORT`, which the supervisor sets for
+    each role and compose for each service, else the setting `metrics.port`. 0 means any free port.
     """
     text = environment.get(METRICS_PORT, "")
     if not text:
         return configuration.metrics.port
     if not text.isdecimal() or int(text) > 65535:
-        log.warning("%s=%r is no port; metrics.port is used", METRICS_PORT, text)
+        log.warning("%s=%r is not a port; using metrics.port", METRICS_PORT, text)
         return configuration.metrics.port
     return int(text)
 
@@ -50,7 +50,7 @@ def served(
     watch: Watch,
     environment: Mapping[str, str] = os.environ,
 ) -> Generator[None]:
-    """Serve what `watch` was offered while the block runs, unless `metrics.enabled` is off."""
+    """Serve the metrics of `watch` while the block runs, unless `metrics.enabled` is off."""
     server = None
     if configuration.metrics.enabled:
         labels = {"run": configuration.run, "role": role, "name": name}
@@ -71,15 +71,15 @@ def _open(
         server = PagesServer(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
     except (OSError, OverflowError) as error:
         log.warning(
-            "no metrics: %s port %d cannot be had (%s); free it, or set metrics.port "
-            "(now %d; 0 takes a free one) or %s to another; the role goes on without",
+            "no metrics: %s port %d is unavailable (%s); free it, or set metrics.port "
+            "(now %d; 0 takes a free one) or %s to another; the role continues without metrics",
             host,
             port,
             error,
             configuration.metrics.port,
             METRICS_PORT,
         )
-        file.unlink(missing_ok=True)  # of a process that died: somebody else answers there now
+        file.unlink(missing_ok=True)  # left by a dead process; another program may own its port now
         return None
     try:
         _write(file, {**labels, "pid": os.getpid(), "host": host, "port": server.port})
@@ -104,18 +104,18 @@ def _pages(watch: Watch, labels: Mapping[str, str], stalled_s: float) -> dict[st
 
     def health(accept: str) -> Answer:
         now = watch.health(stalled_s)
-        said = {**labels, "state": now.state, "turn_age_s": round(now.turn_age_s, 3)}
+        body = {**labels, "state": now.state, "turn_age_s": round(now.turn_age_s, 3)}
         status = 503 if now.state == "stalled" else 200
-        return Answer(status, "application/json", json.dumps(said).encode() + b"\n")
+        return Answer(status, "application/json", json.dumps(body).encode() + b"\n")
 
     return {"/metrics": metrics, "/healthz": health}
 
 
-def _write(file: Path, said: Mapping[str, str | int]) -> None:
+def _write(file: Path, values: Mapping[str, str | int]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    url = _url(str(said["host"]), int(said["port"]))
+    url = _url(str(values["host"]), int(values["port"]))
     partial = file.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps({**said, "url": url, "started_s": time.time()}) + "\n")
+    partial.write_text(json.dumps({**values, "url": url, "started_s": time.time()}) + "\n")
     os.replace(partial, file)
 
 
@@ -127,9 +127,11 @@ def _url(host: str, port: int) -> str:
 
 
 def _forget(file: Path) -> None:
-    """Only this process's own: a successor of the same name may have replaced it."""
+    """Remove the file if this process wrote it; a successor of the same name may have
+    replaced it.
+    """
     try:
         if json.loads(file.read_text())["pid"] == os.getpid():
             file.unlink()
     except (OSError, ValueError, KeyError):
-        log.debug("metrics: %s is not there any more", file)
+        log.debug("metrics: %s is already gone", file)

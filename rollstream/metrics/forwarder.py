@@ -1,7 +1,7 @@
-"""Forwards a run's metrics files, a process of its own that no role knows of.
+"""Forwards a run's metrics files to another system; it runs as a process apart from the roles.
 
-At least once: (1) lines are logged, (2) the sink flushes, (3) the places are stored. A crash before
-(3) logs the same lines again, at the same steps.
+Delivery is at least once: (1) lines are logged, (2) the sink flushes, (3) the file positions are
+stored. A crash before (3) logs the same lines again, at the same steps.
 """
 
 import fcntl
@@ -22,14 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class Forwarded(msgspec.Struct, frozen=True):
-    """`RUN/metrics/forward-<to>.json`: the id of the target's run, and by file where to go on."""
+    """`RUN/metrics/forward-<to>.json`: the id of the target's run, and each file's next
+    position.
+    """
 
     id: str
     places: dict[str, Place]
 
 
 class Forwarder:
-    """One target of one run; `LeaseHeld` when another process forwards the same."""
+    """One target of one run; raises `LeaseHeld` if another process forwards to it."""
 
     def __init__(self, metrics: Path, to: str, open_sink: Callable[[str], Sink]) -> None:
         self._metrics, self._file = metrics, metrics / f"forward-{to}.json"
@@ -42,7 +44,7 @@ class Forwarder:
             raise
 
     def once(self) -> int:
-        """Forward what is there now; returns how many lines that were."""
+        """Forward all new lines; returns their number."""
         count = 0
         for path in sorted(self._metrics.glob("*.jsonl")):
             while lines := self._next(path):
@@ -61,11 +63,11 @@ class Forwarder:
         try:
             return list(lines_from(path, self._state.places.get(path.name, Place())))
         except CorruptObject as error:
-            raise CorruptObject(f"{error}; delete {self._file} to forward it anew") from None
+            raise CorruptObject(f"{error}; delete {self._file} to forward it again") from None
 
     def _log(self, path: Path, line: Line) -> None:
         if line.values is None:
-            log.warning("%s, line %d is no JSON object: passed over", path, line.number)
+            log.warning("%s, line %d is not a JSON object: skipped", path, line.number)
             return
         point = point_of(path.stem, line.number, line.values)
         if point is not None:
@@ -78,7 +80,7 @@ class Forwarder:
             return Forwarded(secrets.token_hex(6), {})
         except msgspec.DecodeError as error:
             raise ConfigurationError(
-                f"{self._file} cannot be read ({error}); delete it to forward everything anew"
+                f"{self._file} cannot be read ({error}); delete it to forward everything again"
             ) from None
 
     def _store(self, name: str, place: Place) -> None:
@@ -94,5 +96,5 @@ def _locked(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise LeaseHeld(f"another process forwards this run already ({path} is locked)") from None
+        raise LeaseHeld(f"another process already forwards this run ({path} is locked)") from None
     return descriptor

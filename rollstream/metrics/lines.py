@@ -1,7 +1,7 @@
-"""Whole lines of a metrics file from a stored place on; a half-written last line waits.
+"""Reads the complete lines of a metrics file from a stored position; an incomplete last line waits.
 
-A `Place` names the byte where to go on and the hash of the line before it, so a file that was
-replaced by another one's is noticed instead of forwarded from its middle.
+A `Place` holds the next byte offset and the hash of the line before it. So a file that was replaced
+by another run's is detected instead of being forwarded from its middle.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ import xxhash
 
 from streams.errors import CorruptObject
 
-READ_BYTES_MAX = 1 << 20  # of a file, per look; no line is nearly as long
+READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Everything before `offset` was forwarded: `line` lines, the last with this hash."""
+    """Everything before `offset` was forwarded: `line` lines, the last one of `before` bytes."""
 
     offset: int = 0
     line: int = 0
@@ -28,7 +28,7 @@ class Place(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line with its number (from 1); `values` is None for one that is no JSON object."""
+    """One line with its number from 1; `values` is None if it is not a JSON object."""
 
     number: int
     values: dict[str, Any] | None
@@ -36,9 +36,9 @@ class Line:
 
 
 def lines_from(path: Path, place: Place) -> Iterator[Line]:
-    """The whole lines after `place`, at most `READ_BYTES_MAX` of them; none if there is no file.
+    """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; none without a file.
 
-    `CorruptObject` when the file is not the one that the place was noted in.
+    Raises `CorruptObject` if the file is not the one in which the position was recorded.
     """
     try:
         with path.open("rb") as file:
@@ -61,7 +61,7 @@ def lines_from(path: Path, place: Place) -> Iterator[Line]:
 
 def _replaced(path: Path) -> CorruptObject:
     return CorruptObject(
-        f"{path} is not the file that was forwarded before: another run lies in this folder"
+        f"{path} is not the file that was forwarded before: the folder holds another run"
     )
 
 

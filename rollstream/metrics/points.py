@@ -1,7 +1,7 @@
-"""What of a metrics line is forwarded: its numbers, under a series with a step of its own. Pure.
+"""Converts a metrics line to the point that is forwarded: its numbers, a series and a step. Pure.
 
-`trainer.jsonl` and `eval.jsonl` go by training step. The supervisor's and the processes' lines have
-none and go by their number in the file.
+Lines of `trainer.jsonl` and `eval.jsonl` use their training step. Lines of the supervisor and of
+processes have none and use their line number.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,9 @@ _NOT_FIGURES = frozenset({"step", "term", "time_s", "pid"})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`values` of `series` at `step`; `time_s` since the epoch where the line knows it."""
+    """`values` of `series` at `step`; `time_s` is seconds since the epoch if the line has a
+    time.
+    """
 
     series: str
     step: int
@@ -22,7 +24,7 @@ class Point:
 
 
 def point_of(stem: str, number: int, line: Mapping[str, Any]) -> Point | None:
-    """The point of line `number` (from 1) of `<stem>.jsonl`; None where nothing is to be drawn."""
+    """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None without numbers."""
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
     if stem == "supervisor":

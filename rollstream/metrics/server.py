@@ -1,7 +1,8 @@
-"""A small HTTP server in a thread of its own: pages by path, bounded in threads and in time.
+"""A small HTTP server in its own thread: pages by path, bounded in threads and time.
 
-It serves what a role offers and must never harm that role: requests above `REQUESTS_MAX` at once
-are refused, a client that does not read or write is dropped, an error of a page is a logged 500.
+It never blocks the role that it serves for: more than `REQUESTS_MAX` concurrent requests are
+refused, a client that stops reading or writing is dropped, and an error of a page is logged and
+answered with status 500.
 """
 
 import logging
@@ -16,13 +17,13 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX = 8
-CLIENT_S = 5.0  # for one read or write of a client
-LOOK_S = 0.2  # within which the server notices that it is to end
+CLIENT_S = 5.0  # longest read or write of a client
+LOOK_S = 0.2  # interval at which the server checks for shutdown
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response."""
+    """One HTTP response."""
 
     status: int
     kind: str
@@ -30,11 +31,11 @@ class Answer:
 
 
 Page = Callable[[str], Answer]
-"""The answer to a request with this `Accept` header."""
+"""Returns the response to a request with this `Accept` header."""
 
 
 class PagesServer(ThreadingHTTPServer):
-    """Serves until `end`; `OSError` when the address cannot be had."""
+    """Serves until `end`; raises `OSError` if the address is unavailable."""
 
     daemon_threads = True
 
@@ -49,7 +50,7 @@ class PagesServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The bound one, also where 0 was asked for."""
+        """The bound port, also if port 0 was requested."""
         return int(self.server_address[1])
 
     def end(self) -> None:
@@ -58,7 +59,7 @@ class PagesServer(ThreadingHTTPServer):
         self._thread.join()
 
     def server_bind(self) -> None:
-        """Without the look-up of the host's full name, which may wait for a name server."""
+        """Skips the look-up of the host's full name, which may wait for a name server."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.port
 
@@ -75,7 +76,7 @@ class PagesServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("metrics: a client went away", exc_info=True)
+        log.debug("metrics: a client disconnected", exc_info=True)
 
 
 def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:

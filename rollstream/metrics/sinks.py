@@ -1,5 +1,6 @@
-"""Where points go: TensorBoard's event files, or Weights & Biases. Each library is imported only
-here and only when it is asked for.
+"""Targets of forwarded points: TensorBoard's event files, or Weights & Biases.
+
+Each library is imported only here, and only if its target is used.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -15,21 +16,21 @@ from streams.errors import ConfigurationError
 
 
 class Sink(Protocol):
-    """`where` says to people where to look."""
+    """`where` tells the user where the points appear."""
 
     where: str
 
     def log(self, point: Point) -> None: ...
 
     def flush(self) -> None:
-        """What was logged is handed over: on disk, or with the library's own process."""
+        """After return, all points are on disk or in the library's own process."""
         ...
 
     def close(self) -> None: ...
 
 
 class TensorBoardSink:
-    """Event files in `folder`; each start writes a new one, TensorBoard shows them as one run."""
+    """Writes event files to `folder`, one per start; TensorBoard shows them as one run."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -52,8 +53,8 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """One W&B run under a stored id, so a later start goes on in it. Each series has its own step,
-    because W&B's own only grows and the files are read one after the other.
+    """Logs to one W&B run with a stored id, so a later start resumes it. Each series has its own
+    step, because W&B's global step only grows and the files are read one after the other.
     """
 
     def __init__(self, name: str, id: str, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -61,7 +62,7 @@ class WandbSink:
             import wandb
         except ImportError:
             raise _missing("wandb") from None
-        if not hasattr(wandb, "init"):  # a folder of that name where Python looks first
+        if not hasattr(wandb, "init"):  # a folder named `wandb` earlier on sys.path
             raise _missing("wandb")
         self._series: set[str] = set()
         self._run: Any = wandb.init(
@@ -72,7 +73,7 @@ class WandbSink:
             dir=str(folder),
             config=dict(settings),
         )
-        url: str | None = self._run.url  # None when it works offline
+        url: str | None = self._run.url  # None in offline mode
         self.where = url or f"run {id}, kept in {folder}/wandb"
 
     def log(self, point: Point) -> None:
@@ -85,7 +86,7 @@ class WandbSink:
         self._run.log({**values, step: point.step})
 
     def flush(self) -> None:
-        """`log` hands over to W&B's own process, which sends when it can."""
+        """No-op: `log` passes points to W&B's own process, which sends them when it can."""
 
     def close(self) -> None:
         self._run.finish()

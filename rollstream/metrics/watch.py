@@ -1,8 +1,7 @@
-"""What one process offers to whoever looks at it: its figures, its readers, and whether its loop
-turns.
+"""The observable state of one process: its metrics sources, its readers, and its loop's progress.
 
-A role asks its stop event once per turn of its loop, so the event itself knows when the loop turned
-last and no role has to say so. It never harms the role: noting the time is all that it does.
+A role polls its stop event once per iteration of its loop. The event records the time of each poll,
+so roles need no code for liveness and pay only for reading a clock.
 """
 
 import threading
@@ -19,7 +18,7 @@ AskReaders = Callable[[], Sequence[TopicReader]]
 
 
 class Turns(threading.Event):
-    """The stop event of a role, which notes when it was asked."""
+    """The stop event of a role; records when it was last polled."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -45,8 +44,8 @@ class Turns(threading.Event):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`starting` until the role offers figures (a standby waits so for its lease); `stalled` when
-    its loop has not turned for too long.
+    """`starting` until the role offers metrics (a standby stays so until it holds the lease);
+    `stalled` if its loop has made no iteration for too long.
     """
 
     state: Literal["starting", "running", "stopping", "stalled"]
@@ -54,28 +53,30 @@ class Health:
 
 
 class Watch:
-    """One process; roles offer, the endpoint asks. `stop` is the event that the role must use."""
+    """One process: roles register sources, the endpoint reads them. Roles must use `stop`."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._asked = clock, stop
         self.stop = Turns(stop, clock)
         self.figures: list[AskFigures] = []
         self.beside: list[AskFigures] = []
-        """Of what a role works with, its log: they do not say that it runs."""
+        """Sources of what the role uses, such as its log; they do not mark the role as running."""
         self.readers: list[AskReaders] = []
 
     def offer(self, figures: AskFigures, readers: AskReaders | None = None) -> None:
-        """From now on these are part of what is served."""
+        """Add metrics and readers to what the endpoint serves."""
         self.figures.append(figures)
         if readers is not None:
             self.readers.append(readers)
 
     def turn_age_s(self) -> float:
-        """Seconds since the role's loop turned."""
+        """Returns the seconds since the last iteration of the role's loop."""
         return max(0.0, self._clock() - self.stop.turned_s)
 
     def health(self, stalled_s: float) -> Health:
-        """`stalled` when the loop has not turned for `stalled_s` seconds, whatever else it does."""
+        """Returns the state; `stalled` after `stalled_s` seconds without an iteration of
+        the loop.
+        """
         age = self.turn_age_s()
         if age > stalled_s:
             return Health("stalled", age)

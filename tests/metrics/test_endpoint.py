@@ -153,4 +153,4 @@ def test_a_process_is_given_its_port_by_the_environment(caplog):
     assert port_of(configuration, {}) == 9464
     assert port_of(configuration, {"ROLLSTREAM_METRICS_PORT": "9500"}) == 9500
     assert port_of(configuration, {"ROLLSTREAM_METRICS_PORT": "99999"}) == 9464
-    assert "ROLLSTREAM_METRICS_PORT='99999' is no port" in caplog.text
+    assert "ROLLSTREAM_METRICS_PORT='99999' is not a port" in caplog.text

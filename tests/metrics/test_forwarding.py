@@ -151,7 +151,7 @@ def test_a_line_that_is_no_json_is_named_and_passed_over(folder):
         file.write('rubbish\n{"step": 3, "loss": 0.125}\n')
     done = forward(folder, "tensorboard")
     assert done.returncode == 0
-    assert "trainer.jsonl, line 3 is no JSON object" in done.stderr
+    assert "trainer.jsonl, line 3 is not a JSON object" in done.stderr
     assert scalars(folder)["trainer/loss"][-1] == (3, 0.125)
 
 
@@ -160,7 +160,7 @@ def test_a_folder_that_holds_another_run_now_is_refused(folder):
     (folder.metrics / "trainer.jsonl").write_text('{"step": 1, "loss": 9.0, "time_s": 11.0}\n' * 3)
     done = forward(folder, "tensorboard")
     assert done.returncode == 1
-    assert "another run lies in this folder" in done.stderr
+    assert "the folder holds another run" in done.stderr
     assert "forward-tensorboard.json" in done.stderr
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_state_file_says_what_to_delete(folder):
     (folder.metrics / "forward-tensorboard.json").write_text("{")
     done = forward(folder, "tensorboard")
     assert done.returncode == 2
-    assert "delete it to forward everything anew" in done.stderr
+    assert "delete it to forward everything again" in done.stderr
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -213,7 +213,7 @@ def test_two_forwarders_of_one_run_are_one_too_many(folder):
     finally:
         first.close()
     assert done.returncode == 1
-    assert "forwards this run already" in done.stderr
+    assert "already forwards this run" in done.stderr
 
 
 def test_the_help_s_examples_parse(capsys):

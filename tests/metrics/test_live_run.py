@@ -164,5 +164,5 @@ def test_a_base_port_gives_each_role_the_next_one_and_a_taken_one_harms_nobody(
         assert endpoint(folder, "dispatch")["port"] == base + 2
         assert process.wait(WAIT_S) == 0
     log = (folder / "logs" / "trainer.log").read_text()
-    assert re.search(rf"no metrics: 127\.0\.0\.1 port {base + 3} cannot be had", log)
+    assert re.search(rf"no metrics: 127\.0\.0\.1 port {base + 3} is unavailable", log)
     assert len(records(folder, "ledger", StepDone)) == 3

@@ -108,8 +108,8 @@ def test_the_report_has_a_line_per_pass_and_task():
         "task",
         "tokens",
         "per step",
-        "guessed",
-        "right",
+        "drafted",
+        "accepted",
         "found",
         "look-up",
     ]
