@@ -82,8 +82,8 @@ def attempts(folder: Path) -> list[Attempt]:
     """As the trainer's log says it."""
     found: list[Attempt] = []
     for line in (folder / "logs" / "trainer.log").read_text().splitlines():
-        if "goes on after step" in line:
-            words = line.split("goes on after step", 1)[1].replace(";", " ").split()
+        if "resumes after step" in line:
+            words = line.split("resumes after step", 1)[1].replace(";", " ").split()
             found.append(Attempt(int(words[0]), int(words[words.index("has") + 1])))
     return found
 

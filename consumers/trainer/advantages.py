@@ -1,4 +1,4 @@
-"""Group-relative advantages: a sample is judged against the other samples of its prompt. Pure."""
+"""Group-relative advantages: each sample is compared with the other samples of its prompt. Pure."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Kind = Literal["grpo", "centred", "leave_one_out"]
 
-EPS = 1e-4  # as TRL: equal rewards give 0, not a quotient of rounding errors
+EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
 
 
 def advantages(rewards: ArrayLike, kind: Kind) -> NDArray[np.float64]:

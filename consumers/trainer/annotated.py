@@ -1,4 +1,4 @@
-"""What annotations make of completions: the reward of each, and whose is missing and why.
+"""Rewards of completions from their annotations, or the reason why a reward is missing.
 
 Pure: live training and replay call the same function, so equal annotations give equal rewards.
 """
@@ -13,27 +13,29 @@ if TYPE_CHECKING:
     from consumers.settings import TrainerSettings
 
 REWARD = "reward"
-"""The annotation that stands for a record's own reward where its rollout gave none."""
+"""The annotation that supplies a record's own reward where its rollout gave none."""
 
 Notes = Mapping[tuple[str, str], Annotation]
-"""(trajectory, name) → the first annotation."""
+"""(trajectory, name) → the first annotation of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """By trajectory, for the living: the reward, or why there is none."""
+    """For each live trajectory either its reward or the reason why there is none."""
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     lacking: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
-    """What a sample must have before it is trained."""
+    """The annotations that a sample must have before it is trained."""
     return tuple(sorted({*settings.annotations, *settings.reward_terms}))
 
 
 def is_noted(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]) -> bool:
-    """Whether each of these is known, or known never to come; nothing is asked of the dead."""
+    """Whether each of these annotations has arrived (a value, or the reason why there is none); a
+    dead trajectory needs none.
+    """
     return record.finish == "dead" or all(
         (record.trajectory, name) in noted or (name == REWARD and record.reward is not None)
         for name in names
@@ -43,7 +45,7 @@ def is_noted(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str
 def scored(
     records: Iterable[Trajectory], noted: Notes, names: Iterable[str], terms: Mapping[str, float]
 ) -> Scored:
-    """The sum of `terms`, each annotation times its weight, for who has all `names`."""
+    """The weighted sum of `terms` for each live trajectory that has all `names`."""
     found, needed = Scored(), tuple(names)
     for record in records:
         if record.finish == "dead":
@@ -60,7 +62,7 @@ def scored(
 
 
 def _value(record: Trajectory, name: str, noted: Notes) -> float | str:
-    """The value, or why there is none."""
+    """The annotation's value, or the reason why there is none."""
     note = noted.get((record.trajectory, name))
     if note is not None and not note.reason:
         return float(note.values[0])

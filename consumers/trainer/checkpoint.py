@@ -1,8 +1,9 @@
-"""What a checkpoint of the trainer holds beside the tensors, and how intake is restored from it.
+"""The JSON part of a trainer checkpoint, and how intake is restored from it.
 
-Positions and open groups are of one moment, the end of a step. Every take and close of a later step
-lies behind the ledger's position: also those that an earlier term left and that are still to be
-repeated, in which case takes up to that step lie there too and are passed over by their step.
+Positions and open groups are of one moment, the end of a step. Every take and `GroupClosed` of a
+later step is behind the ledger's position, also those of an earlier term that are still to be
+repeated. In that case takes up to the checkpoint's step are behind the position too; their step
+number shows that they are done.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from streams.records import Address, Position
 
 @dataclass(frozen=True, slots=True)
 class KeptGroup:
-    """An open group by addresses."""
+    """An open group: addresses of its admission, its completions and its annotations."""
 
     admitted: Address
     arrived: tuple[Address, ...]
@@ -26,8 +27,8 @@ class KeptGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The JSON part of a checkpoint; `positions` by topic, partition (as text, for JSON) and next
-    offset with fence.
+    """The JSON part of a checkpoint. `positions` maps topic and partition (as text, for JSON) to
+    the next offset and its fence.
     """
 
     step: int
@@ -38,12 +39,14 @@ class TrainerState:
     counts: dict[str, int]
     configuration_hash: str
     ahead: bool = False
-    """Takes of later steps are still to be repeated: they name records before `positions`."""
+    """Whether takes of later steps are still to be repeated: they name records before
+    `positions`.
+    """
     ended: tuple[int, ...] = ()
-    """Groups that ended before their admission was read: it must not open them again."""
+    """Groups that ended before their admission was read: the admission must not open them again."""
     terms: tuple[tuple[int, int], ...] = ()
-    """Who published which versions (`Believed.terms`): what is masked must not change with where a
-    trainer goes on from.
+    """Which term published which versions (`Believed.terms`): which tokens are masked must not
+    depend on the checkpoint that a trainer resumes from.
     """
 
     def encode(self) -> dict[str, Any]:
@@ -52,7 +55,7 @@ class TrainerState:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "TrainerState":
-        """The state again; wrong types raise `msgspec.ValidationError`."""
+        """Inverse of `encode`; wrong types raise `msgspec.ValidationError`."""
         return msgspec.convert(values, cls)
 
     def intake_positions(self) -> dict[str, dict[int, Position]]:
@@ -68,7 +71,7 @@ def trainer_state(
     ahead: bool = False,
     terms: tuple[tuple[int, int], ...] = (),
 ) -> TrainerState:
-    """The state at the end of a step."""
+    """The state at the end of `step`, with intake as it is now."""
     return TrainerState(
         step=step,
         updates=updates,
@@ -93,7 +96,7 @@ def trainer_state(
 
 
 def restore_intake(intake: Intake, state: TrainerState) -> None:
-    """Open the checkpoint's groups again; reading on brings the rest."""
+    """Open the checkpoint's groups again; later records arrive when intake reads on."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)
     for group in state.ended:

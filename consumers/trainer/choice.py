@@ -1,6 +1,7 @@
-"""Which complete groups a step trains first: a pure function of frozen values (invariant 9).
+"""Chooses the complete groups that a step trains first: pure functions of frozen values
+(invariant 9).
 
-Own rules are named by import path, `module:function`, and have the signature of `oldest`.
+A user's own rule is named by its import path, `module:function`, and has the signature of `oldest`.
 """
 
 import importlib
@@ -20,14 +21,14 @@ class Candidate:
 
 
 Choice = Callable[[Sequence[Candidate], int], Sequence[int]]
-"""(candidates, how many at most) → numbers of the chosen groups, in the order in which they are
-trained.
+"""(candidates, largest number of groups) → numbers of the chosen groups, in the order in which they
+are trained.
 """
 
 
 def oldest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
-    """Smallest version first, then prompt number: nothing waits longer than it must, so lag stays
-    small.
+    """Smallest version first, then prompt number: no group waits longer than necessary, so lag
+    stays small.
     """
     ordered = sorted(candidates, key=lambda c: (c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
@@ -43,9 +44,9 @@ BUILT_IN: dict[str, Choice] = {"oldest": oldest, "freshest": freshest}
 
 
 def load_choice(name: str) -> Choice:
-    """The rule that the setting names; what it chooses is checked at each call.
+    """The rule that the setting names; its choice is checked at each call.
 
-    `ConfigurationError` when nothing of that name can be imported or called.
+    Raises `ConfigurationError` if the name cannot be imported or called.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]

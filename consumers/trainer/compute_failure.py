@@ -1,5 +1,5 @@
-"""What a learner raises when micro-batches cannot be computed, and which errors say that memory was
-short.
+"""The error of a learner that cannot compute micro-batches, and the test for errors of short
+memory.
 """
 
 import torch
@@ -11,7 +11,7 @@ _CPU_ALLOCATOR = "can't allocate memory"  # DefaultCPUAllocator raises a plain R
 
 class ComputeFailed(RollstreamError, RuntimeError):
     """The learner raised on `micro_batches`, counted from 0 within the step in the order of
-    submission; several where they are computed together. The cause is what it raised.
+    submission; several where they are computed together. The cause is the original exception.
     """
 
     def __init__(self, micro_batches: tuple[int, ...], cause: BaseException) -> None:

@@ -1,6 +1,4 @@
-"""What a step reports: rewards, lengths and lag of what it trained, and counts of what
-it did not.
-"""
+"""Metrics of one step: rewards, lengths and lag of the trained samples, and counts of the others."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,17 +13,17 @@ from streams.admissible import LABEL_MAX
 from streams.records import GroupClosed, Trajectory
 
 OTHERS = "(others)"
-NUMBER_MAX = 1 << 53  # of a version, in a figure
+NUMBER_MAX = 1 << 53  # of a version in a metric: larger integers are not exact in a float
 
 
 @dataclass(slots=True)
 class StepFigures:
-    """Gathered over one step; `metrics` and `counts` go into its `StepDone`.
+    """Collected over one step; `metrics` and `counts` go into its `StepDone`.
 
-    `<figure>/<task>` is that of one task, under the label that its trajectories carry. Rollouts
-    choose labels, so a step has at most `TASKS_MAX`; all others are counted as `OTHERS`.
-    `equal_rewards` counts groups that teach nothing because all their rewards are the same, trained
-    or filtered.
+    `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
+    Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
+    `OTHERS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because all
+    their rewards are equal.
     """
 
     rewards: list[float] = field(default_factory=list[float])
@@ -36,7 +34,7 @@ class StepFigures:
     tokens: int = 0
     counts: Counter[str] = field(default_factory=Counter[str])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    """Groups by how they ended."""
+    """Number of groups by how they ended."""
     lags: Counter[int] = field(default_factory=Counter[int])
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
@@ -44,8 +42,8 @@ class StepFigures:
     def taken(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
-        """A group that is trained; lag at finish is the oldest span's, as the rollout knew the
-        trainer's version.
+        """Add a group that is trained. Its lag at finish is that of its oldest span against the
+        trainer's version that the rollout knew.
         """
         self.counts.update(counts)
         self._count("groups", records)
@@ -67,7 +65,7 @@ class StepFigures:
                 self.lag_finish.append(known - oldest)
 
     def consumed(self, samples: Sequence[Sample], version: int) -> None:
-        """Samples handed to the learner: lag at consumption, token by token, of what is trained."""
+        """Add samples handed to the learner: lag at consumption of each trained token."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
@@ -76,7 +74,7 @@ class StepFigures:
     def closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
-        """A group that ended untrained, with what had arrived of it."""
+        """Add a group that ended untrained; `records` are its completions that had arrived."""
         self.counts.update(counts)
         self._count(ending, records)
         if ending == "filtered":
@@ -84,13 +82,13 @@ class StepFigures:
         self.outcomes[ending] += 1
 
     def recall(self, closed: Iterable[GroupClosed], step: int) -> None:
-        """Groups that a trainer which died in the middle of this step had closed."""
+        """Add the groups that an earlier trainer closed in this step before it died."""
         for group in closed:
             if group.step == step:
                 self.closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
-        """Figures of a step; none if it trained no sample."""
+        """The step's metrics by name; empty if it trained no sample."""
         if not self.rewards:
             return {}
         by_task = {
@@ -110,7 +108,7 @@ class StepFigures:
         }
 
     def _count(self, name: str, records: Sequence[Trajectory]) -> None:
-        """Of a group, in all and by its task, which is unknown where nothing had arrived."""
+        """Count a group in total and by its task, which is unknown where nothing had arrived."""
         self.counts[name] += 1
         if records:
             self.counts[f"{name}/{self._label(records[0].task)}"] += 1

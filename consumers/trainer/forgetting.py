@@ -1,10 +1,11 @@
-"""What the trainer truncates after a checkpoint (invariant 11): of the topics that it, dispatch and
-the archive read, everything that none of them needs.
+"""Truncates topics after a checkpoint (invariant 11): removes the records that neither the trainer
+nor dispatch nor the archive needs.
 
-It goes up to the least of: what the oldest kept checkpoint would read again (its positions, and the
-records of groups that were open in it), from where dispatch can rebuild, and what is archived (the
-end, where no archive runs). Who has never said how far it is stops all of it. A trainer that was
-replaced and goes on truncates less, never more: each bound only moves forwards.
+Each topic is truncated up to the least of three bounds: what the oldest kept checkpoint would read
+again (its positions, and the records of groups that were open in it), the position from which
+dispatch can rebuild its state, and the archived position (the end, where no archive runs). A role
+that never committed its position stops truncation. A trainer that was replaced but still runs
+truncates less, never more: each bound only moves forwards.
 """
 
 import logging
@@ -33,14 +34,16 @@ TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """`archived` are the topics that an archive keeps: nothing of them goes before it is there."""
+    """`archived` names the topics that an archive keeps: their records are truncated only after
+    they were archived.
+    """
 
     bus: Bus
     store: ObjectStore
     archived: Collection[str]
 
     def run(self, kept: Iterable[CheckpointId]) -> None:
-        """Truncate what is not needed beside these checkpoints."""
+        """Truncate the records that none of these kept checkpoints needs."""
         states = [TrainerState.decode(checkpoint_state(self.store, one)) for one in kept]
         if not states or any(state.ahead for state in states):
             return
@@ -52,11 +55,11 @@ class Forgetting:
                 bounds.append(self.bus.committed(ARCHIVING, topic))
             lost = truncate(self.bus, topic, earliest(bounds))
             if lost:
-                log.info("%s: %d records are not needed any more", topic, sum(lost.values()))
+                log.info("%s: %d records truncated", topic, sum(lost.values()))
         collect_blobs(self.bus, self.store)
 
     def _needed(self, topic: str, state: TrainerState) -> Mapping[int, Position]:
-        """From where a trainer that starts from this checkpoint reads."""
+        """The positions from which a trainer that starts from this checkpoint reads."""
         if topic == "ledger":
             return {0: state.ledger}
         positions = state.intake_positions().get(topic)

@@ -1,14 +1,15 @@
-"""What arrives for the trainer, folded into groups: first completions, late annotations, what came
-too late.
+"""Collects completions and annotations by open group, and counts those that are late, duplicate or
+misplaced.
 
-Invariant 2 lives here. The first completion of a trajectory in the order of its partition wins,
-whatever its attempt (a group's completions share a partition, because the group is their key; one
-that lies elsewhere is counted and changes nothing). A completion whose group is not open waits
-until `admissions` was read to its present end: dispatch admits before it orders, so an admission
-that this completion follows lies below that end. So `read` takes completions first and admissions,
-to an end asked for afterwards, second; only then it looks whether the group is open. This stops the
-interleaving in which the trainer reads a fast completion before the admission that it follows, and
-would drop a good sample as late.
+Invariant 2 is kept here. The first completion of a trajectory in the order of its partition wins,
+whatever its attempt. The completions of a group share a partition because the group is their key; a
+completion in another partition is counted and ignored.
+
+A completion whose group is not open waits until `admissions` was read to its present end. Dispatch
+admits a group before it assigns its trajectories, so the admission of this completion's group is
+below that end. Therefore `read` reads completions first, then asks for the end of `admissions` and
+reads up to it, and only then checks whether the group is open. This prevents the interleaving in
+which the trainer reads a fast completion before its admission and drops a good sample as late.
 """
 
 from collections import Counter
@@ -36,7 +37,7 @@ from streams.topics import is_in_place
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """One completion and where it lies."""
+    """A completion, with its address and hash (`member`)."""
 
     member: Member
     record: Trajectory
@@ -44,7 +45,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """One annotation and where it lies."""
+    """An annotation, with its address and hash (`used`)."""
 
     used: AnnotationUsed
     record: Annotation
@@ -63,26 +64,26 @@ class OpenGroup:
     noted: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
 
     def is_finished(self) -> bool:
-        """All trajectories are here."""
+        """Whether all trajectories have arrived."""
         return len(self.arrived) == len(self.admitted.trajectories)
 
     def is_complete(self) -> bool:
-        """All trajectories are here, and of each living one all that is needed is known, or known
-        never to come.
+        """Whether all trajectories have arrived, and each live one has all needed annotations (a
+        value, or the reason why there is none).
         """
         return self.is_finished() and all(
             is_noted(a.record, self.names, self.noted.keys()) for a in self.arrived.values()
         )
 
     def is_overdue(self, now_s: float) -> bool:
-        """Its deadline passed, counted from the later of its admission and this trainer's start
-        (invariant 11).
+        """Whether the deadline has passed, counted from the later of the admission and this
+        trainer's start (invariant 11).
         """
         return now_s - self.since_s >= self.admitted.deadline_s
 
 
 class Intake:
-    """Readers of admissions, trajectories and annotations, and the open groups."""
+    """Reads admissions, trajectories and annotations, and holds the open groups."""
 
     TOPICS = ("trajectories", "annotations", "admissions")
 
@@ -104,11 +105,11 @@ class Intake:
         self.open: dict[int, OpenGroup] = {}
         self.counts: Counter[str] = Counter()
         self.noted_s = 0.0
-        """When the last annotation of an open group was read."""
+        """Monotonic time at which the last annotation of an open group was read."""
 
     def read(self, wait_s: float = 0.0) -> int:
-        """Take in what is new, in the order that invariant 2 needs; returns how many records that
-        were.
+        """Read new records in the order that invariant 2 needs; returns the number of completions
+        and annotations.
         """
         fresh = self._readers["trajectories"].follow(wait_s)
         fresh += self._readers["annotations"].follow()
@@ -121,7 +122,7 @@ class Intake:
         return len(fresh)
 
     def end(self, group: int) -> OpenGroup | None:
-        """The group was taken or closed; what still comes for it is late."""
+        """Remove a group that was taken or closed; its later records count as late."""
         ended = self.open.pop(group, None)
         if ended is None:
             self._ended.add(group)
@@ -136,11 +137,13 @@ class Intake:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """Where each reader would go on."""
+        """The next position of each reader."""
         return {topic: dict(reader.positions) for topic, reader in self._readers.items()}
 
     def read_to(self) -> tuple[ReadTo, ...]:
-        """How far completions and annotations were read: all below it are in `open` or counted."""
+        """How far completions and annotations were read: every record below is in `open` or
+        counted.
+        """
         return tuple(
             ReadTo(
                 topic, tuple(at.offset for _, at in sorted(self._readers[topic].positions.items()))
@@ -151,9 +154,7 @@ class Intake:
     def restore(
         self, admitted: Address, arrived: Iterable[Address], noted: Iterable[Address]
     ) -> None:
-        """Open a group again from the addresses that a checkpoint kept; its deadline
-        starts anew.
-        """
+        """Open a group again from the addresses in a checkpoint; its deadline restarts."""
         record = read_at(self._bus, "admissions", admitted).record
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
@@ -198,7 +199,9 @@ class Intake:
         return is_in_place(group, received.address.partition, partitions)
 
     def _note(self, group: OpenGroup, record: Annotation, received: Received) -> None:
-        """The first of a (trajectory, name) counts; what the run did not name is others' affair."""
+        """Keep the first annotation of a (trajectory, name); names that the configuration does not
+        use are ignored.
+        """
         if record.name not in self._names:
             return
         if not is_usable(record):
@@ -211,8 +214,8 @@ class Intake:
 
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
-    """The recorded completions of a group that a take names; other bytes at an address are an
-    error.
+    """The recorded completions of a group that a take names; `ValueError` if an address holds other
+    bytes than the ledger recorded.
     """
     arrived: list[Arrived] = []
     named = list(members)
@@ -230,8 +233,8 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
 def fetch_annotations(
     bus: Bus, used: Iterable[AnnotationUsed]
 ) -> dict[tuple[str, str], Annotation]:
-    """The recorded annotations that a take names, by (trajectory, name); other bytes at an address
-    are an error.
+    """The recorded annotations that a take names, by (trajectory, name); `ValueError` if an address
+    holds other bytes than the ledger recorded.
     """
     noted: dict[tuple[str, str], Annotation] = {}
     named = list(used)
@@ -239,6 +242,6 @@ def fetch_annotations(
     for note, received in zip(named, there, strict=True):
         record = received.record
         if not isinstance(record, Annotation) or received.hash != note.hash:
-            raise ValueError(f"annotations {note.at} is not what the ledger recorded")
+            raise ValueError(f"annotations {note.at} is not the record that the ledger names")
         noted[(note.trajectory, note.name)] = record
     return noted

@@ -1,11 +1,10 @@
-"""Lag: how many versions the trainer is ahead of the one that emitted a token, counted token by
-token. Pure.
+"""Lag: by how many versions the trainer is ahead of the version that emitted a token. Pure.
 
-Invariant 5: nothing above `max_lag` is trained on. Policies that change versions within a
-trajectory mask such tokens, `keep_version` drops the whole trajectory, which has one version
-anyway. Tokens of a version that another term's took the place of are treated alike (DESIGN.md,
-Weight versions): nobody can tell which weights drew them. The audit counts by the same two
-questions, `lag_of` and `Believed.is_believed`.
+Invariant 5: no token above `max_lag` is trained on. Policies that change versions within a
+trajectory mask such tokens; `keep_version` drops the whole trajectory, which has a single version.
+Tokens of a version that was replaced by another term's are treated in the same way (DESIGN.md,
+Weight versions): their weights are unknown. The audit uses the same two functions, `lag_of` and
+`Believed.is_believed`.
 """
 
 from collections import Counter
@@ -21,8 +20,8 @@ from streams.records import Span
 
 
 def lag_of(span: Span, version: int) -> int:
-    """`version`, the one that is trained from, minus the span's; 0 where that is later, as in a run
-    that went on as a fork from an older checkpoint.
+    """`version` (the one trained from) minus the span's version; 0 where the span's is later, as in
+    a run that continued as a fork from an older checkpoint.
     """
     return max(0, version - span.version.number)
 
@@ -38,8 +37,8 @@ def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
 def mask_by_lag(
     sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
 ) -> Sample:
-    """The sample with tokens above `max_lag`, and those of a version that is not `believed`, not
-    trained; tokens masked before stay so. None bounds nothing.
+    """The sample with tokens masked that are above `max_lag` (None: no bound) or of a version that
+    is not `believed`; tokens masked before stay masked.
     """
     mask = sample.mask.copy()
     for span in sample.spans:
@@ -52,12 +51,12 @@ def mask_by_lag(
 def is_dropped(
     sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
 ) -> bool:
-    """Whether `keep_version` drops it: any token that the other policies mask."""
+    """Whether `keep_version` drops the sample: it has a token that the other policies mask."""
     return not mask_by_lag(sample, version, max_lag, believed).mask.all()
 
 
 def lag_counts(sample: Sample, version: int) -> dict[int, int]:
-    """Trained tokens of one sample by their lag, span by span."""
+    """Number of trained tokens of one sample by lag."""
     counts: dict[int, int] = {}
     for span in sample.spans:
         lag = lag_of(span, version)
@@ -67,8 +66,8 @@ def lag_counts(sample: Sample, version: int) -> dict[int, int]:
 
 
 def lag_histogram(samples: Iterable[Sample], version: int) -> dict[int, int]:
-    """Trained tokens by their lag, smallest lag first. With the version known at finish it is the
-    lag at finish.
+    """Number of trained tokens by lag, smallest lag first. With the version known at finish these
+    are lags at finish.
     """
     counts: Counter[int] = Counter()
     for sample in samples:

@@ -1,4 +1,4 @@
-"""The trainer's side of the ledger: what a term appends, and what it finds there when it resumes.
+"""The trainer's side of the ledger: what a term appends, and what it reads when it resumes.
 
 A take is appended before its micro-batch is trained, a `StepDone` after its version is believed. So
 after a crash the ledger names everything that may have been trained, and a take without a
@@ -28,7 +28,7 @@ KEY = "run"
 
 @dataclass(slots=True)
 class Recorded:
-    """What the ledger holds after a checkpoint, in its order."""
+    """The ledger's records behind a checkpoint, in their order."""
 
     takes: dict[tuple[int, int], list[Take]] = field(
         default_factory=dict[tuple[int, int], list[Take]]
@@ -37,13 +37,13 @@ class Recorded:
     closed: list[GroupClosed] = field(default_factory=list[GroupClosed])
     configured: Configured | None = None
     believed: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version of each step that was done: the first `StepDone` counts, a later one is that of a
+    """The version of each finished step. The first `StepDone` counts; a later one is of a
     repetition with other bits.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
     voided: Voided = field(default_factory=Voided)
     since: Position = field(default_factory=Position)
-    """From where it was read."""
+    """The position from which the ledger was read."""
 
     def apply(self, record: Record) -> None:
         self.attempts.apply(record)
@@ -63,7 +63,7 @@ class Recorded:
                 pass
 
     def goes_beyond(self, step: int) -> bool:
-        """Whether something of later steps is still to be repeated."""
+        """Whether records of later steps are still to be repeated."""
         return any(one > step for one, _ in self.takes) or any(c.step > step for c in self.closed)
 
     def steps(self) -> int:
@@ -72,8 +72,8 @@ class Recorded:
 
 
 class Ledger:
-    """Writer of one term; thread-safe, because the publisher appends `StepDone` beside the step's
-    takes.
+    """Writer of one term; thread-safe, because the publisher's thread appends `StepDone` while the
+    trainer appends takes.
     """
 
     def __init__(self, bus: Bus, term: int) -> None:
@@ -81,7 +81,7 @@ class Ledger:
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
     def open(self, position: Position) -> Recorded:
-        """Fence earlier terms, then read from a checkpoint's position up to the own `Opened`
+        """Fence earlier terms, then read from a checkpoint's position up to this term's `Opened`
         (invariant 7).
         """
         opened = self._writer.open()
@@ -93,11 +93,11 @@ class Ledger:
         return recorded
 
     def append(self, records: Iterable[Record]) -> None:
-        """Durable, in this order, when it returns."""
+        """Append the records in this order; they are durable when this returns."""
         entries = [(KEY, record) for record in records]
         if entries:
             self._writer.append(entries)
 
     def position(self) -> Position:
-        """Where a reader of this term would go on: everything appended so far lies before it."""
+        """The ledger's end as this term knows it: everything appended so far is before it."""
         return self._writer.positions()[0]

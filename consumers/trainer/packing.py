@@ -1,4 +1,4 @@
-"""Samples → micro-batches: each is what one `Take` names and one worker trains. Pure and
+"""Packs samples into micro-batches: one `Take` names each, and one worker trains it. Pure and
 deterministic.
 """
 
@@ -10,9 +10,10 @@ from consumers.trainer.sample import Sample
 def pack(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
     """Micro-batches of at most `tokens_max` tokens (one longer sample is a micro-batch of its own).
 
-    Longest first, then by trajectory id, so that neighbours are about as long and the result does
-    not depend on the order of `samples`. Every sample is in exactly one micro-batch. Batches have
-    about equal tokens: side by side, no worker is left waiting for the others.
+    Every sample is in exactly one micro-batch. Samples are ordered longest first, then by
+    trajectory id, so neighbours have about equal lengths and the result does not depend on the
+    order of `samples`. Micro-batches have about equal numbers of tokens, so parallel workers finish
+    together.
     """
     if not samples:
         return []

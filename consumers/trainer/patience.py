@@ -1,5 +1,5 @@
-"""Says so when finished groups wait for annotations that nobody writes; their deadline closes them
-in the end, but by default that takes minutes.
+"""Warns when finished groups wait for annotations and none arrives. Their deadline closes them in
+the end, but by default only after minutes.
 """
 
 import logging
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 30.0  # without any annotation, while groups wait for some; also between two warnings
+QUIET_S = 30.0  # without any annotation while groups wait for one; also between two warnings
 
 
 @dataclass(slots=True)
 class Patience:
-    """`names` are the annotations that groups wait for; `quiet_since_s` is when the last one came,
-    or the wait or the last warning began.
+    """`names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
+    annotation, the start of the wait, the last warning; 0 before the first call.
     """
 
     names: Sequence[str]
     quiet_since_s: float = 0.0
 
     def look(self, waiting: int, noted_s: float, now_s: float) -> bool:
-        """Whether it warned: `waiting` finished groups lack annotations, the last came
-        at `noted_s`.
+        """Log a warning if it is due, and return whether it was. `waiting` finished groups lack
+        annotations; the last annotation was read at `noted_s`.
         """
         if not waiting or not self.quiet_since_s:
             self.quiet_since_s = now_s
@@ -31,7 +31,8 @@ class Patience:
             return False
         log.warning(
             "%d finished groups wait for annotations (%s), and none came for %g s; is a scorer "
-            "running? (`rollstream score CONFIG`, or scoring.count) Each is closed at its deadline",
+            "running? (`rollstream score CONFIG`, or scoring.count) Each group is closed at its "
+            "deadline",
             waiting,
             ", ".join(self.names),
             QUIET_S,

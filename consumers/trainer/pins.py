@@ -1,12 +1,12 @@
-"""Versions that retention must keep because a living rollout holds them, or an open partial names
-them (invariant 11).
+"""Versions that retention must keep because a live rollout holds them or an open partial names them
+(invariant 11).
 
-Which partials are open dispatch knows; it keeps that every few seconds (`kept.py`). What a rollout
-began since then it began under a version that it held since then: those stay too, whatever became
-of the rollout, also while dispatch is away.
+Dispatch tracks the open partials and saves that state every few seconds (`kept.py`). A partial that
+began after the last save began under a version that its rollout held since then. Those versions
+stay too, whatever happens to the rollout, also while dispatch is down.
 
-All times are of this process's own clock, when a status was read: the clocks of rollouts decide
-nothing, so one that runs an hour ahead does not unpin what the others hold.
+All times are of this process's own clock, taken when a status is read. The clocks of rollouts
+decide nothing, so a rollout whose clock is an hour ahead does not unpin versions of the others.
 """
 
 import time
@@ -19,12 +19,12 @@ from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Position, RolloutStatus, Version
 
-LIVE_S = 60.0  # a rollout silent for longer than any heartbeat timeout refetches the newest anyway
-OVERLAP_S = 5.0  # a partial may land after the next version's status: two threads send them
+LIVE_S = 60.0  # above any heartbeat timeout: a rollout silent for longer fetches the newest anyway
+OVERLAP_S = 5.0  # two threads send status and partials: a partial may follow the next status
 
 
 class HeldVersions:
-    """Follows `status`; knows the last status of every rollout."""
+    """Returns the versions that live rollouts hold, from the last `status` of every rollout."""
 
     def __init__(self, bus: Bus, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._bus, self._monotonic = bus, monotonic
@@ -32,8 +32,8 @@ class HeldVersions:
         self._newest: dict[str, tuple[RolloutStatus, float]] = {}
 
     def __call__(self) -> set[Version]:
-        """Versions held by rollouts whose last status was read within the last minute and does not
-        say `leaving`; `status` is read to its end first.
+        """Versions of the rollouts whose last status was read within the last minute and whose
+        health is not `leaving`; `status` is read to its end first.
         """
         now_s = self._monotonic()
         for batch in self._reader.batches_to(self._bus.end("status")):
@@ -52,9 +52,9 @@ class HeldVersions:
 
 @dataclass(slots=True)
 class _Hold:
-    """A version that a rollout held: when it was first seen to hold it no more, and where
-    `partials` ended a while after that. Dispatch that kept its state from there on knows all
-    partials of it.
+    """A version that a rollout held: when the rollout was first seen without it, and the ends of
+    `partials` `OVERLAP_S` later. A state of dispatch saved at or after these ends covers all
+    partials of that version by that rollout.
     """
 
     ended_s: float | None = None
@@ -69,8 +69,8 @@ class _Hold:
 
 
 class PinnedVersions(HeldVersions):
-    """Under `keep_version`, where a partial can only go on under its own version. Memory: a few
-    numbers per rollout and version held since dispatch kept its state.
+    """Versions to keep under `keep_version`, where a partial can only be resumed under its own
+    version. Memory: a few numbers per rollout and version held since dispatch saved its state.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class PinnedVersions(HeldVersions):
         self._holds: dict[tuple[str, Version], _Hold] = {}
 
     def __call__(self) -> set[Version]:
-        """Those of `HeldVersions`, those that open partials name, and those under which a partial
-        may have begun that dispatch has not kept.
+        """The versions of `HeldVersions`, those that open partials name, and those under which a
+        partial may have begun that dispatch's saved state does not cover.
         """
         held = super().__call__()
         self._end_holds(self._monotonic())
@@ -99,8 +99,8 @@ class PinnedVersions(HeldVersions):
         self._holds[status.rollout, status.version] = _Hold()
 
     def _end_holds(self, now_s: float) -> None:
-        """Note which are held no more, and for those that have not been for a while how far the log
-        of partials reaches now.
+        """Record when versions stopped being held; `OVERLAP_S` after that, record the present ends
+        of `partials`.
         """
         ends: Mapping[int, int] | None = None
         for (rollout, version), hold in self._holds.items():

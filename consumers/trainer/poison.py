@@ -1,12 +1,12 @@
-"""Takes that the learner cannot compute (invariant 12, last sentence): how often one was tried, and
-when it is given up. Pure folds and plans over the ledger.
+"""Poisoned takes, which the learner cannot compute (invariant 12, last sentence): counts the
+attempts and decides when a take is given up. Pure folds and plans over the ledger.
 
-A take is durable before it is trained, so without a rule a restarted trainer repeats it and dies in
-it for ever. `FAILED_MAX` recorded exceptions, or `SILENT_MAX` starts that each follow the marker of
-the same take directly with no step done in between, end it: every take of the update that has a
-member of the failing takes' groups is superseded and those groups end dead. A `kill -9` counts only
-where it falls into the computation of a retried take, and a step that is done forgets it, so a run
-whose trainer is killed at random trains all of its groups.
+A take is durable before it is trained, so without a rule a restarted trainer would repeat it and
+die in it for ever. A take is given up after `FAILED_MAX` recorded exceptions, or after `SILENT_MAX`
+starts that each directly follow the marker of the same take with no step done in between. Then
+every take of the update that has a member of the failing takes' groups is superseded, and those
+groups end dead. A `kill -9` counts only if it hits the computation of a retried take, and a
+finished step resets the count, so a run whose trainer is killed at random trains all its groups.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from streams.records import (
 FAILED_MAX, SILENT_MAX = 3, 10
 ERROR_MAX = 500  # characters of an exception in the ledger
 POISONED = "poisoned"
-"""How the detail of such a group's end begins."""
+"""First word of the detail in such a group's `GroupClosed`."""
 
 Place = tuple[int, int]
 """Step and update."""
@@ -39,8 +39,8 @@ Tried = tuple[int, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class TakeAttempts:
-    """A fold over the ledger: recorded failures and silent deaths of each take, since where it was
-    read from.
+    """A fold over the ledger: recorded failures and silent deaths of each take, counted from the
+    position from which the ledger was read.
     """
 
     failed: Counter[Tried] = field(default_factory=Counter[Tried])
@@ -67,13 +67,15 @@ class TakeAttempts:
                 pass
 
     def start(self) -> None:
-        """A trainer starts: the one before ended in silence if it had just marked a take."""
+        """Count the start of a trainer: the one before died silently if its last record is the
+        marker of a take.
+        """
         if self._within is not None:
             self.silent[self._within] += 1
         self._within = None
 
     def hopeless(self) -> dict[Tried, str]:
-        """Takes to give up, and why."""
+        """The takes to give up, and why."""
         found = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
             for tried, count in self.failed.items()
@@ -87,11 +89,13 @@ class TakeAttempts:
 
 @dataclass(slots=True)
 class Voided:
-    """What `Superseded` records say: takes that nobody trains, and groups that end with them."""
+    """A fold of the `Superseded` records: takes that are not trained, and the groups that end with
+    them.
+    """
 
     takes: dict[Place, set[int]] = field(default_factory=dict[Place, set[int]])
     poisoned: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
-    """By group: its step, and why."""
+    """Group → its step and the reason."""
 
     def apply(self, record: Superseded) -> None:
         self.takes.setdefault((record.step, record.update), set()).update(record.micro_batches)
@@ -103,8 +107,8 @@ class Voided:
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
     def effective(self, take: Take) -> Take:
-        """The take as trainer and replay repeat it: a superseded one trains nothing and begins the
-        groups that are not poisoned, whose members later takes train.
+        """The take as trainer and replay repeat it: a superseded one trains no sample, but still
+        begins the groups that are not poisoned, whose members later takes train.
         """
         if not self.holds(take):
             return take
@@ -112,7 +116,7 @@ class Voided:
         return replace(take, members=(), groups=left)
 
     def closings(self, closed: Iterable[int]) -> list[GroupClosed]:
-        """How the poisoned groups end that are not `closed` yet."""
+        """The ledger records that close the poisoned groups that are not in `closed` yet."""
         known = set(closed)
         return [
             GroupClosed(group, "dead", f"{POISONED}: {why}", step)
@@ -127,8 +131,8 @@ def supersede(
     voided: Voided,
     hopeless: Mapping[Tried, str],
 ) -> list[Superseded]:
-    """What to append for hopeless takes. A step that is done stays: it was computed once and its
-    version is believed, so what fails now is this machine.
+    """The records to append for hopeless takes. A finished step is left alone: it was computed once
+    and its version is believed, so the cause of the failures is this machine.
     """
     found: list[Superseded] = []
     finished = set(done)
@@ -154,5 +158,5 @@ def supersede(
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as the ledger holds it."""
+    """The text of an exception in the ledger, at most `ERROR_MAX` characters."""
     return f"{type(error).__name__}: {error}"[:ERROR_MAX]

@@ -1,10 +1,10 @@
-"""From a group's completions to what may be trained of it. Pure: live training and replay call the
+"""Turns a group's completions into training samples. Pure: live training, replay and audit call the
 same function.
 
-Dead members are left out, those too that cannot be trained (invariant 12), and living ones that
-lack what the configuration names; the advantage is relative to all others. What is above `max_lag`
-at this version, or of a version that is not believed, is masked token by token under in-flight
-policies, and the whole trajectory dropped under `keep_version` (invariant 5); both are counted.
+Left out are dead members, members that cannot be trained (invariant 12) and members that lack an
+annotation that the configuration names. Advantages are relative to all remaining members. Tokens
+above `max_lag` at this version, or of a version that is not believed, are masked under in-flight
+policies; under `keep_version` the whole trajectory is dropped (invariant 5). Both are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ from streams.admissible import (
 )
 from streams.records import Trajectory
 
-if TYPE_CHECKING:  # pydantic is not there where only the rule is asked for (audit)
+if TYPE_CHECKING:  # the audit imports this module and must not load pydantic
     from consumers.settings import TrainerSettings
 
 
 ANY = TrainingBounds()
-REASON_MAX = 200  # characters of each reason in a group's `detail`: anybody wrote them
+REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The settings that decide what of a group is trained."""
+    """The settings that decide which samples of a group are trained."""
 
     advantage: Literal["grpo", "centred", "leave_one_out"]
     survivors_min: int
@@ -45,17 +45,17 @@ class Rule:
     max_lag: int | None
     keep_version: bool
     names: tuple[str, ...]
-    """What a sample must have …"""
+    """Annotations that a sample must have."""
     terms: Mapping[str, float]
-    """… and what of it, times which weight, is its reward."""
+    """Annotation → weight: the reward is the weighted sum."""
     bounds: TrainingBounds = ANY
-    """What the model can train."""
+    """Token ids and lengths that the model can train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A group under one version: `ending` is "" when it is trained, else why it is
-    closed instead.
+    """The samples of a group for training from one version. `ending` is "" when the group is
+    trained, else the reason why it is closed.
     """
 
     group: int
@@ -71,7 +71,7 @@ def rule_of(
     keep_version: bool,
     bounds: TrainingBounds = ANY,
 ) -> Rule:
-    """The rule of a run's settings; without `bounds` any token and any length pass."""
+    """The rule that a run's settings give; without `bounds` any token and any length pass."""
     return Rule(
         settings.advantage,
         settings.survivors_min,
@@ -92,8 +92,8 @@ def prepare(
     version: int,
     believed: Believed | None = None,
 ) -> Prepared:
-    """What of the group is trained from `version`, by the annotations that are `noted` and by what
-    is `believed`.
+    """The samples that the group contributes when training from `version`, given its annotations
+    (`noted`) and the believed versions (None: all).
     """
     found = scored(records, noted, rule.names, rule.terms)
     whole, reasons, refused = _living(records, found, rule.bounds, believed)
@@ -123,8 +123,8 @@ def prepare(
 def _living(
     records: Sequence[Trajectory], found: Scored, bounds: TrainingBounds, believed: Believed | None
 ) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
-    """Samples of what lived, can be trained and is scored; why the others are not among them; and
-    what was refused, by trajectory.
+    """Samples of the live members that can be trained and have a reward, the reasons of the others,
+    and the refusals by trajectory.
     """
     living: list[Sample] = []
     reasons: list[str] = []
@@ -151,7 +151,7 @@ def _living(
 def _within_lag(
     sample: Sample, rule: Rule, version: int, believed: Believed | None
 ) -> Sample | None:
-    """The sample with tokens that may not be trained masked, None when nothing of it is left."""
+    """The sample with the tokens masked that may not be trained; None when none is left."""
     if rule.keep_version:
         return None if is_dropped(sample, version, rule.max_lag, believed) else sample
     masked = mask_by_lag(sample, version, rule.max_lag, believed)

@@ -1,17 +1,17 @@
-"""A step while it is trained: which groups it has taken and which samples it used. Replay and live
-share it.
+"""Progress of one update: which groups it has taken and which of their samples are used. Live
+training and the repetition after a crash share it.
 
-An update is complete when it has all its groups and every sample of them that may be trained was in
-a take. Both are facts of the ledger, so a trainer that died in the middle of a step goes on exactly
-where its takes end.
+An update is complete when it has all its groups and every trainable sample of them was in a take.
+Both can be derived from the ledger, so the successor of a trainer that died in the middle of a step
+continues exactly where its takes end.
 """
 
 from dataclasses import dataclass, field
 
 
 def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -> int:
-    """Groups of one update when a step's groups are divided as evenly as possible, larger shares
-    first.
+    """Number of groups of one update: a step's groups are divided as evenly as possible, larger
+    shares first.
     """
     share, rest = divmod(groups_per_step, updates_per_step)
     return share + (update < rest)
@@ -30,7 +30,7 @@ class Progress:
 
     @property
     def version(self) -> int:
-        """Number of the version being trained: `step` is the number of the one that it becomes."""
+        """Number of the version that is trained from; the step produces version `step`."""
         return self.step - 1
 
     @property
@@ -38,19 +38,19 @@ class Progress:
         return max(0, self.groups_needed - len(self.groups))
 
     def take_group(self, group: int, trainable: list[str]) -> None:
-        """The group belongs to this update; its trainable samples are still to be used."""
+        """Add a group to this update; its trainable samples are pending."""
         assert group not in self.groups, f"group {group} was taken twice in step {self.step}"
         self.groups.add(group)
         self.pending.update(dict.fromkeys(trainable, group))
 
     def use(self, trajectories: list[str]) -> None:
-        """One more take: these samples are used now (invariant 2: each at most once)."""
+        """Count one take that uses these pending samples (invariant 2: each at most once)."""
         for trajectory in trajectories:
             del self.pending[trajectory]
         self.micro_batches += 1
 
     def pass_over(self) -> None:
-        """A take that is superseded: it keeps its number, and later takes use its samples."""
+        """Count one superseded take: it keeps its number, and later takes use its samples."""
         self.micro_batches += 1
 
     def is_complete(self) -> bool:
@@ -58,9 +58,8 @@ class Progress:
 
 
 def worth_taking(groups_left: int, groups_ready: int, tokens_ready: int, tokens_full: int) -> bool:
-    """Whether to begin with what is there: the rest of the update, or enough for a full
-    micro-batch.
+    """Whether to take the ready groups now: they complete the update or fill a micro-batch.
 
-    A step need not wait for its last group to begin, but small micro-batches waste arithmetic.
+    A step starts before its last group is ready, but small micro-batches waste arithmetic.
     """
     return groups_ready > 0 and (groups_ready >= groups_left or tokens_ready >= tokens_full)

@@ -1,16 +1,15 @@
-"""Publishing beside training: versions, announcements, `StepDone`, checkpoints and retention, one
-thread, in order.
+"""Publishes finished steps in a thread of its own, in order, while the trainer trains the next one.
 
-The trainer hands over a snapshot and goes on; a slow store delays versions, not steps, until
-`QUEUE_MAX` snapshots wait. A version's tensors are what the next one is made from, so their memory
-is used again once that is published: at most `QUEUE_MAX` + 2 copies of the weights are here
+The trainer hands over a snapshot and continues; a slow store delays versions, not steps, until
+`QUEUE_MAX` snapshots wait. A version's tensors are the base of the next delta, so their memory is
+reused once the next version is published: at most `QUEUE_MAX` + 2 copies of the weights exist
 (waiting, being published, published last), two where publishing keeps up.
 
 Order for each step (DESIGN.md, Trainer 5–7):
-1. the version's objects, manifest last; 2. `latest.json` swapped: it is believed; 3. announced;
-4. `StepDone`; 5. the checkpoint if one is due; 6. what nothing needs any more goes: old
-checkpoints, records, versions. A crash between any two leaves a prefix of this order, and a
-restarted trainer repeats the step up to the same bytes.
+1. write the version's objects, manifest last; 2. swap `latest.json`: the version is believed;
+3. announce it; 4. append `StepDone`; 5. write the checkpoint if one is due; 6. delete checkpoints,
+records and versions that nothing needs any more. A crash between any two leaves a prefix of this
+order, and a restarted trainer repeats the step with the same bytes.
 """
 
 import logging
@@ -46,14 +45,12 @@ log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2
 ROOM_S = 0.005
-THREADS = 1  # of the arithmetic in the publisher's thread: the learner has the others
+THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A finished step: published tensors, the record that says so, and the checkpoint if one is
-    due.
-    """
+    """A finished step: its `StepDone`, the tensors to publish, and the checkpoint if one is due."""
 
     done: StepDone
     tensors: Tensors
@@ -63,20 +60,22 @@ class Snapshot:
     lags: Mapping[int, int]
     """Trained tokens by their lag at consumption."""
     outcomes: Mapping[str, int]
-    """Groups by how they ended."""
+    """Number of groups by how they ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many checkpoints are kept, and what truncates the topics behind them; None: nothing."""
+    """How many checkpoints are kept, and what truncates the topics behind them (None: no
+    truncation).
+    """
 
     checkpoints: int
     forgetting: Forgetting | None = None
 
 
 class Publisher:
-    """Owns the thread. What fails in it surfaces in `submit` and `close` of the
-    trainer's thread.
+    """Owns the publishing thread. An exception in it is raised again in the trainer's thread, by
+    `submit`, `check`, `await_room` and `close`.
     """
 
     def __init__(
@@ -95,9 +94,9 @@ class Publisher:
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
         self.weights = Copies(QUEUE_MAX + 2)
-        """Memory for snapshots of the weights …"""
+        """Memory for snapshots of the weights; to be taken from after `await_room` only."""
         self.states = Copies(QUEUE_MAX + 1, idle_max=1)
-        """… and of a checkpoint's tensors. Take from both after `await_room` only."""
+        """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
         self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -105,17 +104,17 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """Number of the believed version, 0 before the first."""
+        """Number of the believed version; 0 before the first."""
         highest = self._versions.highest
         return 0 if highest is None else highest.number
 
     def waiting(self) -> int:
-        """Steps that were handed over and not begun."""
+        """Steps that were handed over and are still queued."""
         return self._queue.qsize()
 
     def await_room(self) -> None:
-        """Wait while `QUEUE_MAX` steps were handed over and not begun; then one may be submitted,
-        and there is memory for its snapshot.
+        """Wait until a step can be submitted and there is memory for its snapshot, that is until
+        fewer than `QUEUE_MAX` steps are queued.
         """
         while self._queue.full():
             self.check()
@@ -123,18 +122,18 @@ class Publisher:
         self.check()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Hand over a step, its tensors from `weights` and `states`; never waits after
+        """Hand over a step whose tensors are from `weights` and `states`; does not wait after
         `await_room`.
         """
         self._offer(snapshot)
 
     def check(self) -> None:
-        """Raises what failed in the thread, if anything did."""
+        """Raise the exception of the publishing thread, if there was one."""
         if self._failed is not None:
             raise self._failed
 
     def close(self) -> None:
-        """Everything handed over is published when this returns."""
+        """Publish everything that was handed over, then end the thread."""
         self._offer(None)
         self._thread.join()
         self.check()
@@ -178,8 +177,9 @@ class Publisher:
         self._versions.retain()  # 6
 
     def _clear(self) -> None:
-        """The term is checked again before each checkpoint goes: a trainer that stood still behind
-        its listing would delete what its successor reads.
+        """Delete old checkpoints and truncate the topics behind them. The term is checked again
+        before each deletion: a trainer that was suspended after its listing would otherwise delete
+        what its successor reads.
         """
         stored = stored_checkpoints(self._store)
         unwanted = plan_checkpoints(stored, self._retention.checkpoints)

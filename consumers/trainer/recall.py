@@ -1,8 +1,8 @@
-"""The run's log as a trainer reads it: what the log has forgotten is read from the archive, at the
-same offsets and byte for byte.
+"""The run's log as a trainer reads it: truncated records are read from the archive, at the same
+offsets and byte for byte.
 
-Truncation leaves what a kept checkpoint needs, so this is for a trainer whose checkpoints are gone
-or damaged, or whose log somebody else cut. The archive is opened at the first such read.
+Truncation leaves what a kept checkpoint needs, so the archive is read only if the checkpoints are
+lost or damaged, or the log was truncated from outside. It is opened at the first such read.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from streams.forwarding import Forwarding
 
 
 class Recall(Forwarding):
-    """A bus as the one below it, but that `read` reaches further back."""
+    """A bus that behaves as the one below it, except that `read` also reaches archived records."""
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:
         super().__init__(bus)
@@ -22,9 +22,11 @@ class Recall(Forwarding):
         self._both: Bus | None = None
 
     def whole(self) -> Bus:
-        """Log and archive together, to be read only; `PositionLost` where neither has a record."""
+        """Log and archive as one read-only bus; a read raises `PositionLost` where neither has the
+        record.
+        """
         if self._both is None:
-            from storage.archive.whole_log import WholeLog  # pyarrow: seconds, and seldom needed
+            from storage.archive.whole_log import WholeLog  # imports pyarrow: seconds, rarely used
 
             self._both = WholeLog(self._below, self._store, self._run)
         return self._both
@@ -39,7 +41,7 @@ class Recall(Forwarding):
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """From the log, or where that has lost a position from both."""
+        """Read from the log, or, where a position is truncated, from log and archive together."""
         how = {"records_max": records_max, "bytes_max": bytes_max}
         try:
             return super().read(topic, positions, **how, wait_s=wait_s, exact=exact)

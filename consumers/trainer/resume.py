@@ -1,11 +1,14 @@
-"""Puts a trainer together: newest checkpoint, then the ledger behind it, then live (DESIGN.md,
+"""Builds a trainer that continues from the newest checkpoint and the ledger behind it (DESIGN.md,
 Trainer).
 
-1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).  2. Load the
-  newest whole checkpoint, or begin with version 0.  3. Read the ledger from the checkpoint's
-  position to the own `Opened`.  4. Open the checkpoint's groups again; groups that were closed
-  since are ended before anything is read. What the ledger holds is trained again by the loop
-  itself, on the recorded trajectories.
+1. Fence earlier terms in the store (`latest.json`) and in the topics (`Opened`).
+2. Load the newest complete checkpoint, or publish version 0.
+3. Read the ledger from the checkpoint's position up to this term's `Opened`.
+4. Open the checkpoint's groups again. Groups that the ledger closed since then are ended before
+   any completion is read.
+
+The loop itself (`service.py`) then repeats the steps that the ledger holds, on the recorded
+trajectories.
 """
 
 import logging
@@ -52,24 +55,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a term of the trainer says of itself in the ledger."""
+    """What a term of the trainer records about itself in the ledger."""
 
     run: str
     term: int
     configuration_hash: str
     code_revision: str
     accept: Callable[[str], bool] = lambda before: True
-    """Given the hash of another configuration that the run had: whether the difference is accepted
-    and to be recorded; raises `ConfigurationError` where it is not.
+    """Called with the configuration hash of the run's last trainer where it differs: returns
+    whether the difference is accepted and is to be recorded, raises `ConfigurationError` if it is
+    refused.
     """
     run_id: str = ""
-    """Drawn at the begin of the run; a ledger of another id belongs to another run."""
+    """Drawn when the run was created; a ledger with another id belongs to another run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a trainer starts from when there is no checkpoint, and the files that every version
-    carries.
+    """The model that training starts from when there is no checkpoint, and the files
+    (configuration, tokenizer) that every version carries.
     """
 
     model: "PreTrainedModel | PacedModel | ShardedModel"
@@ -78,16 +82,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings that a trainer obeys."""
+    """The settings that a trainer follows."""
 
     trainer: TrainerSettings
     rule: Rule
     weights: WeightsSettings
     checkpoints: CheckpointSettings
     truncate: bool = False
-    """Forget records that nothing needs any more …"""
+    """Truncate records that nothing needs any more."""
     archived: tuple[str, ...] = ()
-    """… once they are archived, in these topics."""
+    """Topics whose records are truncated only once they are archived."""
 
 
 def build_trainer(
@@ -99,8 +103,10 @@ def build_trainer(
     metrics: MetricsFile,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Trainer:
-    """A trainer that is about to train the step after the newest checkpoint."""
-    choose = load_choice(plan.trainer.choose)  # refused before anybody is fenced
+    """Returns a trainer whose next step is the one after the newest checkpoint; all earlier terms
+    are fenced.
+    """
+    choose = load_choice(plan.trainer.choose)  # a bad setting must fail before the fencing
     versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
     learner = open_learner(begin.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
@@ -142,7 +148,7 @@ def _fence_store(
     provenance: Provenance,
     monotonic: Callable[[], float],
 ) -> VersionWriter:
-    """The writer of versions; no earlier term can publish one after it."""
+    """Returns the writer of versions; no earlier term can publish a version after this."""
     announcements = FencedWriter(bus, "weights", "trainer", provenance.term)
     pins = (
         PinnedVersions(bus, store, monotonic)
@@ -157,10 +163,10 @@ def _fence_store(
 
 
 def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
-    """The newest whole checkpoint into the learner; None when there is none yet."""
+    """Load the newest complete checkpoint into the learner; None when there is none yet."""
     restored = newest_checkpoint(store)
     for skipped, reason in restored.skipped:
-        log.warning("checkpoint %s is passed over: %s", skipped, reason)
+        log.warning("checkpoint %s skipped: %s", skipped, reason)
     if restored.checkpoint is None:
         return None
     learner.load_state(restored.checkpoint.tensors)
@@ -168,8 +174,8 @@ def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
 
 
 def _begin_positions(recall: Recall) -> dict[str, dict[int, Position]]:
-    """Of the first records; where every checkpoint is gone and the log has forgotten, of the first
-    archived ones.
+    """Positions of the first records in the log, or in the archive where the log is truncated
+    (every checkpoint is then lost).
     """
     is_cut = any(offset for topic in Intake.TOPICS for offset in recall.begin(topic).values())
     reach = recall.whole() if is_cut else recall
@@ -184,8 +190,8 @@ def _start(
     provenance: Provenance,
     plan: Plan,
 ) -> TrainerState:
-    """Version 0 and the checkpoint of step 0; a crash in between repeats both with the
-    same bytes.
+    """Publish version 0 and write the checkpoint of step 0; after a crash in between, the next
+    start writes both again with the same bytes.
     """
     versions.publish(0, learner.snapshot(plan.weights.dtype))
     state = trainer_state(0, 0, Position(), intake, provenance.configuration_hash)
@@ -196,15 +202,15 @@ def _start(
 def _restore_groups(
     ledger: Ledger, intake: Intake, recorded: Recorded, state: TrainerState
 ) -> None:
-    """The checkpoint's groups are open again, without those that the ledger ends."""
+    """Open the checkpoint's groups again, except those that the ledger ends."""
     restore_intake(intake, state)
     _give_up(ledger, recorded)
     _end_closed(intake, recorded, state.step)
 
 
 def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
-    """Groups that the ledger closed or took after the checkpoint are not open, admitted later or
-    not.
+    """End the groups that the ledger closed or took after the checkpoint, also those whose
+    admission is not read yet.
     """
     for closed in recorded.closed:
         if closed.step > step:
@@ -219,8 +225,8 @@ def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
 def _terms(
     state: TrainerState, recorded: Recorded, highest: Version | None, term: int
 ) -> tuple[tuple[int, int], ...]:
-    """Who published which version: what the checkpoint knew, the steps done since, the believed
-    version (its `StepDone` may be missing), and this term for every number above that.
+    """Which term published which version: the checkpoint's table, the steps done since, the
+    believed version (its `StepDone` may be missing), and this term for every higher number.
     """
     assert highest is not None, "version 0 is published before anything is trained"
     own = Version(highest.number + 1, term)
@@ -229,7 +235,7 @@ def _terms(
 
 def _give_up(ledger: Ledger, recorded: Recorded) -> None:
     """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
-    between the two records leaves groups without an end: the next start appends what is missing.
+    between the two records leaves groups without an end; the next start appends the missing ones.
     """
     hopeless = recorded.attempts.hopeless()
     given_up = supersede(recorded.takes, recorded.done, recorded.voided, hopeless)
@@ -249,7 +255,9 @@ def _give_up(ledger: Ledger, recorded: Recorded) -> None:
 
 
 def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | None) -> bool:
-    """Whether the run goes on under another configuration than its last trainer had."""
+    """Whether the configuration differs from that of the run's last trainer, and the difference is
+    accepted.
+    """
     if recorded.configured is not None:
         _check_run(provenance, recorded.configured)
         before = recorded.configured.configuration_hash
@@ -261,12 +269,12 @@ def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | 
 
 
 def _check_run(provenance: Provenance, found: Configured) -> None:
-    """Log and store are of one run. What this stops: a URL with another run's prefix, whose takes
-    would be trained again on this run's checkpoint.
+    """Refuse a ledger of another run: a URL with a wrong prefix would otherwise train that run's
+    takes on this run's checkpoint.
     """
     if "" not in (found.run_id, provenance.run_id) and found.run_id != provenance.run_id:
         raise ConfigurationError(
-            f"the ledger is of the run with id {found.run_id}, the store of the one with id "
+            f"the ledger is of the run with id {found.run_id}, the store of the run with id "
             f"{provenance.run_id}; give the bus and the store of one run"
         )
 
@@ -286,7 +294,7 @@ def _record_configured(
         ]
     )
     log.info(
-        "trainer term %d goes on after step %d; the ledger has %d steps to repeat",
+        "trainer term %d resumes after step %d; the ledger has %d steps to repeat",
         provenance.term,
         step,
         max(0, recorded.steps() - step),

@@ -1,8 +1,8 @@
-"""One trajectory as the loss sees it.
+"""One trajectory in the form that the loss uses.
 
-Only generated tokens have log-probabilities, spans and loss; `mask` says which of them are trained.
-Prompt and environment tokens are context. What comes out of `sample_of` is consistent: whoever
-takes a `Sample` need not check.
+Only generated tokens have log-probabilities, spans and loss; `mask` marks those that are trained.
+Prompt and environment tokens are context. `sample_of` returns consistent samples only, so code that
+receives a `Sample` does not check it again.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """`tokens` and `sources` are as long as the trajectory; `logprobs` (under μ, the behaviour
-    policy, at `temperature`) and `mask` (True = trained) as its generated tokens, which `spans`
-    tile.
+    """`tokens` and `sources` have one entry per token of the trajectory; `logprobs` (under μ, the
+    behaviour policy, at `temperature`) and `mask` (True = trained) one per generated token. `spans`
+    tile the generated tokens.
     """
 
     trajectory: str
@@ -41,10 +41,10 @@ class Sample:
 
 
 def sample_of(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """The sample of a finished trajectory, all its generated tokens trained.
+    """The sample of a finished trajectory, with all its generated tokens trained.
 
-    `reward` replaces the record's own (one that came as an annotation). `DecodeError` for a record
-    that no model can train (`streams/admissible.py`).
+    `reward` (from annotations) replaces the record's own. Raises `DecodeError` for a record that no
+    model can train (`streams/admissible.py`).
     """
     refused = refusal(record, TrainingBounds())
     if refused is not None:
@@ -53,7 +53,7 @@ def sample_of(record: Trajectory, advantage: float, reward: float | None = None)
 
 
 def admitted_sample(record: Trajectory, advantage: float, reward: float | None = None) -> Sample:
-    """As `sample_of`, of a record that `refusal` has accepted."""
+    """As `sample_of`, for a record that `refusal` has already accepted."""
     worth = record.reward if reward is None else reward
     return Sample(
         record.trajectory,

@@ -1,8 +1,8 @@
-"""The trainer's loop: one step after the other, each a version handed to the publisher.
+"""The trainer's loop: trains one step after the other and hands each to the publisher as a version.
 
-Phases of a step (DESIGN.md, Trainer): feed each update with takes, update, compare with what the
-ledger says if the step is a repeated one, snapshot, hand over. A restarted trainer goes through the
-same phases (`resume.py`).
+Phases of a step (DESIGN.md, Trainer): feed each update with takes, update the weights, compare the
+state hash with the ledger's if the step is a repeated one, take a snapshot, hand it over. A
+restarted trainer runs through the same phases (`resume.py`).
 """
 
 import logging
@@ -30,8 +30,9 @@ WAIT_S = 0.02
 
 @dataclass(slots=True)
 class Trainer:
-    """One term of the trainer after `step` finished steps; `recorded` is what its predecessors did
-    beyond them.
+    """One term of the trainer after `step` finished steps.
+
+    `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
     """
 
     takes: Takes
@@ -45,22 +46,25 @@ class Trainer:
     monotonic: Callable[[], float] = time.monotonic
 
     def run(self, stop: threading.Event) -> bool:
-        """Train until the last step or `stop`; True when the run is complete. Everything trained is
-        published.
+        """Train until the last step or until `stop` is set; True when the run is complete. Every
+        finished step is published when this returns.
         """
         steps = self.takes.settings.steps
         try:
             while self.step < steps and self._step(self.step + 1, stop):
                 self.step += 1
         except ComputeFailed as failed:
-            if self.step + 1 not in self.recorded.done:  # else it was computed, elsewhere
+            # A step with a `StepDone` was computed before, so its takes can be computed.
+            if self.step + 1 not in self.recorded.done:
                 self.takes.record_failure(failed)
             raise
         self.publisher.close()
         return self.step >= steps
 
     def _step(self, step: int, stop: threading.Event) -> bool:
-        """One step; False when it was stopped before its end (its takes are repeated then)."""
+        """Train one step; False when `stop` came before its end (the next start then repeats its
+        takes).
+        """
         started, figures = self.monotonic(), StepFigures()
         figures.recall(self.recorded.closed, step)
         metrics: dict[str, float] = {}
@@ -73,26 +77,27 @@ class Trainer:
             if not progress.is_complete():
                 return False
             skipped = metrics.get("updates_skipped", 0.0)
-            metrics |= learner.finish_update()  # the mismatch is of the first one
+            metrics |= learner.finish_update()  # only the first update reports the mismatch
             metrics["updates_skipped"] = skipped + metrics.get("updates_skipped", 0.0)
         seconds = self.monotonic() - started
         times = {"seconds": seconds, "wait_s": waited, "busy_s": learner.busy_s - busy_s}
         everything = {**metrics, **figures.metrics(), **times}
-        # A skipped update (`updates_skipped`) has no gradient norm, and a record's header holds no
+        # A skipped update has no finite gradient norm, and the JSON header of a record cannot hold
         # NaN.
         finite = {name: value for name, value in everything.items() if math.isfinite(value)}
         self._hand_over(step, figures, finite)
         return True
 
     def _feed(self, progress: Progress, figures: StepFigures, stop: threading.Event) -> float:
-        """Recorded takes, then live ones, until the update is complete; returns seconds spent
-        waiting for data.
+        """Train recorded takes, then live ones, until the update is complete; returns the seconds
+        spent waiting for data.
         """
         waited = 0.0
         self.takes.repeat_all(self.recorded, progress, figures)
         self.takes.intake.read()
         while not progress.is_complete() and not stop.is_set():
-            # Its failure stops versions, so admission: without a look this would wait for ever.
+            # A failed publisher stops versions and with them admission: without this check the
+            # loop would wait for data for ever.
             self.publisher.check()
             if not self.takes.live(progress, figures, self.monotonic()):
                 began = self.monotonic()
@@ -106,7 +111,7 @@ class Trainer:
         known = self.recorded.done.get(step)
         if known is not None and known.state_hash != state_hash:
             log.warning(
-                "step %d differs from the ledger's (%s, recorded %s): the run goes on as a fork",
+                "step %d differs from the ledger's (%s, recorded %s): the run continues as a fork",
                 step,
                 state_hash,
                 known.state_hash,
@@ -136,8 +141,8 @@ class Trainer:
         self.publisher.submit(snapshot)
 
     def figures(self) -> Figures:
-        """Of this term; steps and what they trained count once their `StepDone` is in the ledger,
-        repeated ones do not.
+        """Metrics of this term. A step and what it trained count once its `StepDone` is in the
+        ledger; repeated steps do not count.
         """
         intake, now = self.takes.intake, self.monotonic()
         groups = list(intake.open.values())
@@ -161,7 +166,8 @@ class Trainer:
 
     def _state(self, step: int) -> dict[str, object]:
         takes = self.takes
-        # Takes of later steps lie before the end: who starts from here must find them again.
+        # Takes of later steps are before the ledger's end: a trainer that starts from this
+        # checkpoint must read them again.
         ahead = self.recorded.goes_beyond(step)
         position = self.recorded.since if ahead else takes.ledger.position()
         state = trainer_state(

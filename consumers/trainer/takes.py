@@ -1,8 +1,8 @@
-"""Feeds one update: takes that the ledger has already, then live groups; every take is durable
-before it is trained.
+"""Feeds one update with takes: first those that the ledger already holds, then new ones of ready
+groups. Every take is durable before it is trained.
 
-Both ways go through `prepare` and `Progress`, so a step that was begun by a dead trainer is
-finished by its successor on the same samples, and a sample can be used once only (invariant 2).
+Both kinds go through `prepare` and `Progress`, so a successor finishes a dead trainer's step on the
+same samples, and a sample can be used only once (invariant 2).
 """
 
 import logging
@@ -39,14 +39,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A complete (or overdue) group and what of it would be trained now."""
+    """A complete (or overdue) group and the samples of it that would be trained now."""
 
     arrived: tuple[Arrived, ...]
     annotations: tuple[AnnotationUsed, ...]
     prepared: Prepared
 
     def is_all_of(self, group: OpenGroup) -> bool:
-        """Nothing arrived since: a take names all that lies below the positions that it states."""
+        """Whether no record of the group has arrived since: a take must name every record below the
+        positions that it states.
+        """
         noted = sum(key[0] in group.arrived for key in group.noted)
         return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
 
@@ -57,7 +59,7 @@ class Ready:
 
 @dataclass(slots=True)
 class Takes:
-    """The way from groups to the learner, for one term of the trainer."""
+    """Turns groups into takes and submits their samples to the learner, for one term."""
 
     bus: Bus
     settings: TrainerSettings
@@ -68,23 +70,25 @@ class Takes:
     learner: Learning
     patience: Patience
     believed: Callable[[], Version | None]
-    """The highest believed version; the publisher's thread moves it."""
+    """Returns the highest believed version, which the publisher's thread advances."""
     terms: tuple[tuple[int, int], ...] = ()
-    """Which term published which version, those of this term included (`Believed.terms`)."""
+    """Which term published which version, this term's own included (`Believed.terms`)."""
     _submitted: list[Tried] = field(default_factory=list[Tried])
-    """The takes of the present step, in the order in which the learner was given them."""
+    """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
     _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
     _prepared_for: tuple[int, Version | None] = (-1, None)
-    """Groups prepared for this version, by what was believed then, and not taken yet: they are
-    looked at again at every poll.
+    """(version trained from, highest believed version) under which `_prepared` was filled. Groups
+    that are ready but not taken yet are looked up there at every poll.
     """
 
     def repeat_all(self, recorded: Recorded, progress: Progress, figures: StepFigures) -> None:
-        """What the ledger has of this update. Takes of an unfinished step are marked one by one
-        while they are computed: a trainer that ends within one leaves its marker last, so the next
-        one knows where (`poison.py`); the closing marker keeps a later death from counting.
+        """Train the takes of this update that the ledger holds.
+
+        Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
+        that dies within a take leaves its marker last, so the next trainer can count the death
+        (`poison.py`). The closing marker, without a micro-batch, keeps a later death from counting.
         """
         is_unfinished = progress.step not in recorded.done
         takes = recorded.takes.pop((progress.step, progress.update), [])
@@ -99,7 +103,7 @@ class Takes:
             self.ledger.append([TakeRetried(progress.step, progress.update, None)])
 
     def record_failure(self, failed: ComputeFailed) -> None:
-        """The dying trainer says on which takes the learner failed."""
+        """Append to the ledger the takes on which the learner failed, before this trainer ends."""
         tried = [self._submitted[number] for number in failed.micro_batches]
         for step, update in sorted({one[:2] for one in tried}):
             numbers = tuple(n for one in tried if one[:2] == (step, update) for n in one[2])
@@ -108,7 +112,9 @@ class Takes:
             self.ledger.append([TakeFailed(step, update, numbers, error)])
 
     def _repeat_groups(self, take: Take, progress: Progress, figures: StepFigures) -> None:
-        """The groups that a recorded take began, decided by what it was decided by."""
+        """Prepare the groups that a recorded take began, from the annotations and believed versions
+        that the take recorded.
+        """
         noted = fetch_annotations(self.bus, take.annotations)
         believed = Believed(0, self.terms).up_to(take.believed)
         for group in take.groups:
@@ -116,26 +122,27 @@ class Takes:
             records = [a.record for a in arrived]
             prepared = prepare(group.group, records, noted, self.rule, progress.version, believed)
             ready = Ready(tuple(arrived), take.annotations, prepared)
-            if prepared.ending:  # the configuration was changed since, and the change accepted
-                log.warning("group %d trains nothing now: %s", group.group, prepared.detail)
+            if prepared.ending:  # a change of the configuration since then was accepted
+                log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
                 progress.take_group(group.group, [])
             else:
                 self._take_group(ready, progress, figures)
 
     def _repeat(self, take: Take, progress: Progress) -> None:
-        """Train a recorded take again on the recorded data, or what the rule leaves of it."""
+        """Train a recorded take again on the recorded data, as far as the present rule allows."""
         named = [member.trajectory for member in take.members]
         present = [trajectory for trajectory in named if trajectory in progress.pending]
         if len(present) < len(named):
-            log.warning("step %d: %d samples less now", take.step, len(named) - len(present))
+            lost = len(named) - len(present)
+            log.warning("step %d: %d recorded samples dropped", take.step, lost)
         if present:
             self._train(present, progress, take.micro_batch)
         else:
             progress.pass_over()
 
     def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
-        """Take what is ready now and worth it; returns the number of groups taken."""
-        believed = self.believed()  # asked once: a take states what its groups were decided by
+        """Take the ready groups if they are worth it; returns the number of groups taken."""
+        believed = self.believed()  # read once: a take records the version that decided its groups
         ready = self._ready(progress, believed, figures, now_s)
         tokens = sum(r.tokens for r in ready.values())
         full = self.settings.micro_batch_tokens
@@ -153,7 +160,9 @@ class Takes:
     def _ready(
         self, progress: Progress, believed: Version | None, figures: StepFigures, now_s: float
     ) -> dict[int, Ready]:
-        """Groups that may be taken; those that end untrained are closed in the ledger here."""
+        """The groups that may be taken, by number; groups that end untrained are closed in the
+        ledger.
+        """
         ready: dict[int, Ready] = {}
         closed: list[GroupClosed] = []
         waiting = 0
@@ -176,8 +185,8 @@ class Takes:
     def _prepare_once(
         self, number: int, group: OpenGroup, under: tuple[int, Version | None]
     ) -> Ready:
-        """Kept while neither the version nor what is believed changes: lag, and so what is masked,
-        changes with them.
+        """The prepared group, cached while neither the version nor the highest believed version
+        changes: lag and masks depend on both.
         """
         if under != self._prepared_for:
             self._prepared, self._prepared_for = {}, under
@@ -205,7 +214,7 @@ class Takes:
         figures.consumed(samples, progress.version)
 
     def _write(self, progress: Progress, begun: Sequence[Ready], believed: Version | None) -> None:
-        """Takes for all pending samples, appended together, then trained."""
+        """Append takes for all pending samples to the ledger together, then train them."""
         pending = [self._samples[trajectory] for trajectory in progress.pending]
         batches = pack(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
@@ -242,7 +251,7 @@ class Takes:
 
 
 def _closed(number: int, group: OpenGroup, prepared: Prepared, step: int) -> GroupClosed:
-    """How the ledger says that a group ends untrained."""
+    """The ledger record of a group that ends untrained."""
     assert prepared.ending, f"group {number} is to be trained"
     if group.is_complete():
         return GroupClosed(number, prepared.ending, prepared.detail, step)

@@ -1,4 +1,4 @@
-"""What one term of the trainer did, summed over its steps as the ledger has them.
+"""Sums over the steps that one term of the trainer recorded in the ledger.
 
 A step that is repeated after a crash is in the ledger already and changes no sum, so the sums of
 all terms together are those of the ledger.
@@ -14,12 +14,14 @@ from streams.records import StepDone
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
 REFUSED = {kind: f"refused_{kind}" for kind in KINDS}
-"""Names of these counts in a `StepDone`."""
+"""Kind of refusal → name of its count in a `StepDone`."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Written by the publisher's thread, read by any; `last` are the newest step's own metrics."""
+    """Written by the publisher's thread, read by any thread. `last` holds the newest step's own
+    metrics.
+    """
 
     steps: int = 0
     repeated: int = 0
@@ -38,7 +40,7 @@ class Totals:
         outcomes: Mapping[str, int],
         publish_s: float,
     ) -> None:
-        """A step whose `StepDone` was appended."""
+        """Add a step whose `StepDone` was appended."""
         self.steps += 1
         self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
         for name in ("masked_tokens", "trained", "dropped", *REFUSED.values()):

@@ -1,11 +1,11 @@
-"""The trainer's versions: published once, believed, announced; earlier terms fenced before the
-first.
+"""Writes the trainer's versions: each is published once, believed and announced, after earlier
+terms were fenced.
 
-Each is a delta of the believed one unless the rule of `storage/versions/anchoring.py` asks for an
-anchor. A step that is repeated after a crash makes the bytes again that its version already has: a
-number that is believed is recognised and not written again, and the chain goes on from it. Where
-the bytes differ (another machine), the run goes on as a fork that publishes nothing until its
-number passes the highest believed one, then an anchor (DESIGN.md, Trainer).
+Each version is a delta of the believed one unless the rule of `storage/versions/anchoring.py` asks
+for an anchor. A step that is repeated after a crash produces the bytes of its version again: a
+number that is already believed is recognised, not written again, and the chain continues from it.
+Where the bytes differ (another machine), the run continues as a fork: it publishes nothing until
+its number passes the highest believed one, then an anchor (DESIGN.md, Trainer).
 """
 
 import logging
@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VersionWriter:
-    """One term of the trainer. `pinned` says which versions somebody needs (`pins.py`)."""
+    """Writer of one term of the trainer. `pinned` returns the versions that a rollout or an open
+    partial needs (`pins.py`).
+    """
 
     store: ObjectStore
     writer: FencedWriter
@@ -46,13 +48,15 @@ class VersionWriter:
     clock: Callable[[], float] = time.time
     pointer: Pointer | None = None
     _stored: Sequence[StoredVersion] = ()
-    _manifest: Manifest | None = None  # of the believed version …
-    _tensors: Tensors | None = None  # … and its tensors, once they are here
+    _manifest: Manifest | None = None  # of the believed version
+    _tensors: Tensors | None = None  # of the believed version, once they are in memory
     _chain: Chain | None = None
     _is_fork: bool = False
 
     def open(self) -> None:
-        """Fence lower terms in topic and store, and announce what is believed under this term."""
+        """Fence lower terms in topic and store, and announce the believed version under this
+        term.
+        """
         self.writer.open()
         take_pointer(self.store, self.run, self.term)
         self.pointer = believed(self.store)
@@ -66,10 +70,11 @@ class VersionWriter:
         return None if self.pointer is None else self.pointer.version
 
     def publish(self, number: int, tensors: Tensors) -> Version:
-        """Make this number believed and announced, unless it is already; returns its version.
+        """Publish, believe and announce this number, unless it is believed already; returns its
+        version.
 
-        The tensors are the next version's base: nobody may write to them until the next call has
-        returned.
+        The tensors are the next version's base: they must not be written to until the next call
+        has returned.
         """
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
@@ -95,7 +100,9 @@ class VersionWriter:
         return version
 
     def _recognise(self, tensors: Tensors) -> None:
-        """A repeated step's tensors are the believed version's, or the run is a fork."""
+        """Compare a repeated step's tensors with the believed version's; where they differ, the run
+        is a fork.
+        """
         assert self._manifest is not None
         hashes, tied = identities(tensors)
         weights = self._manifest.weights
@@ -103,12 +110,16 @@ class VersionWriter:
         self._is_fork = not same
         self._tensors = tensors if same and self.settings.deltas else None
         if not same:
-            log.warning("%s was made with other bits: an anchor comes next", self.highest)
+            log.warning(
+                "%s was published with other bits: the next version is an anchor", self.highest
+            )
 
     def _is_anchor_due(self, number: int, is_spread: bool) -> bool:
-        """Whether the next version must be whole; where it need not, the base is here after it.
+        """Whether the next version must be an anchor; where it need not, the base's tensors are in
+        memory afterwards.
 
-        Tensors that are spread have no base but the last that were: no process reads the others'.
+        Tensors distributed over ranks are only ever encoded against the last ones published: no
+        process can load the parts of the others.
         """
         if self._manifest is None or self._is_fork or not self.settings.deltas:
             return True
@@ -126,12 +137,12 @@ class VersionWriter:
                 held.move(self.store, self._manifest.version, self._manifest.hash)
                 self._tensors = held.tensors
         except (ObjectMissing, CorruptObject) as error:
-            log.warning("an anchor comes next, the chain is broken: %s", error)
+            log.warning("the next version is an anchor, the chain is broken: %s", error)
             return True
         return due
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Whether the version's anchor has this trainer's model files."""
+        """Whether the version's anchor carries this trainer's model files."""
         present = {f.name: f.hash for f in manifest.model_files if f.name != INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
@@ -146,7 +157,9 @@ class VersionWriter:
         self._tensors = tensors if self.settings.deltas else None
 
     def retain(self) -> None:
-        """Delete what nothing needs any more; a bound that takes a held version says so."""
+        """Delete versions that nothing needs any more; a warning is logged where `versions_max`
+        removes one that is still needed.
+        """
         assert self.pointer is not None, "retention comes after a version was published"
         self._stored = stored_versions(self.store, self._stored)
         plan = plan_retention(
@@ -158,7 +171,9 @@ class VersionWriter:
         )
         for version in plan.unpinned:
             log.warning(
-                "%s is still needed, but versions_max = %d", version, self.settings.versions_max
+                "%s is deleted while still needed: versions_max = %d",
+                version,
+                self.settings.versions_max,
             )
         retain(self.store, plan, self.term)
 

@@ -60,7 +60,7 @@ def test_a_fork_of_a_living_run_goes_on_under_kills_and_both_are_clean(tmp_path:
         kill_all(process)
     with gone_on(fork) as process:
         assert process.wait(WAIT_S) == 0
-    began = re.findall(r"goes on after step (\d+)", (fork / "logs" / "trainer.log").read_text())
+    began = re.findall(r"resumes after step (\d+)", (fork / "logs" / "trainer.log").read_text())
     assert int(began[0]) == AT
     assert min(map(int, began)) == AT
     assert said("audit", str(folder)) == before

@@ -43,7 +43,7 @@ def test_an_interrupted_run_goes_on_from_its_last_checkpoint(tmp_path: Path, mod
     assert len(read(folder, "ledger", StepDone)) < steps
     with started(folder, model, settings) as process:
         assert process.wait(WAIT_S) == 0
-    began = re.findall(r"goes on after step (\d+)", (folder / "logs" / "trainer.log").read_text())
+    began = re.findall(r"resumes after step (\d+)", (folder / "logs" / "trainer.log").read_text())
     assert int(began[-1]) >= 4
     assert int(began[-1]) % 4 == 0
     assert_the_log_adds_up(folder, steps)
