@@ -1,7 +1,7 @@
-"""Keep freed memory in the process instead of giving it back to the kernel after every micro-batch.
+"""Keeps freed memory in the process instead of returning it to the kernel after every micro-batch.
 
 A training pass allocates and frees the same tens of megabytes again and again. By default glibc
-unmaps large blocks at once, so each pass faults every page in anew: measured at 5 to 20 % of a
+unmaps large blocks at once, so each pass faults every page in again: measured at 5 to 20 % of a
 step's CPU time. Peak memory does not change.
 """
 
@@ -13,11 +13,11 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc to; False where the C library has no such setting. For the whole process, harmless
-    to repeat.
+    """Configure glibc's allocator for the whole process; False where the C library has no such
+    setting. Idempotent.
 
-    One arena for all threads: each of glibc's others would keep its own peak, and few calls are
-    made.
+    All threads share one arena: every further arena would keep its own peak, and allocations are
+    too few to contend.
     """
     if not sys.platform.startswith("linux"):
         return False

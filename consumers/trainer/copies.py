@@ -1,8 +1,8 @@
-"""Host memory that snapshots are copied into, used again and again.
+"""A pool of host memory for snapshots of tensors.
 
 Fresh memory for every step would cost several times the copy itself (each page is faulted in and
-cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), all of it while no step is
-trained. Memory that was handed out is nobody else's until it is given back.
+cleared: 78 ms against 15 ms for 62 M parameters to bf16, one core), and no step is trained
+meanwhile. A copy is exclusive to its holder until it is given back.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -17,8 +17,8 @@ from storage.tensors import untie
 
 
 class Copies:
-    """At most `copies_max` copies of tensors of one layout are out at a time; `idle_max` of those
-    given back are kept for the next.
+    """At most `copies_max` copies of tensors of one layout are in use at a time; the memory of up
+    to `idle_max` released ones is kept for reuse.
     """
 
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
@@ -30,12 +30,12 @@ class Copies:
 
     @property
     def out(self) -> int:
-        """Copies that were taken and not given back."""
+        """Number of copies that are in use."""
         return len(self._out)
 
     def take(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-        """A copy in host memory, floating-point tensors as `dtype` (None: as they are); tied ones
-        share memory. It is complete when this returns.
+        """A complete copy in host memory, floating-point tensors as `dtype` (None: unchanged); tied
+        ones share memory.
         """
         kept, tied = untie(tensors)
         copy = self._memory(kept, dtype)
@@ -47,7 +47,7 @@ class Copies:
         return copy
 
     def give_back(self, copy: object) -> None:
-        """Nobody reads it any more; one that is not from here is left alone."""
+        """Release a copy that is no longer read; a copy that is not of this pool is ignored."""
         with self._lock:
             for place, mine in enumerate(self._out):
                 if mine is copy:
@@ -78,5 +78,7 @@ def _fits(memory: Tensor, tensor: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _empty(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pinned for CUDA: the copy is then one transfer at the link's full speed."""
+    """Uninitialised host memory, pinned for CUDA tensors: the copy then runs at the link's full
+    speed.
+    """
     return torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)

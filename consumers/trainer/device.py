@@ -1,4 +1,4 @@
-"""Where the trainer computes: `trainer.device`."""
+"""The device on which the trainer computes (setting `trainer.device`)."""
 
 import torch
 
@@ -6,8 +6,8 @@ from streams.errors import ConfigurationError
 
 
 def device_of(name: str) -> torch.device:
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one. `ConfigurationError` when this
-    machine has no such device.
+    """The device named `cpu`, `cuda`, `cuda:N` or `auto` (CUDA if there is a device, else the CPU).
+    Raises `ConfigurationError` if this machine has no such device.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":

@@ -1,4 +1,4 @@
-"""Metrics of one step: rewards, lengths and lag of the trained samples, and counts of the others."""
+"""Metrics of one step: rewards, lengths and lag of trained samples, and counts of the others."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

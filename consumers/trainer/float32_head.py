@@ -1,10 +1,10 @@
-"""The head of a causal decoder in float32, whatever its body computes in.
+"""The head of a causal decoder computed in float32, whatever type its body computes in.
 
-The product of head and hidden states and the softmax after it decide a token's log-probability, and
-bfloat16's eight bits there are the largest part of what trainer and engine disagree about: the code
-of PipelineRL (Piché et al., arXiv 2509.19128) computes it in float32 on both sides. What an
-architecture does around that product (soft caps, scales) is its own code: the class's forward runs
-over hidden states that are given instead of a body.
+The product of head and hidden states and the softmax after it decide a token's log-probability.
+Computed in bfloat16 (eight bits), they cause most of the difference between trainer and engine; the
+code of PipelineRL (Piché et al., arXiv 2509.19128) therefore uses float32 on both sides. An
+architecture may add operations around that product (soft caps, scales). To keep them, the model
+class's own forward runs with its body replaced by given hidden states.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -20,17 +20,17 @@ from streams.errors import ConfigurationError
 
 
 class Float32Head:
-    """Hidden states as the body gives them → logits, float32. For one forward pass in one thread:
-    it takes the head's parameters as they are now, once for all slices, so that their gradients are
+    """Computes float32 logits from the body's hidden states. One object serves one forward pass in
+    one thread: it casts the head's parameters once for all slices, so that their gradients are
     summed in float32 too.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         name, head = _head_of(model)
-        bias: Tensor | None = getattr(head, "bias", None)  # typed as if there always were one
+        bias: Tensor | None = getattr(head, "bias", None)  # torch types it as never None
         self.size = head.weight.shape[0]
         self._body = _Given(body_of(model))
-        # The class without its constructor (it would build a model), without hooks and wrappers.
+        # An instance without its constructor (which would build a model), hooks and wrappers.
         self._shell: Any = object.__new__(type(model))
         modules = {
             **model._modules,
@@ -47,7 +47,7 @@ class Float32Head:
 
 
 def body_of(model: PreTrainedModel) -> nn.Module:
-    """What makes hidden states of tokens."""
+    """The module that turns tokens into hidden states."""
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
         raise _foreign(model, f"it has no body {model.base_model_prefix!r} under its head")
@@ -70,7 +70,7 @@ def _foreign(model: PreTrainedModel, why: str) -> ConfigurationError:
 
 
 class _Product:
-    """Stands in the head's place."""
+    """Replaces the head: the float32 product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -80,8 +80,8 @@ class _Product:
 
 
 class _Given:
-    """Stands in the body's place, and in that of every part of it: called, it gives `hidden`. Other
-    attributes are the body's.
+    """Replaces the body and each of its submodules: a call returns `hidden`. Other attributes are
+    the body's own.
     """
 
     hidden: Tensor
@@ -98,7 +98,9 @@ class _Given:
 
 
 class _Output:
-    """Hidden states, and nothing of what else a body may return (caches, attentions, routing)."""
+    """A body's output with hidden states only; everything else (caches, attentions, routing) is
+    None.
+    """
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden

@@ -1,9 +1,9 @@
-"""The elementwise parts of a decoder layer with backward passes written by hand.
+"""The elementwise parts of a decoder layer with hand-written backward passes.
 
-Matrix products of a small model take half of a step, so what surrounds them counts: autograd's own
-chains for a root-mean-square norm, rotary positions or SwiGLU keep and re-read three to five
-tensors where one or two do. Formulas are the usual ones; tests hold them against transformers.
-Shapes: N rows (tokens), H heads of D.
+Matrix products take only half of a small model's step, so the operations around them matter:
+autograd keeps and re-reads three to five tensors for a root-mean-square norm, rotary positions or
+SwiGLU, where one or two suffice. Formulas are the usual ones; tests compare them with transformers.
+Shapes: N rows (tokens), H heads of size D.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -64,8 +64,8 @@ class _SwiGlu(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """Positions as complex numbers: neighbours (2i, 2i+1) of a head are one number, turned by one
-    product.
+    """Rotary positions by complex numbers: elements 2i and 2i + 1 of a head form one number, which
+    one product rotates.
     """
 
     @staticmethod
@@ -86,20 +86,22 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`sequences` sequences, each padded at its end to `length` rows, beginning at row `start`."""
+    """`sequences` sequences from row `start` on, each padded at its end to `length` rows."""
 
     start: int
     sequences: int
     length: int
 
     def of(self, rows: Tensor) -> Tensor:
-        """View [sequences, heads, length, D] of this block of [N, heads, D]."""
+        """This block of `rows` [N, heads, D] as a view [sequences, heads, length, D]."""
         end = self.start + self.sequences * self.length
         return rows[self.start : end].unflatten(0, (self.sequences, self.length)).transpose(1, 2)
 
 
 class _Attend(torch.autograd.Function):
-    """One SDPA per block; gradients are written into place, not added as zero-filled slices."""
+    """One scaled dot-product attention per block; gradients are written in place, not added as
+    zero-filled slices.
+    """
 
     @staticmethod
     def forward(
@@ -133,24 +135,26 @@ class _Attend(torch.autograd.Function):
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) over the last dimension; the gain is folded into what follows."""
+    """x / sqrt(mean(x²) + eps) over the last dimension; the caller folds the gain into the next
+    matrix.
+    """
     return _Normalise.apply(x, eps)  # pyright: ignore[reportReturnType]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up of [N, 2 f], gate first: one matrix product makes both."""
+    """silu(gate) · up of [N, 2 f], gate first: one matrix product computes both halves."""
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """[N, H, D] turned by `turn` [N, H, D/2] (complex), pairs interleaved."""
+    """`x` [N, H, D] rotated by `turn` [N, H, D/2] (complex), pairs interleaved."""
     return _Rotate.apply(x, turn)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]) -> Tensor:
     """Causal attention within each sequence of `blocks`, which tile the rows.
 
-    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` [N, kv heads, D]; gives
-    [N, heads, D].
+    `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D].
+    Returns [N, heads, D].
     """
     return _Attend.apply(query_key, value, heads, blocks)  # pyright: ignore[reportReturnType]

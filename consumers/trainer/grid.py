@@ -1,8 +1,9 @@
-"""The rows of a micro-batch as the rectangle that transformers' forward wants.
+"""The rows of a micro-batch as the rectangular batch that transformers' forward needs.
 
-As wide as the longest sequence. Packed, the others fill each row one after the other; unpacked,
-each has a row of its own. What is left of a row goes on after its last sequence: nothing attends to
-what follows, so it needs no mask. Pure: equal rows give an equal grid.
+The grid is as wide as the longest sequence. Packed, several shorter sequences share a row;
+unpacked, each sequence has a row of its own. Positions continue in the unused rest of a row: under
+causal attention no sequence attends to what follows it, so the rest needs no mask. Pure: equal rows
+give an equal grid.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -21,8 +22,9 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`tokens`, `positions`, `mask` [R, W]; positions begin again at 0 with each sequence, `mask`
-    is 1 where a row has a token of a sequence. `scored` [G] are the rows' own as places in R · W.
+    """`tokens`, `positions` and `mask` are [R, W]; positions restart at 0 with each sequence,
+    `mask` is 1 where a cell has a token of a sequence. `scored` [G] are `Rows.scored` as indices
+    into R · W.
     """
 
     tokens: Tensor
@@ -32,7 +34,7 @@ class Grid:
 
 
 def grid_of(rows: Rows, packed: bool) -> Grid:
-    """On the device of the rows; planned on the host."""
+    """The grid of these rows, on their device; it is planned on the host."""
     width = max(rows.lengths)
     places = (
         first_fit(rows.lengths, width) if packed else [(i, 0) for i in range(len(rows.lengths))]
@@ -57,8 +59,8 @@ def grid_of(rows: Rows, packed: bool) -> Grid:
 
 
 def first_fit(lengths: Sequence[int], width: int) -> list[Place]:
-    """Row and column of each sequence, in their order: the first row with room for it. For lengths
-    that fall, at most 11/9 of the fewest rows possible and one more (Dósa 2007).
+    """Row and column of each sequence, in their order: the first row with room for it. For
+    descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
     places: list[Place] = []

@@ -1,11 +1,11 @@
-"""A micro-batch as flat arrays: one row per input token, padding only where attention wants equal
-lengths.
+"""A micro-batch as flat arrays: one row per input token, with padding only where attention needs
+equal lengths.
 
-Everything but attention works row by row, so sequences lie one after the other. Sequences of about
-equal length form a `Block`, padded to its longest: few rows are padding and one attention call
-serves many sequences. A sequence has no rows from its last trained token on: nothing after it is
-scored, however long a reply of the environment is. Only trained tokens are scored; they keep the
-order of the samples.
+Everything except attention works row by row, so sequences follow each other without padding.
+Sequences of about equal length form a `Block`, padded to its longest: few rows are padding and one
+attention call serves many sequences. A sequence has no rows from its last trained token on, since
+nothing after it is scored, however long a reply of the environment is. Only trained tokens are
+scored; they keep the order of the samples.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -33,9 +33,9 @@ PADDING_ROWS_MAX = 24
 class Rows:
     """N input rows and the G trained tokens that they predict.
 
-    `tokens`, `positions` [N]; `blocks` tile the rows; `lengths` are the sequences' own, in row
-    order. `scored` [G] is the row before each trained token, `targets` [G] that token,
-    `temperature` [G] what it was drawn at.
+    `tokens` and `positions` are [N]; `blocks` tile the rows; `lengths` are those of the sequences
+    in row order, without padding. `scored` [G] is the row before each trained token, `targets` [G]
+    the token, `temperature` [G] the temperature at which it was sampled.
     """
 
     tokens: Tensor
@@ -49,10 +49,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What the loss knows about each of the G trained tokens.
+    """Inputs of the loss for each of the G trained tokens.
 
     `behaviour` is log μ as the engine recorded it under the token's own version, `sequence` the
-    number of its sequence among the `sequences` that have a trained token, `lag` in versions.
+    index of the token's sequence among the `sequences` that have a trained token, `lag` is in
+    versions. `masked` counts the generated tokens that are not trained.
     """
 
     behaviour: Tensor
@@ -67,7 +68,7 @@ Batch = TypeVar("Batch", Rows, Judged)
 
 
 def placed(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on `device`."""
+    """The same batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
@@ -76,7 +77,7 @@ def placed(batch: Batch, device: torch.device) -> Batch:
 
 
 def rows_of(samples: Sequence[Sample]) -> Rows:
-    """The rows of a micro-batch, samples of any length ≥ 2 in any order."""
+    """The rows of a micro-batch; samples have any length ≥ 2 and any order."""
     trained = [_trained(sample) for sample in samples]
     lengths = [int(at[-1]) if len(at) else 1 for at in trained]
     order = sorted(range(len(samples)), key=lambda i: -lengths[i])
@@ -106,8 +107,8 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
 
 
 def judged_of(samples: Sequence[Sample], version: int) -> Judged:
-    """Advantages and behaviour log-probabilities in the order of `Rows.scored`; `version` is
-    trained from.
+    """The loss inputs of samples in the order of `Rows.scored`; `version` is the one trained
+    from.
     """
     tokens = [int(np.count_nonzero(sample.mask)) for sample in samples]
     trained = [(sample, count) for sample, count in zip(samples, tokens, strict=True) if count]
@@ -126,12 +127,12 @@ def judged_of(samples: Sequence[Sample], version: int) -> Judged:
 
 
 def _trained(sample: Sample) -> NDArray[np.int64]:
-    """Indices in the trajectory of the trained tokens."""
+    """Indices of the trained tokens in the trajectory."""
     return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
 def _blocks(lengths: Sequence[int]) -> tuple[list[Block], int]:
-    """Blocks over sequences in descending length, and how many rows they have."""
+    """Blocks over sequences of descending lengths, and their total number of rows."""
     blocks: list[Block] = []
     rows = first = padding = 0
     for i, length in enumerate(lengths):

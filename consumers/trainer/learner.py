@@ -1,8 +1,8 @@
-"""Masters, gradients and updates: everything of a trainer that is neither log nor store.
+"""The learner of one process: fp32 masters, gradients and updates, without log or store.
 
-Micro-batches are trained as they come, on as many threads as there are workers. Their gradients are
-added in the order of submission, so for given micro-batches the masters are the same bits for any
-number of workers.
+Micro-batches are trained as they arrive, on `workers` threads. Their gradients are added in the
+order of submission, so for given micro-batches the masters are bit-identical for any number of
+workers.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -40,7 +40,7 @@ class _Job:
     samples: Sequence[Sample]
     version: int
     number: int
-    """Of the micro-batch within its step."""
+    """Number of the micro-batch within its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class _Trained:
 
 
 class Learner:
-    """Takes `model`, float32, over (its parameters become views of the masters, or of the masters
-    rounded to `trainer.compute`). Call from one thread.
+    """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
+    masters rounded to `trainer.compute`. To be called from one thread.
     """
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings) -> None:
@@ -86,7 +86,7 @@ class Learner:
 
     @property
     def flat(self) -> Tensor:
-        """The masters themselves, one dimension; they change in `finish_update`."""
+        """The masters themselves (not a copy), flat; `finish_update` changes them."""
         return self._masters.flat
 
     @property
@@ -95,11 +95,11 @@ class Learner:
         return self._workers.busy_s
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """One micro-batch of the update; waits only while every worker has one and as many are
-        queued.
+        """Submit one micro-batch of the update; waits only while every worker is busy and as many
+        micro-batches are queued.
 
-        What failed in a worker is raised here, in `settle` or in `finish_update`, as
-        `ComputeFailed`; the learner is of no use after that.
+        A failure in a worker is raised here, in `settle` or in `finish_update`, as `ComputeFailed`;
+        the learner cannot be used afterwards.
         """
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
@@ -107,11 +107,13 @@ class Learner:
         self._workers.submit(_Job(samples, self.version, self.micro_batches - 1))
 
     def settle(self) -> None:
-        """What was submitted is computed when this returns."""
+        """Wait until everything submitted is computed."""
         self._workers.wait()
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches, normalise, clip and step; returns its metrics."""
+        """Wait for the update's micro-batches; normalise, clip and apply their gradient. Returns
+        the update's metrics.
+        """
         self._workers.wait()
         done = self._optimiser.update(self._gradient, self._sums.weight)
         self._masters.round()
@@ -130,20 +132,21 @@ class Learner:
         return metrics
 
     def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
-        """A copy to publish, checkpoint names, floating-point tensors as `dtype`; tied ones share
-        memory. It is of `copies`, else the caller's own.
+        """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
+        tied ones share memory. The memory is from `copies` if given, else its own.
         """
         state = self._masters.state_of(self._model)
         return (copies or Copies(1)).take(state, getattr(torch, dtype))
 
     def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
-        """A copy of all that the next update depends on, for a checkpoint: flat names, fp32 and two
-        counters. It is of `copies`, else the caller's own.
+        """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
+        moments by prefixed name, and two counters. The memory is from `copies` if given, else its
+        own.
         """
         return (copies or Copies(1)).take(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""
+        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
         for prefix, flat in self._buffers().items():
             self._masters.fill(flat, tensors, prefix)
         self._masters.round()
@@ -151,7 +154,7 @@ class Learner:
         self._optimiser.load(int(counters[0]), int(counters[1]))
 
     def state_hash(self) -> str:
-        """Of masters and optimiser state."""
+        """xxh3-128 of masters and optimiser state."""
         return state_hash(self._state())
 
     def close(self) -> None:
@@ -159,7 +162,7 @@ class Learner:
         self._workers.close()
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Prefix in a checkpoint → flat buffer."""
+        """Name prefix in a checkpoint → flat buffer."""
         adam = self._optimiser
         return {
             "masters.": self._masters.flat,
@@ -177,15 +180,15 @@ class Learner:
         return {**named, "optimiser.counters": counters}
 
     def _train(self, job: _Job) -> _Trained:
-        """Runs in a worker, changes nothing shared."""
+        """Compute a micro-batch in a worker thread, without changing shared state."""
         try:
             return self._trained(job.samples, job.version)
         except Exception as error:
             raise ComputeFailed((job.number,), error) from error
 
     def _trained(self, samples: Sequence[Sample], version: int) -> _Trained:
-        """Gradients of the micro-batch's summed loss. Where memory is short they are the sum of
-        those of its halves, which rounds differently.
+        """Gradients of the micro-batch's summed loss. Where memory is short, the gradients of its
+        two halves are added instead, which rounds differently.
         """
         try:
             return self._whole(samples, version)
@@ -193,7 +196,7 @@ class Learner:
             if len(samples) < 2 or not is_out_of_memory(error):
                 raise
             log.warning("%d samples do not fit into memory together, halved", len(samples))
-        # Outside of the except block: the exception's frames hold the tensors of the failed pass.
+        # Outside the except block: the exception's frames hold the tensors of the failed pass.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(samples) // 2
@@ -210,7 +213,8 @@ class Learner:
             return _Trained((), Sums(masked=float(judged.masked)))
         scores = self._policy(placed(rows_of(samples), self._device))
         loss, sums = surrogate(scores, judged, self._settings)
-        if self.updates % self._settings.updates_per_step == 0:  # later weights have no number
+        # Only the first update of a step trains from weights that have a version number.
+        if self.updates % self._settings.updates_per_step == 0:
             sums = replace(sums, gaps=gaps_of(scores.logprobs, samples, version))
         gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
         return _Trained(gradients, sums)

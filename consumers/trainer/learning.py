@@ -1,5 +1,7 @@
-"""What a trainer asks of whatever learns: the learner proper (`learner.py`), several processes that
-learn as one (`sharded/`), or one that only keeps time (`paced_learner.py`).
+"""The interface between the trainer's loop and a learner, and the factory of learners.
+
+Learners: one process that trains a model (`learner.py`), several processes that share one model
+(`sharded/`), and a learner that only models time (`paced_learner.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +18,14 @@ from consumers.trainer.paced_learner import PacedLearner, PacedModel
 from consumers.trainer.sample import Sample
 from storage.spread import Tensors
 
-if TYPE_CHECKING:  # its collectives are for several processes only
+if TYPE_CHECKING:  # torch.distributed is loaded for several processes only
     from consumers.trainer.sharded.learner import ShardedModel
 
 __all__ = ["ComputeFailed", "Learning", "open_learner"]
 
 
 class Learning(Protocol):
-    """One thread calls it."""
+    """Trains micro-batches and updates the weights; to be called from one thread."""
 
     micro_batches: int
     """Micro-batches of the step being trained, or just trained."""
@@ -40,35 +42,35 @@ class Learning(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds of forward and backward passes since the start."""
+        """Seconds spent in forward and backward passes since the start."""
         ...
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """One micro-batch of the update. `ComputeFailed` here, in `settle` or in `finish_update`
-        names those that raised.
+        """Submit one micro-batch of the update. A failure raises `ComputeFailed`, which names the
+        micro-batches, here, in `settle` or in `finish_update`.
         """
         ...
 
     def settle(self) -> None:
-        """What was submitted is computed when this returns, but in several processes micro-batches
-        that still wait for others to fill a round.
+        """Wait until the submitted micro-batches are computed, except those that a sharded learner
+        still holds until a round is full.
         """
         ...
 
     def finish_update(self) -> dict[str, float]:
-        """Wait for the update's micro-batches, change the weights; returns metrics."""
+        """Wait for the update's micro-batches and change the weights; returns metrics."""
         ...
 
     def snapshot(self, dtype: str, copies: Copies | None = None) -> Tensors:
-        """A copy to publish; it is of `copies`, else the caller's own."""
+        """A copy of the weights to publish, in memory of `copies` if given, else in its own."""
         ...
 
     def state(self, copies: Copies | None = None) -> Tensors:
-        """A copy of all that the next update depends on, for a checkpoint."""
+        """A copy of everything that the next update depends on, for a checkpoint."""
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from `state()`, bit for bit; `ConfigurationError` when it is of another model."""
+        """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
         ...
 
     def state_hash(self) -> str:
@@ -76,14 +78,14 @@ class Learning(Protocol):
         ...
 
     def close(self) -> None:
-        """It is of no use afterwards."""
+        """Release threads and processes; the learner cannot be used afterwards."""
         ...
 
 
 def open_learner(
     model: "PreTrainedModel | PacedModel | ShardedModel", settings: TrainerSettings
 ) -> Learning:
-    """What learns this model; a real one is taken over."""
+    """The learner for this kind of model; a `PreTrainedModel` belongs to the learner afterwards."""
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
     if isinstance(model, PreTrainedModel):

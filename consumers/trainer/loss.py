@@ -1,9 +1,9 @@
 """Policy-gradient losses over trained tokens. Pure; formulas and sources are in `docs/learning.md`.
 
-π is the policy being trained, μ what emitted the token: its log-probability is the engine's own
-record, under the token's own version, so spans of several versions need no special case. The loss
-of a micro-batch is a *sum*: an update divides the gradients of all its micro-batches by the sum of
-their weights, which is known only when the last one came.
+π is the policy being trained, μ the policy that emitted the token. log μ is the value that the
+engine recorded under the token's own version, so spans of several versions need no special case.
+The loss of a micro-batch is a *sum*: an update divides the gradients of all its micro-batches by
+the sum of their weights, which is known only after the last one.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -18,13 +18,13 @@ from consumers.trainer.scoring import Scores
 from consumers.trainer.sums import Sums
 
 LOG_RATIO_MAX = 20.0
-"""e²⁰ is far above any sensible ratio; without the bound one broken token makes inf · 0 and the
-update NaN.
+"""e²⁰ is far above any sensible ratio; without the bound one broken token gives inf · 0 and makes
+the update NaN.
 """
 
 
 def surrogate(scores: Scores, judged: Judged, settings: TrainerSettings) -> tuple[Tensor, Sums]:
-    """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of these
+    """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of its
     tokens.
     """
     log_ratio = (scores.logprobs - judged.behaviour).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)

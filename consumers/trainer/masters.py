@@ -1,8 +1,8 @@
-"""The fp32 masters: all parameters of a model in one flat buffer, each at a fixed place in it.
+"""The fp32 masters: all parameters of a model in one flat buffer, each at a fixed offset.
 
-Optimiser, norm and accumulation then are a few operations over one tensor instead of some for each
+Optimiser, norm and accumulation are then a few operations over one tensor instead of several per
 parameter. The model's own parameters become views of the buffer, or, where it computes in another
-type, of a second one that is the masters rounded: its forward always sees the newest masters.
+type, of a second buffer that holds the masters rounded to that type.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -24,7 +24,7 @@ ALIGNMENT = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`name` lies at `[start, start + size)` of the flat buffer."""
+    """Parameter `name` occupies `[start, start + size)` of the flat buffer."""
 
     name: str
     start: int
@@ -35,14 +35,14 @@ class Place:
         return prod(self.shape)
 
     def of(self, flat: Tensor) -> Tensor:
-        """The view of this parameter."""
+        """This parameter's view of a flat buffer."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
 
 class Masters:
-    """`flat`, on `device`, holds the parameters of `model` from now on; gaps of the alignment stay
-    0. The model computes in `compute` there; what its class keeps in float32 stays so, and so do
-    buffers (rotary frequencies).
+    """Holds the parameters of `model` in `flat` (on `device`) from now on; alignment gaps stay 0.
+    The model computes in `compute`; modules that its class keeps in float32, and buffers (rotary
+    frequencies), keep their type.
     """
 
     def __init__(
@@ -71,13 +71,15 @@ class Masters:
         self.round()
 
     def round(self) -> None:
-        """The model sees the masters as they are now; to be called after each change of `flat`."""
+        """Round the masters into the model's parameters; to be called after each change of
+        `flat`.
+        """
         if self._rounded is not None:
             self._rounded.copy_(self.flat)
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """What `model`, the one given before, has under checkpoint names, with the masters
-        themselves for its parameters; tied ones share memory.
+        """The state of `model` (the one of the constructor) under checkpoint names, with the
+        masters themselves as its parameters; tied ones share memory.
         """
         views = {
             id(parameter): place.of(self.flat)
@@ -87,7 +89,7 @@ class Masters:
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views by parameter name of a buffer with this layout."""
+        """Views of a buffer with this layout, by parameter name."""
         return {place.name: place.of(flat) for place in self.places}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
@@ -98,15 +100,15 @@ class Masters:
             place.of(flat).add_(gradient)
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Copy the tensors of a checkpoint, their names after `prefix`, into a buffer;
-        `ConfigurationError` when they are another model's.
+        """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer;
+        `ConfigurationError` if they are of another model.
         """
         for place in self.places:
             place.of(flat).copy_(of_this_model(tensors, prefix + place.name, place.shape))
 
 
 def of_this_model(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of a checkpoint; `ConfigurationError` where it is missing or of another shape."""
+    """The checkpoint's tensor `name`; `ConfigurationError` if it is missing or of another shape."""
     found = tensors.get(name)
     if found is not None and tuple(found.shape) == shape:
         return found

@@ -1,11 +1,12 @@
-"""Engine against trainer: how far their log-probabilities of the same tokens under the same version
-are apart, by task.
+"""Differences between the engine's and the trainer's log-probabilities of the same tokens under the
+same version, by task.
 
-Compared is what both sides compute alike, so that only rounding is left, or a mistake: trained
-tokens of the very version that is trained from (lag 0), in the first update of a step (the next one
-trains from weights that have no number), and only of a trajectory's first span: later ones may have
-been drawn over a KV cache of older weights. A task without such a token says so, and has the
-figures of its smallest lag apart from the others: they hold what was learnt in between.
+Only tokens that both sides compute in the same way are compared, so that a difference is rounding
+or a bug. These are the trained tokens of the version that is trained from (lag 0), in the first
+update of a step (later updates train from weights without a version number), and only those of a
+trajectory's first span (later spans may have been sampled over a KV cache of older weights). A task
+without such a token reports 0 compared tokens, and separately the metrics of its smallest lag,
+which include what was learnt in between.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -20,18 +21,19 @@ from torch import Tensor
 from consumers.trainer.sample import Sample
 
 TOKEN_MAX = 0.1
-"""Nats that a token may be off before it counts as `above`: a tenth in probability."""
+"""Largest difference in nats that is not counted as `above`: about a tenth in probability."""
 EXPONENT_MAX = 20.0
-"""As in the loss: one broken log-probability must not make a figure infinite."""
+"""As in the loss: one broken log-probability must not make a metric infinite."""
 
 TASKS_MAX = 64
-"""That have figures of their own: rollouts choose the labels."""
+"""Most tasks with metrics of their own: rollouts choose the labels freely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`tokens` of one task at one `lag`: sums of |Δ| and of e^Δ − 1 − Δ, how many |Δ| are above
-    `TOKEN_MAX`, and the largest; Δ is the trainer's log-probability minus the engine's.
+    """Differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's log-probability
+    minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts |Δ| above
+    `TOKEN_MAX`, `largest` is max |Δ|.
     """
 
     lag: int
@@ -42,7 +44,7 @@ class Gap:
     largest: float
 
     def __add__(self, other: "Gap") -> "Gap":
-        """The smaller lag counts alone; equal ones together."""
+        """Combine two gaps of equal lag; of different lags only the smaller one is kept."""
         if self.lag != other.lag:
             return self if self.lag < other.lag else other
         return Gap(
@@ -65,8 +67,8 @@ class Gaps:
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
-        """`mismatch_<figure>/<task>`, and without a task those of all tokens at lag 0. Nothing at
-        all where nothing was compared.
+        """Metrics `mismatch_<name>/<task>`, and `mismatch_<name>` over all tokens at lag 0; empty
+        if no token was compared.
         """
         if not self.by_task:
             return {}
@@ -83,8 +85,8 @@ class Gaps:
 
 
 def gaps_of(logprobs: Tensor, samples: Sequence[Sample], version: int) -> Gaps:
-    """Of a micro-batch trained from `version`; `logprobs` [G] are the trainer's of its trained
-    tokens, in the order of the samples.
+    """The gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's for its
+    trained tokens, in the order of the samples.
     """
     theirs = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - theirs

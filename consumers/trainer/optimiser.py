@@ -1,5 +1,5 @@
-"""AdamW over the flat masters, clipping by global norm, and the schedule as a function of the
-update's number.
+"""AdamW over the flat masters, with clipping by global norm and a learning rate that is a function
+of the update's number.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -17,8 +17,8 @@ NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 def learning_rate(update: int, settings: TrainerSettings) -> float:
-    """Rate of update `update` (0 is the first): a linear ramp times a line from 1 down to
-    `lr_final` at the last.
+    """Learning rate of update `update` (0 is the first): a linear warm-up times a linear decay from
+    1 to `lr_final` at the last update.
     """
     last = settings.steps * settings.updates_per_step - 1
     ramp = min(1.0, (update + 1) / max(1, settings.lr_ramp_steps))
@@ -28,7 +28,7 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What an update did: gradient norm before clipping, rate used, 0 or 1 updates skipped."""
+    """Result of an update: gradient norm before clipping, learning rate, 0 or 1 updates skipped."""
 
     gradient_norm: float
     learning_rate: float
@@ -36,10 +36,11 @@ class Applied:
 
 
 class Optimiser:
-    """Updates `flat` in place (Loshchilov & Hutter, "Decoupled weight decay", arXiv 1711.05101;
-    decay on all tensors).
+    """Updates `flat` in place by AdamW (Loshchilov & Hutter, "Decoupled weight decay", arXiv
+    1711.05101; decay on all tensors).
 
-    `mean`, `square` (Adam's moments, laid out like `flat`) and `updates` are its whole state.
+    Its whole state is `mean` and `square` (Adam's moments, laid out like `flat`), `updates` and
+    `moved`.
     """
 
     def __init__(self, flat: Tensor, settings: TrainerSettings) -> None:
@@ -68,15 +69,15 @@ class Optimiser:
         return int(self._moved)
 
     def load(self, updates: int, moved: int) -> None:
-        """Set the counters; the moments are filled by whoever knows their layout."""
+        """Set the counters; the caller fills `mean` and `square`."""
         self.updates = updates
         self._moved.fill_(moved)
 
     def update(self, gradient: Tensor, weight: float) -> Applied:
-        """One update by `gradient` / `weight`, clipped; `gradient` is overwritten.
+        """Apply one update by `gradient` / `weight`, clipped; `gradient` is overwritten.
 
-        Nothing moves (and the update counts as skipped) when nothing was trained or the gradient is
-        not finite: a NaN in the masters would end the run, and the next batch is as good.
+        The update is skipped if no token was trained or the gradient is not finite: a NaN in the
+        masters would end the run, while a lost batch costs little.
         """
         rate = learning_rate(self.updates, self._settings)
         self.updates += 1

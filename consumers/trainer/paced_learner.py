@@ -1,9 +1,10 @@
-"""A learner that only keeps time: its weights are of the configured size, an update takes as long
-as its tokens say and changes a share of every tensor by one unit in the last place.
+"""A learner that only models time: it has weights of the configured size, spends a configured time
+per token and per step, and each update changes a share of every tensor by one unit in the last
+place.
 
-What changes is a function of (seed, update) alone, so a step repeated after a crash makes the same
-bits, and deltas are as small as those of real training in bf16 (PULSE, arXiv 2602.03839). Nothing
-is learnt: no figure of loss is given.
+The changes are a function of (seed, update) alone, so a step repeated after a crash produces the
+same bits, and deltas are as small as those of real training in bf16 (PULSE, arXiv 2602.03839).
+Nothing is learnt, so no loss is reported.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -24,13 +25,13 @@ from storage.tensors import state_hash
 from streams.errors import ConfigurationError
 
 COLUMNS = 4096
-ROWS_MAX = 4096  # 32 MiB in bf16: so much of a version is read back after each update
+ROWS_MAX = 4096  # 32 MiB in bf16 a tensor
 PREFIX, COUNTER = "weights.", "updates"
 
 
 @dataclass(frozen=True, slots=True)
 class PacedModel:
-    """Weights without a model behind them; `step_s` and `token_s` are seconds on the wall."""
+    """Weights without a model; `step_s` and `token_s` are seconds of wall time."""
 
     seed: int
     weights_bytes: int
@@ -40,7 +41,7 @@ class PacedModel:
 
 
 class PacedLearner:
-    """What `learning.Learning` promises."""
+    """Implements `learning.Learning` with time and made-up weights."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class PacedLearner:
         self._clock, self._sleep = clock, sleep
         self._weights = make_weights(model)
         self._until_s = 0.0
-        """When the arithmetic of what was submitted ends."""
+        """Time at which the modelled arithmetic of everything submitted ends."""
         self._tokens = self._masked = self._sequences = 0
         self._begins_step = True
         self.updates = 0
@@ -74,7 +75,7 @@ class PacedLearner:
         self._spend(self._model.token_s * sum(len(sample.tokens) for sample in samples))
 
     def settle(self) -> None:
-        """Nothing is computed."""
+        """Nothing to wait for: nothing is computed."""
 
     def finish_update(self) -> dict[str, float]:
         self._spend(self._model.step_s / self._settings.updates_per_step)
@@ -117,7 +118,9 @@ class PacedLearner:
         """Nothing to end."""
 
     def _spend(self, seconds: float) -> None:
-        """Arithmetic that follows what was submitted before, beside whatever this process does."""
+        """Add modelled arithmetic behind that submitted before; real work of this process overlaps
+        with it.
+        """
         self._until_s = max(self._until_s, self._clock()) + seconds
         self.busy_s += seconds
 
@@ -127,7 +130,9 @@ class PacedLearner:
 
 
 def make_weights(model: PacedModel) -> dict[str, Tensor]:
-    """Tensors of the configured size in bf16, as a model's initial ones are spread."""
+    """bf16 tensors of the configured total size, drawn from N(0, 0.02²) as in a freshly initialised
+    model.
+    """
     left, weights = max(1, model.weights_bytes // 2), dict[str, Tensor]()
     while left:
         rows = min(ROWS_MAX, left // COLUMNS)
@@ -140,7 +145,9 @@ def make_weights(model: PacedModel) -> dict[str, Tensor]:
 
 
 def change_weights(weights: Mapping[str, Tensor], model: PacedModel, update: int) -> None:
-    """Flip the last bit of one element, drawn, in every `1 / changed_share` of each tensor."""
+    """Flip the last bit of one randomly drawn element in every `1 / changed_share` elements of each
+    tensor.
+    """
     stride = max(1, round(1 / model.changed_share))
     for place, tensor in enumerate(weights.values()):
         flat = tensor.view(-1).view(torch.int16).numpy()

@@ -1,10 +1,10 @@
-"""Llama, Qwen2 and Qwen3 on the rows of a micro-batch, without transformers' forward.
+"""A forward pass of Llama, Qwen2 and Qwen3 over the rows of a micro-batch, without transformers'.
 
-Reads the masters under their checkpoint names. What saves time over padded batches and autograd's
-own chains: rows instead of padding, gains of the norms folded into the matrices that follow (d × d
-work instead of rows × d), rotary pairs interleaved by permuting rows of the projections (scores do
-not change: queries and keys are permuted alike), and the hand-written passes of `fused_ops`. Only
-trained positions reach the head.
+It reads the masters under their checkpoint names. It is faster than padded batches under autograd
+because of: rows instead of padding; gains of the norms folded into the following matrices (d × d
+work instead of rows × d); rotary pairs interleaved by permuting rows of the projections (attention
+scores do not change, since queries and keys are permuted alike); and the hand-written backward
+passes of `fused_ops`. Only trained positions reach the head.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,9 +30,7 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Whether this model's forward is the one written here: exact class, full attention, SiLU,
-    static rope.
-    """
+    """Whether `PackedDecoder` computes this model: exact class, full attention, SiLU, static RoPE."""
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
         return False
@@ -45,7 +43,7 @@ def has_packed_form(model: PreTrainedModel) -> bool:
 
 
 class PackedDecoder:
-    """Scores rows under the model's parameters as they are at the call; holds no weights of its
+    """Scores rows under the model's parameters at the time of the call; holds no weights of its
     own.
     """
 
@@ -69,7 +67,7 @@ class PackedDecoder:
         for layer in range(self._layers):
             at = f"model.layers.{layer}."
             attended = self._attended(x, at, turn, rows)
-            if layer == self._layers - 1:  # nothing attends to what follows
+            if layer == self._layers - 1:  # no later layer attends to the other rows
                 x, attended = (part.index_select(0, rows.scored) for part in (x, attended))
             x = self._added(x, attended, at + "self_attn.o_proj")
             x = self._mlp(x, at)
@@ -109,14 +107,14 @@ class PackedDecoder:
         return self._added(x, swiglu(gate_up), at + "down_proj")
 
     def _added(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
-        """x + branch through the matrix of this name, the sum within the product."""
+        """x + branch · matrix of this name, with the sum computed within the product."""
         out = torch.addmm(x, branch, self._named[name + ".weight"].t())
         bias = self._named.get(name + ".bias")
         return out if bias is None else out + bias
 
     def _interleaved(self, weight: Tensor) -> Tensor:
-        """Rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a rotary pair
-        side by side.
+        """Rows of each head in the order 0, D/2, 1, D/2 + 1, …: the two halves of a rotary pair are
+        neighbours.
         """
         return weight.unflatten(0, (-1, 2, self._head_size // 2)).transpose(1, 2).flatten(0, 2)
 
@@ -127,12 +125,12 @@ class PackedDecoder:
         return torch.cat([self._interleaved(bias) for bias in biases])
 
     def _head_gains(self, at: str) -> Tensor:
-        """[heads + kv heads, D] gains of the norms of queries and keys."""
+        """Gains [heads + kv heads, D] of the norms of queries and keys."""
         query, key = (self._interleaved(self._named[at + n + "_norm.weight"]) for n in "qk")
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
     def _turn(self, positions: Tensor) -> Tensor:
-        """[N, heads + kv heads, D/2] rotations as complex numbers, from the model's own table."""
+        """Rotations [N, heads + kv heads, D/2] as complex numbers, from the model's own table."""
         length = int(positions.max()) + 1
         with torch.no_grad():
             steps = torch.arange(length, device=positions.device)[None]

@@ -1,9 +1,9 @@
-"""What an architecture's forward can do, found by trying it on a dozen tokens before training.
+"""Tests before training, on a dozen tokens, whether a model can be trained and packed.
 
-transformers 5 separates packed sequences where positions begin again (masking_utils.py,
-`find_packed_sequence_indices`, given no mask and no cache), but only in models that tell their
-positions there: OPT does not, ALiBi has none, state-space models carry their state across. Nothing
-in a configuration says so reliably; the hidden states do.
+transformers 5 separates packed sequences where positions restart at 0 (masking_utils.py,
+`find_packed_sequence_indices`, given no mask and no cache), but only in models that pass their
+positions to it: OPT does not, ALiBi has none, state-space models carry their state across. No
+configuration field shows this reliably; the hidden states do.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -21,14 +21,14 @@ from consumers.trainer.float32_head import Float32Head, body_of
 from streams.errors import ConfigurationError
 
 FIRST, SECOND = 5, 7
-"""Tokens of the two sequences that are tried."""
+"""Lengths in tokens of the two test sequences."""
 TOLERANCE = 1e-3
-"""Rounding in float32 is far below, one foreign token within attention far above."""
+"""Rounding in float32 is far below it; one attended token of another sequence is far above it."""
 
 
 def check_trainable(model: PreTrainedModel) -> None:
-    """`ConfigurationError` unless `model` reads nothing ahead of a token and its logits are those
-    of `Float32Head`: what every score takes for granted. `model` is float32 and not sharded.
+    """Raise `ConfigurationError` unless `model` is causal and its logits equal those of
+    `Float32Head`, which every score depends on. `model` is float32 and not sharded.
     """
     body, tokens = body_of(model), _tokens(model)
     with _trial(model):
@@ -43,8 +43,8 @@ def check_trainable(model: PreTrainedModel) -> None:
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether sequences that share a row of `model`'s forward stay strangers, told apart by
-    positions that begin again. `model` is float32 and not sharded.
+    """Whether sequences that share a row of `model`'s forward do not attend to each other when
+    their positions restart at 0. `model` is float32 and not sharded.
     """
     body, tokens = body_of(model), _tokens(model)
     positions = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])[None].to(tokens.device)
@@ -69,7 +69,7 @@ def _hidden(body: Callable[..., Any], tokens: Tensor, positions: Tensor | None =
 
 @contextmanager
 def _trial(model: PreTrainedModel) -> Generator[None]:
-    """Without gradients and dropout."""
+    """Run the block without gradients and dropout."""
     was = model.training
     model.eval()
     try:

@@ -1,16 +1,17 @@
-"""Scores of a micro-batch's trained tokens under the model as it is: a fast form where there is
-one, else transformers' own forward.
+"""Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
+the architecture has one, else by transformers' own forward.
 
-`policy_of(model)` gives a `Policy`, `Rows` → `Scores`: the seam between samples and loss. Both
-forms give the same numbers up to rounding, differentiable in the model's parameters, and may be
-called from several threads at once.
+`policy_of(model)` returns a `Policy` (`Rows` → `Scores`), the boundary between samples and loss.
+Both paths return the same numbers up to rounding, are differentiable in the model's parameters and
+may be called from several threads at once.
 
-`forward_scores(model, rows)` is the general form, for any causal decoder that `check_trainable`
-took, also under `fully_shard`. It is exactly one call of `model` itself, whatever the rows, and
-everything happens inside it: body once, trained rows selected, head and softmax in float32, in
-slices. So hooks on `model` and its layers see an ordinary forward, and ranks with unequal work make
-equal collectives. The head must lie in `model`'s own group, not in one of its own. The body
-computes in the type of its parameters; whoever wants bfloat16 casts those.
+`forward_scores(model, rows)` is the general path, for every causal decoder that passes
+`check_trainable`, also under `fully_shard`. It makes exactly one call of `model`, whatever the
+rows, and does everything inside that call: body once, trained rows selected, head and softmax in
+float32, in slices. So hooks on `model` and its layers see an ordinary forward, and ranks with
+unequal work run equal collectives. Under FSDP the head must be in `model`'s root group, not in a
+group of its own. The body computes in the type of its parameters; for bfloat16 the caller casts
+them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -33,9 +34,9 @@ Policy = Callable[[Rows], Scores]
 
 
 def policy_of(model: PreTrainedModel, general: bool = False) -> Policy:
-    """The fastest form that this model has, `general` where that would not do: the fast one
-    computes in float32 and keeps every activation. `model` is float32 now; its parameters may
-    change type later. `ConfigurationError` for what cannot be trained.
+    """The fastest path for this model. `general` excludes the fast one, which computes in float32
+    and keeps every activation. `model` is float32 now; its parameters may change type later. Raises
+    `ConfigurationError` if the model cannot be trained.
     """
     if has_packed_form(model) and not general:
         return PackedDecoder(model).score
@@ -45,8 +46,8 @@ def policy_of(model: PreTrainedModel, general: bool = False) -> Policy:
 
 
 def forward_scores(model: PreTrainedModel, rows: Rows, packed: bool = False) -> Scores:
-    """Scores through transformers' forward; `packed` (only where `can_pack`) puts several sequences
-    in a row of it, else each is padded to the longest.
+    """Scores by transformers' forward. `packed` (only where `can_pack`) puts several sequences into
+    one row of the batch; otherwise each sequence is padded to the longest.
     """
     if "forward" not in vars(model):
         model.forward = MethodType(_forward, model)
@@ -60,7 +61,7 @@ def _forward(
     packed: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The model's own forward, or scores where it is called with rows."""
+    """The model's own forward, or scores if it is called with `rows`."""
     if rows is None:
         return type(model).forward(model, *args, **kwargs)
     grid = grid_of(rows, packed)

@@ -1,9 +1,10 @@
-"""Layers whose activations are not kept for the backward pass but computed once more there.
+"""Gradient checkpointing: layers recompute their activations in the backward pass instead of
+keeping them.
 
-Memory of a pass then grows with one layer instead of all (Chen et al., "Training Deep Nets with
-Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers' own switch acts only
-on modules in training mode, which would switch dropout on with it; the policy that is trained must
-be the one that is sampled, so it stays in evaluation mode and the layers are wrapped here.
+The activation memory of a pass is then that of one layer instead of all (Chen et al., "Training
+Deep Nets with Sublinear Memory Cost", arXiv 1604.06174), for a third more work. transformers' own
+switch acts only on modules in training mode, which also turns dropout on. The trained policy must
+be the sampled one, so the model stays in evaluation mode and the layers are wrapped here.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,10 +23,11 @@ from streams.errors import ConfigurationError
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """From now on every decoder layer of `model` keeps its inputs alone; gradients are the same.
+    """Make every decoder layer of `model` keep only its inputs for the backward pass; gradients
+    stay the same.
 
-    Only `forward` of the layers is replaced, so hooks on their call (those of `fully_shard`) run
-    once, outside; call this before such hooks are set.
+    Only the layers' `forward` is replaced, so hooks on their call (those of `fully_shard`) run
+    once, outside of the recomputation. To be called before such hooks are set.
     """
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:

@@ -1,5 +1,5 @@
 """Log-probability and entropy of given tokens from logits, at the temperature at which they were
-drawn.
+sampled.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -14,14 +14,16 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_MAX = 1 << 24
-"""Logits alive at once: 64 MiB as float32. A large vocabulary is scored in slices whose logits are
-recomputed in the backward pass; otherwise 4 096 tokens of 150 000 words would hold 2.4 GB three
-times over.
+"""Logits in memory at once: 64 MiB as float32. A large vocabulary is scored in slices whose logits
+are recomputed in the backward pass; otherwise 4 096 tokens over a vocabulary of 150 000 would hold
+2.4 GB three times over.
 """
 
 
 class Scores(NamedTuple):
-    """[G] log-probabilities, with gradient, and entropies of the distributions in nats, without."""
+    """Log-probabilities [G], with gradient, and entropies [G] of the distributions in nats, without
+    gradient.
+    """
 
     logprobs: Tensor
     entropy: Tensor

@@ -1,7 +1,6 @@
-"""Statistics of micro-batches as sums, so that parts combine to exactly what the whole would say.
+"""Statistics of micro-batches as sums, so that the parts of a batch add up to those of the whole.
 
-`weight` is what the update's gradient is divided by once, at its end (`loss.py`); the rest is for
-the metrics.
+`weight` is the divisor of the update's gradient (`loss.py`); the other fields are for metrics.
 """
 
 from dataclasses import dataclass, field, fields
@@ -11,10 +10,10 @@ from consumers.trainer.mismatch import Gaps
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Over trained tokens, but `sequences`, `masked` and the two maxima. `ratio` is π/μ before
-    truncation or clipping, per token or per sequence as the loss uses it; `kl` sums r − 1 − log r.
-    `gaps` are of the first update of a step only; `halved` counts micro-batches that memory was
-    too short for.
+    """Sums over trained tokens, except `sequences`, `masked` and the two maxima. `ratio` is π/μ
+    before truncation or clipping, per token or per sequence as the loss uses it; `kl` sums
+    r − 1 − log r. `gaps` are of the first update of a step only; `halved` counts micro-batches that
+    did not fit into memory.
     """
 
     loss: float = 0.0
@@ -43,8 +42,8 @@ class Sums:
 
     def metrics(self) -> dict[str, float]:
         """Means by name. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence",
-        2020); `ess` is the effective sample size (Σr)² / (N Σr²): 1 on policy, the share of tokens
-        that still count off it.
+        2020). `ess` is the effective sample size as a share, (Σr)² / (N Σr²): 1 on policy, less off
+        policy.
         """
         tokens = max(self.tokens, 1.0)
         return {

@@ -1,9 +1,8 @@
-"""Threads that work side by side and hand in their results in the order in which the work was
-given.
+"""Worker threads whose results are handed in in the order in which the jobs were submitted.
 
-So what is made of the results does not depend on how many threads there are or which was first.
-Bounds: as many jobs wait as there are threads, and a thread that is early waits with its one result
-(invariant 8).
+So the combined result does not depend on the number of threads or on which one finishes first.
+Bounds (invariant 8): at most as many jobs are queued as there are threads, and a thread that
+finishes early waits with its single result.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -21,11 +20,11 @@ Result = TypeVar("Result")
 
 
 class Workers(Generic[Job, Result]):
-    """`hand_in` is called with one result at a time, in order of submission, from the thread that
-    made it.
+    """Calls `hand_in` with one result at a time, in the order of submission, from the thread that
+    computed it.
 
-    An exception of either function ends all work and surfaces in the caller's next `submit` or
-    `wait`. `busy_s` is the CPU time of the threads within `work`.
+    An exception in either function ends all work and is raised by the caller's next `submit` or
+    `wait`. `busy_s` is the CPU time that the threads spent in `work`.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Workers(Generic[Job, Result]):
             thread.start()
 
     def submit(self, job: Job) -> None:
-        """Give work; waits while as many jobs as threads are queued."""
+        """Queue a job; waits while as many jobs are queued as there are threads."""
         while True:
             self._raise()
             try:
@@ -60,13 +59,13 @@ class Workers(Generic[Job, Result]):
         self._submitted += 1
 
     def wait(self) -> None:
-        """Everything submitted was handed in when this returns."""
+        """Wait until the results of all submitted jobs were handed in."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._done == self._submitted)
         self._raise()
 
     def close(self) -> None:
-        """End the threads after what they are doing; harmless to call twice."""
+        """End the threads after their present jobs. Idempotent."""
         while any(thread.is_alive() for thread in self._threads):
             try:
                 self._jobs.put(None, timeout=0.05)
@@ -82,7 +81,7 @@ class Workers(Generic[Job, Result]):
         while (item := self._jobs.get()) is not None:
             index, job = item
             if self._failure is not None:
-                continue  # drain, so that nobody waits for a place in the queue
+                continue  # drain the queue, so that no submit blocks on it
             try:
                 self._do(index, job)
             except BaseException as error:  # noqa: BLE001  the caller's thread raises it
