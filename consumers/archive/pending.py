@@ -1,8 +1,9 @@
-"""What was read of one topic and is in no file yet, and which partition's file is due. No I/O.
+"""Records of one topic that were read and are in no file yet, and the choice of the partition whose
+file is due. No I/O.
 
-A partition's pending records are always consecutive. A file is cut where a record of a later day
-begins; a record of an earlier day (a clock that went back) stays where it lies, so that clocks that
-disagree around midnight make two files and not hundreds.
+A partition's pending records are always consecutive. A file ends before the first record of a later
+day. A record of an earlier day (a clock that went back) does not end it, so that clocks that
+disagree around midnight give two files and not hundreds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from streams.bus import Message
 
 
 class Pending:
-    """Records of one partition, oldest first; `since_s` is when the first was read, `bytes` counts
-    keys and values.
+    """Pending records of one partition, oldest first. `since_s` is the time at which the first was
+    read, `bytes` counts keys and values.
     """
 
     def __init__(self, since_s: float) -> None:
@@ -33,7 +34,7 @@ class Pending:
             self._cut = len(self.messages) - 1
 
     def file(self) -> Sequence[Message]:
-        """The records of the next file: up to the first of a later day."""
+        """The records of the next file: those before the first of a later day."""
         return self.messages[: self._cut]
 
     def forget(self, before: int) -> None:
@@ -49,8 +50,9 @@ def _later_day(message: Message, first: Message) -> bool:
 
 
 def due(pending: Mapping[int, Pending], roll_bytes: int, roll_s: float, now_s: float) -> int | None:
-    """The partition to write now: one whose day is over or that waited for `roll_s`, or, when all
-    hold `roll_bytes` together, the fullest.
+    """The partition whose file is to be written now, None if no file is due. A file is due if its
+    day is over or its first record waited for `roll_s`; if all partitions together hold
+    `roll_bytes`, the fullest is due.
     """
     for partition, held in pending.items():
         if held.spans_days or now_s - held.since_s >= roll_s:

@@ -1,8 +1,8 @@
-"""The archive role: every few seconds all archived topics in turn, and all of the rest at the end.
+"""The archive role: archives all topics in turn every few seconds, and the rest when it stops.
 
-It reads seldom and much at a time, so that it costs the run little; what is not archived yet is in
-the log, so nothing hurries. On `stop` it archives up to the present ends: a run that is stopped
-after its other roles is archived whole.
+It reads rarely and in large batches, so that it costs the run little; records that are not archived
+yet are still in the log. On `stop` it archives up to the present ends, so a run whose archive is
+stopped last is archived completely.
 """
 
 import logging
@@ -24,7 +24,7 @@ Note = Callable[[Mapping[str, object]], None]
 
 
 class Archive:
-    """All archived topics of a run; `note` is given a line per file that was created."""
+    """Archives all archived topics of a run; `note` is called with one line per created file."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Archive:
         self._files = self._bytes = self._lost = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Archive until `stop`, then the rest."""
+        """Archive until `stop` is set, then archive the rest."""
         topics = self._topics.values()
         for topic in topics:
             topic.start()
         while not stop.wait(self._pause_s):
             while sum(topic.advance() for topic in topics) and not stop.is_set():
-                pass  # the topics take turns until none has news
+                pass  # the topics take turns until none has new records
         for topic in topics:
             topic.finish()
 
     def figures(self) -> Figures:
-        """What this process wrote; any thread may ask."""
+        """Metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,
             "archive_bytes_total": self._bytes,

@@ -1,13 +1,14 @@
-"""The archive of one topic: reads its partitions, writes files, goes on after whoever was faster.
+"""Archives one topic: reads its partitions and writes files, exactly once even if several archivers
+run.
 
-Exactly-once rests on names alone. Every archiver's position in a partition is where a file ends (or
-where the log began when there was none), a file's name is the offset it begins with, and `create`
-has one winner: so no two files of a partition overlap, and each begins where another ended. A lease
-only spares the work of losing.
+Exactly-once depends on file names alone. Every archiver's position in a partition is the end of a
+file (or the begin of the log when there was none), a file is named by its first offset, and
+`create` has a single winner. So no two files of a partition overlap, and each begins where another
+ended. The lease only avoids duplicate work.
 
-1. Create the file. 2. Lost: read the winner's ending and go on after it. 3. Commit how far the
-partition is archived, before which the log may be truncated. Killed between 1 and 3, the next start
-finds the file (the commit only ever lags behind).
+1. Create the file. 2. If another archiver created it first, read its last offset and continue after
+it. 3. Commit the archived position, below which the log may be truncated. After a kill between 1
+and 3 the next start finds the file; the commit only ever lags behind.
 """
 
 import logging
@@ -32,7 +33,7 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One file; `mine` False: another archiver had created it just before, so nothing was."""
+    """One file; `mine` is False if another archiver had created it first."""
 
     topic: str
     key: str
@@ -43,7 +44,7 @@ class Written:
 
 
 class TopicArchive:
-    """One archiver of one topic; `start` comes first. `wrote` hears of each file."""
+    """One archiver of one topic; `start` must be called first. `wrote` is called with each file."""
 
     def __init__(
         self,
@@ -65,13 +66,12 @@ class TopicArchive:
         self._pending: dict[int, Pending] = {}
 
     def start(self) -> None:
-        """Find where each partition's last file ends; without files begin with what the log keeps.
+        """Continue each partition after its last file, or at the log's begin if there is none.
 
-        A log that no longer reaches back to there is `PositionLost`.
+        Raises `PositionLost` if the log is truncated beyond the last file.
         """
-        begins = from_begin(
-            self._bus, self._topic
-        )  # first: what goes meanwhile is in a file by then
+        # Asked before the files are listed: records truncated in between are then in a listed file.
+        begins = from_begin(self._bus, self._topic)
         ends = endings(self._store, self._run, self._topic)
         for partition, begin in begins.items():
             where = f"{self._topic}/{partition}"
@@ -81,13 +81,13 @@ class TopicArchive:
             else:
                 self._archived[partition] = begin
                 if begin.offset:
-                    log.warning("%s: what lay before %d is not archived", where, begin.offset)
+                    log.warning("%s: records below %d are not archived", where, begin.offset)
         self._next = {p: at.offset for p, at in self._archived.items()}
         self._bus.commit(ARCHIVING, self._topic, self._archived)
 
     def advance(self, *, exact: bool = False) -> bool:
-        """Read once and write what is due; False when nothing new was there, or, unless `exact`,
-        has not arrived yet.
+        """Read once and write the files that are due; False if no new record was read. Without
+        `exact` a record that is still in flight may be missed.
         """
         found = self._read(exact)
         now_s = self._monotonic()
@@ -97,20 +97,20 @@ class TopicArchive:
         return found
 
     def finish(self) -> None:
-        """Archive everything up to the present end, in files however small."""
+        """Archive everything up to the present end, however small the files."""
         ends = self._bus.end(self._topic)
         while any(self._next[partition] < end for partition, end in ends.items()):
             if not self.advance(exact=True):
-                raise BusError(f"{self._topic}: asked to read to {ends}, but nothing comes")
+                raise BusError(f"{self._topic}: no records arrive before the ends {ends}")
         while self._pending:
             self._write(next(iter(self._pending)))
 
     def pending(self) -> int:
-        """Records read and in no file yet; any thread may ask."""
+        """Number of records that were read and are in no file yet; thread-safe."""
         return sum(len(held.messages) for held in list(self._pending.values()))
 
     def behind(self) -> int:
-        """Records of the log that are in no file yet; any thread may ask."""
+        """Number of records of the log that are in no file yet; thread-safe."""
         ends = self._bus.end(self._topic)
         return sum(max(0, ends[p] - at.offset) for p, at in dict(self._archived).items())
 
@@ -132,7 +132,7 @@ class TopicArchive:
             if message.offset != self._next[message.partition]:
                 raise SequenceGap(
                     f"{self._topic}/{message.partition}: the log gives offset {message.offset} "
-                    f"where {self._next[message.partition]} comes next; it lost records"
+                    f"where {self._next[message.partition]} is next; the log lost records"
                 )
             if message.partition not in self._pending:
                 self._pending[message.partition] = Pending(now_s)
@@ -141,10 +141,10 @@ class TopicArchive:
         return bool(messages)
 
     def _pass_truncated(self, error: PositionLost) -> None:
-        """Go on after another archiver's files where the log no longer reaches back to here.
+        """Continue after another archiver's files where the log was truncated beyond this position.
 
-        One that stood still while its successor archived, and the trainer truncated up to there,
-        has lost nothing. `PositionLost` where no file has what is gone.
+        An archiver that was suspended while its successor archived and the trainer truncated has
+        lost no record. `PositionLost` if the truncated records are in no file.
         """
         ends = endings(self._store, self._run, self._topic)
         for partition, begin in self._bus.begin(self._topic).items():
@@ -156,13 +156,13 @@ class TopicArchive:
             self._go_on(partition, _after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
-        """The positions to read from, each partition first in turn, so that none waits for long."""
+        """The positions to read from; each partition is first in turn, so that none starves."""
         first, *others = self._next.items()
         self._next = dict([*others, first])
         return self._next
 
     def _write(self, partition: int) -> None:
-        """Write a partition's next file, or go on after the one that is there."""
+        """Write a partition's next file, or continue after another archiver's."""
         from storage.archive.files import encoded
 
         messages = self._pending[partition].file()
@@ -183,11 +183,11 @@ class TopicArchive:
         self._bus.commit(ARCHIVING, self._topic, {partition: self._archived[partition]})  # 3
 
     def _winner(self, key: str) -> Ending:
-        """How the file that is there ends."""
+        """The last offset and fence of the file that another archiver created."""
         listed = (parsed(entry.key, entry.bytes) for entry in self._store.list(key))
         file: ArchiveFile | None = next(listed, None)
         if file is None:
-            raise ObjectMissing(f"{key} was there and is gone; who deletes files of the archive?")
+            raise ObjectMissing(f"{key} existed and is gone; does a program delete archive files?")
         return ending(self._store, file)
 
     def _go_on(self, partition: int, archived: Position) -> None:
@@ -203,7 +203,7 @@ def _check_kept(where: str, archived: int, begin: int) -> None:
     if archived < begin:
         raise PositionLost(
             f"{where}: records {archived} to {begin - 1} were truncated before they were archived; "
-            "the archive would have a gap. Put the log back from a copy, or go on without an "
+            "the archive would have a gap. Restore the log from a copy, or continue without an "
             "archive (archive.enabled = false)"
         )
 

@@ -30,7 +30,7 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Whether `PackedDecoder` computes this model: exact class, full attention, SiLU, static RoPE."""
+    """Whether `PackedDecoder` can compute this model: exact class, full attention, SiLU, static RoPE."""
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
         return False

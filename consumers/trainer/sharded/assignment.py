@@ -1,9 +1,9 @@
-"""Which rank does what: pure functions of counts, sizes and the number of ranks, so every rank that
-asks gets the same answer and nothing has to be negotiated.
+"""Divides work and tensors among the ranks: pure functions of counts, sizes and the number of
+ranks, so every rank computes the same result without negotiation.
 
 Micro-batches are numbered within their update in the order of the takes that name them. A forward
 or backward pass of a sharded model is a collective, so every rank takes part in every round: ranks
-short of work run the round's first micro-batch at weight zero.
+without work run the round's first micro-batch at weight zero.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a rank does in a round: a micro-batch, and whether it counts."""
+    """A rank's micro-batch in a round, and whether its gradient counts."""
 
     micro_batch: int
     counts: bool
 
 
 def rounds(micro_batches: int, ranks: int) -> list[tuple[Turn, ...]]:
-    """One turn for each rank and round: micro-batch k is the turn of rank k mod `ranks` in round
-    k div `ranks`; only the last round can be filled up.
+    """One turn for each round and rank: rank k mod `ranks` trains micro-batch k in round
+    k div `ranks`. Only the last round can have turns that do not count.
     """
     assert ranks >= 1
     return [
@@ -33,8 +33,9 @@ def rounds(micro_batches: int, ranks: int) -> list[tuple[Turn, ...]]:
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """The rank that holds each tensor whole and writes it, balanced: the largest first, each to the
-    rank that has least (Graham's LPT rule: no rank has more than the mean and one tensor).
+    """The rank that gathers and writes each tensor, balanced by size: the largest tensor first,
+    each to the rank with the least (Graham's LPT rule: no rank has more than the mean plus one
+    tensor).
     """
     assert ranks >= 1
     loads = [0] * ranks
@@ -54,6 +55,6 @@ def rows_per_rank(rows: int, ranks: int) -> int:
 
 
 def slice_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The rows `[start, end)` of a tensor that a rank has."""
+    """The rows `[start, end)` of a tensor that a rank holds."""
     each = rows_per_rank(rows, ranks)
     return min(rows, rank * each), min(rows, (rank + 1) * each)

@@ -1,5 +1,5 @@
-"""What ranks give each other of the model: rows of a tensor gathered whole at its owner or
-scattered from rank 0, and small values that all of them want. All are collectives.
+"""Collectives over the model's tensors: gather a tensor's rows at its owner, scatter them from
+rank 0, and gather small values at all ranks.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,7 +19,7 @@ _V = TypeVar("_V")
 
 
 def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) -> Tensor | None:
-    """The whole tensor of this shape, in host memory of its own, at `owner`; None elsewhere."""
+    """The whole tensor of this shape, in new host memory, at rank `owner`; None at the others."""
     if ranks.size == 1:
         return mine.detach().to("cpu", copy=True)
     padded = _padded(mine.detach(), shape, ranks)
@@ -31,7 +31,7 @@ def gather_rows(mine: Tensor, shape: tuple[int, ...], owner: int, ranks: Ranks) 
 
 
 def scatter_rows(whole: Tensor | None, into: Tensor, shape: tuple[int, ...], ranks: Ranks) -> None:
-    """Each rank's rows of what rank 0 gives."""
+    """Copy this rank's rows of rank 0's whole tensor into `into`."""
     received = torch.empty(
         (rows_per_rank(shape[0], ranks.size), *shape[1:]), dtype=into.dtype, device=into.device
     )
@@ -46,7 +46,7 @@ def scatter_rows(whole: Tensor | None, into: Tensor, shape: tuple[int, ...], ran
 
 
 def gather_values(value: _V, type_: type[_V], ranks: Ranks) -> list[_V]:
-    """Every rank's value, in the order of ranks, at every rank."""
+    """The values of all ranks, in the order of ranks, at every rank."""
     mine = encode(value)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks.size)]
     dist.all_gather(sizes, torch.tensor([len(mine)]))
@@ -59,7 +59,7 @@ def gather_values(value: _V, type_: type[_V], ranks: Ranks) -> list[_V]:
 
 
 def _padded(rows: Tensor, shape: tuple[int, ...], ranks: Ranks) -> Tensor:
-    """As many rows as every rank sends."""
+    """The rows, padded to the number that every rank sends."""
     each = rows_per_rank(shape[0], ranks.size)
     if rows.shape[0] == each:
         return rows.contiguous()

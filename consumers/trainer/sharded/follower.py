@@ -1,8 +1,8 @@
-"""A rank that is not 0: it holds its slice of the model and does what rank 0 says, in that order,
-until it says that the trainer has ended.
+"""A rank other than 0: holds its slice of the model and executes rank 0's commands in their order,
+until the one that ends the trainer.
 
-It has no role, no lease and no opinion: what is trained, when, and whether rank 0 still may, is
-decided there.
+It has no role and no lease. Rank 0 alone decides what is trained and when, and whether its own term
+is still valid.
 """
 
 import logging
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 
 def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks) -> None:
-    """Until rank 0 has ended. `RankLost` when it, or another rank, is gone; `ConfigurationError`
-    when this machine's model is not the one that rank 0 starts from.
+    """Execute rank 0's commands until rank 0 has ended. `RankLost` if a rank is gone;
+    `ConfigurationError` if this machine's model differs from the one that rank 0 starts from.
     """
     model = load()
     begin = _begin(ranks)
@@ -47,7 +47,7 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
     if model_hash(model) != begin.model_hash:
         raise ConfigurationError(
             f"rank {ranks.rank}: the model that this machine starts from is not rank 0's: give all "
-            "machines the same model folder (model.path) or a run folder that they share"
+            "machines the same model folder (model.path) or a shared run folder"
         )
     settings = TrainerSettings.model_validate_json(begin.settings)
     portion = Portion()
@@ -58,7 +58,7 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
             _do(told, shard, portion, writing)
         except RollstreamError:
             raise
-        except RuntimeError as error:  # what a collective raises has no type of its own
+        except RuntimeError as error:  # collectives raise no more specific type
             raise RankLost(
                 f"rank {ranks.rank}: another rank is gone or failed ({error})"
             ) from error
@@ -66,7 +66,7 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
 
 
 def _begin(ranks: Ranks) -> Begin | None:
-    """What to begin with; None when rank 0 ended before (it stood by for the lease)."""
+    """The first command; None if rank 0 ended before it got the lease."""
     while isinstance(told := listen(ranks), Tick):
         log.debug("rank %d waits for rank 0", ranks.rank)
     if isinstance(told, Close):

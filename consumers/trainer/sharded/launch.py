@@ -1,5 +1,5 @@
-"""Whether this process is one of several, and which: the environment says so in the words of
-`torchrun`, whoever started it.
+"""Reads this process's rank from the environment variables of `torchrun`, which the supervisor sets
+as well.
 """
 
 import os
@@ -11,9 +11,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank; `ConfigurationError` when only half of what is to be said of
-    it is there.
-    """
+    """Whether this process is a rank; `ConfigurationError` if only some of the variables are set."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False
     missing = [name for name in VARIABLES if not environment.get(name)]
@@ -27,5 +25,5 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's rank; 0 where there is one process only."""
+    """This process's rank; 0 if there is only one process."""
     return int(environment["RANK"]) if is_launched(environment) else 0

@@ -1,8 +1,9 @@
-"""Rank 0's learner: what the trainer asks of it, all ranks do together.
+"""Rank 0's learner: each of its operations is executed by all ranks together.
 
-Only what a `Take` in the ledger names is submitted, so all ranks follow the ledger. A round is
-trained when there is a micro-batch for each rank; what is left at the end of an update is a round
-that is filled up (`assignment.py`). Micro-batches in which nothing is trained take no turn.
+Only micro-batches that a `Take` in the ledger names are submitted, so all ranks follow the ledger.
+A round is trained when there is a micro-batch for each rank; the rest at the end of an update forms
+a last round that is filled up (`assignment.py`). Micro-batches without a trained token are not part
+of any round.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -37,7 +38,7 @@ from consumers.trainer.sharded.writing import Copied, Copybook
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:
-    """A model, and the ranks that share it; `teller` is rank 0's."""
+    """A model and the ranks that share it; `teller` is rank 0's command sender."""
 
     model: PreTrainedModel
     ranks: Ranks
@@ -45,15 +46,15 @@ class ShardedModel:
 
 
 class ShardedLearner:
-    """What `learning.Learning` promises, of rank 0; call it from one thread. Bits are the same for
-    the same number of ranks; another number rounds differently.
+    """Implements `learning.Learning` on rank 0; to be called from one thread. Results are
+    bit-identical for the same number of ranks; another number rounds differently.
     """
 
     def __init__(self, sharded: ShardedModel, settings: TrainerSettings) -> None:
         self._settings, self._ranks, self._teller = settings, sharded.ranks, sharded.teller
         self._waiting: list[Sequence[Sample]] = []
         self._numbers: list[int] = []
-        """Of those that wait, within the step."""
+        """Numbers within the step of the micro-batches in `_waiting`."""
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
@@ -74,11 +75,11 @@ class ShardedLearner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of rank 0's passes, waiting for other ranks within them included."""
+        """Seconds of rank 0's passes, including its waits for other ranks within them."""
         return self._shard.busy_s
 
     def submit(self, samples: Sequence[Sample]) -> None:
-        """One micro-batch of the update; trains a round when every rank has one."""
+        """Submit one micro-batch of the update; trains a round once every rank has one."""
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1
@@ -91,10 +92,14 @@ class ShardedLearner:
             self._round()
 
     def settle(self) -> None:
-        """Full rounds are trained where they are submitted; the rest waits for `finish_update`."""
+        """Nothing to wait for: `submit` trains full rounds itself, and the rest waits for
+        `finish_update`.
+        """
 
     def finish_update(self) -> dict[str, float]:
-        """Train what is left, then change the weights; returns the update's metrics."""
+        """Train the remaining micro-batches, then change the weights; returns the update's
+        metrics.
+        """
         busy_s = self.busy_s
         if self._waiting:
             self._round()
@@ -104,16 +109,18 @@ class ShardedLearner:
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
     def snapshot(self, dtype: str, copies: Copies | None = None) -> Copied:
-        """A copy to publish, spread over the ranks; its memory is its own, not of `copies`."""
+        """A copy of the weights to publish, distributed over the ranks; its memory is its own, not
+        from `copies`.
+        """
         return self._copy(dtype, lambda: self._shard.snapshot(dtype))
 
     def state(self, copies: Copies | None = None) -> Copied:
-        """A copy of all that the next update depends on, spread over the ranks."""
+        """A copy of everything that the next update depends on, distributed over the ranks."""
         return self._copy("", self._shard.state)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a state that any number of ranks, or one process without them, has left;
-        `ConfigurationError` when it is of another model.
+        """Restore a state that any number of ranks, or an unsharded learner, has saved;
+        `ConfigurationError` if it is of another model.
         """
         for prefix in PREFIXES:
             for name, shape in self._shard.shapes.items():
@@ -123,12 +130,14 @@ class ShardedLearner:
             self._shard.load(tensors, updates, moved)
 
     def state_hash(self) -> str:
-        """Of masters and optimiser state; for the same bits it differs with the number of ranks."""
+        """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
+        ranks.
+        """
         with self._teller.order(lambda rank: Hash()):
             return self._shard.state_hash()
 
     def close(self) -> None:
-        """The other ranks end too."""
+        """End the other ranks."""
         self._teller.close(Close())
 
     def _round(self) -> None:
@@ -146,7 +155,7 @@ class ShardedLearner:
         try:
             with self._teller.order(told):
                 self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
-        except RankLost as lost:  # another rank may be gone: no word about these samples
+        except RankLost as lost:  # another rank may be gone: no evidence against these samples
             if is_out_of_memory(lost.__cause__):
                 raise ComputeFailed(numbers, lost.__cause__ or lost) from lost.__cause__
             raise

@@ -1,8 +1,10 @@
-"""The store through which ranks find each other's addresses: a new one for every start.
+"""Rendezvous: the key-value store through which ranks find each other's addresses, new for every
+start.
 
-`torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so what
-ranks of the last start wrote is still there, and gloo would call at addresses of the dead. Only one
-thing is therefore read from it, where rank 0's own store is, and that is tried until it answers.
+`torchrun` keeps one store of its own through all restarts of its processes (torch 2.13), so entries
+of the previous start are still in it, and gloo would connect to addresses of dead processes. The
+ranks therefore read a single entry from it, the port of rank 0's own store, and retry until that
+port accepts a connection.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -23,7 +25,7 @@ PAUSE_S = 0.1
 
 
 def meet(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
-    """The store of this start; `RuntimeError` when rank 0's is not there in time."""
+    """The store of this start; `RuntimeError` if rank 0 does not open it in time."""
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

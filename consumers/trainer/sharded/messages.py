@@ -1,5 +1,5 @@
-"""What rank 0 tells the other ranks, and what they answer: typed values as msgpack, arrays as their
-little-endian bytes. Nothing that is received is ever executed.
+"""Commands of rank 0 to the other ranks, and their replies: typed values as msgpack, arrays as
+little-endian bytes. No received data is ever executed (no pickle).
 """
 
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class WireSample(Struct, frozen=True, array_like=True):
-    """A `Sample` that travels; arrays as bytes of the types that a `Sample` has."""
+    """A `Sample` on the wire; its arrays are bytes of the types that a `Sample` has."""
 
     trajectory: str
     group: int
@@ -31,7 +31,7 @@ class WireSample(Struct, frozen=True, array_like=True):
     task: str
 
     def sample(self) -> Sample:
-        """The sample again."""
+        """The decoded sample."""
         return Sample(
             self.trajectory,
             self.group,
@@ -48,7 +48,7 @@ class WireSample(Struct, frozen=True, array_like=True):
 
 
 def wire(sample: Sample) -> WireSample:
-    """The sample as it travels."""
+    """The wire form of a sample."""
     return WireSample(
         sample.trajectory,
         sample.group,
@@ -65,19 +65,19 @@ def wire(sample: Sample) -> WireSample:
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """Rank 0 lives and has no work."""
+    """Heartbeat: rank 0 is alive and has no work."""
 
 
 class Begin(Struct, frozen=True, tag=True):
-    """Shard the model; it must have this hash, and rank 0's settings (JSON) hold for all."""
+    """Shard the model, which must have this hash; rank 0's settings (JSON) hold for all ranks."""
 
     model_hash: str
     settings: bytes
 
 
 class Round(Struct, frozen=True, tag=True):
-    """Train the samples from `version` with all others; not counted when it only fills the round
-    up.
+    """Train the samples from `version` in a round of all ranks; `counts` is False if the samples
+    only fill up the round.
     """
 
     version: int
@@ -90,19 +90,20 @@ class Finish(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Take a slice of every tensor of a checkpoint, and these counters."""
+    """Receive this rank's slice of every tensor of a checkpoint, and these counters."""
 
     updates: int
     moved: int
 
 
 class Hash(Struct, frozen=True, tag=True):
-    """Hash what this rank has of masters and optimiser."""
+    """Hash this rank's slices of masters and optimiser state."""
 
 
 class Gather(Struct, frozen=True, tag=True):
-    """Keep the tensors that this rank owns, whole, as copy `copy`: published ones as `dtype`, or
-    all of the state if that is "". Copies that are not in `alive` are not needed any more.
+    """Gather the whole tensors that this rank owns and keep them as copy `copy`: the published
+    tensors as `dtype`, or the whole state if that is "". Copies that are not in `alive` are
+    dropped.
     """
 
     copy: int
@@ -111,7 +112,7 @@ class Gather(Struct, frozen=True, tag=True):
 
 
 class WriteShards(Struct, frozen=True, tag=True):
-    """Write a copy's tensors; the answer is `TensorFiles`."""
+    """Write a copy's tensors; the reply is `Wrote`."""
 
     copy: int
     folder: str
@@ -120,8 +121,8 @@ class WriteShards(Struct, frozen=True, tag=True):
 
 
 class Encode(Struct, frozen=True, tag=True):
-    """Encode a copy as differences from copy `base`, which are the tensors of `parent`; the answer
-    is `Encoded`.
+    """Encode a copy as differences from copy `base`, the tensors of version `parent`; the reply is
+    `Encoded`.
     """
 
     copy: int
@@ -130,7 +131,7 @@ class Encode(Struct, frozen=True, tag=True):
 
 
 class WriteDelta(Struct, frozen=True, tag=True):
-    """Write what was encoded last; the answer is `Delta`."""
+    """Write the differences that were encoded last; the reply is `WroteDelta`."""
 
     folder: str
     stem: str
@@ -138,7 +139,7 @@ class WriteDelta(Struct, frozen=True, tag=True):
 
 
 class Identify(Struct, frozen=True, tag=True):
-    """Hash the tensors of a copy; the answer is `Identities`."""
+    """Hash the tensors of a copy; the reply is `Identities`."""
 
     copy: int
 
@@ -148,38 +149,38 @@ class Close(Struct, frozen=True, tag=True):
 
 
 Asked = WriteShards | Encode | WriteDelta | Identify
-"""What the thread that writes answers."""
+"""Commands that a rank's writing thread executes and replies to."""
 Told = Tick | Begin | Round | Finish | Load | Hash | Gather | Asked | Close
 
 
 class Encoded(Struct, frozen=True, tag=True):
-    """Bytes of the payloads, and what the manifest will say of the tensors."""
+    """Bytes of the encoded payloads, and the manifest's entries for the tensors."""
 
     bytes: int
     weights: TensorFiles
 
 
 class Identities(Struct, frozen=True, tag=True):
-    """Hash by name, and the names that share another's memory."""
+    """Hashes by name; `tied` maps a name to the one whose memory it shares."""
 
     hashes: dict[str, str]
     tied: dict[str, str]
 
 
 class Wrote(Struct, frozen=True, tag=True):
-    """Whole tensors."""
+    """The files of written whole tensors."""
 
     files: TensorFiles
 
 
 class WroteDelta(Struct, frozen=True, tag=True):
-    """Differences; the `parent_hash` in it says nothing."""
+    """The written differences; the `parent_hash` in `delta` is not valid."""
 
     delta: Delta
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """It could not; why."""
+    """The command failed; `message` is the exception's text."""
 
     message: str
 
@@ -188,10 +189,10 @@ Answer = Encoded | Identities | Wrote | WroteDelta | Failed
 
 
 def encode(value: Any) -> bytes:
-    """The value's bytes."""
+    """The msgpack bytes of a value."""
     return msgspec.msgpack.encode(value)
 
 
 def decode(data: bytes | memoryview, type_: Any) -> Any:
-    """The value of this type (a union of structs too); `msgspec.DecodeError` for anything else."""
+    """The value of this type (or union of structs); `msgspec.DecodeError` for other bytes."""
     return msgspec.msgpack.decode(data, type=type_)

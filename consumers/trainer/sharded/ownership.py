@@ -1,4 +1,4 @@
-"""Which rank holds which tensor whole, under which names, and how it comes there."""
+"""Gathers each whole tensor at the rank that owns it, under its checkpoint names."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -15,18 +15,20 @@ from storage.tensors import untie
 
 
 class Ownership:
-    """Of a model before it is sharded: a tensor with several names has one owner."""
+    """The owners of a model's tensors, planned before it is sharded; a tensor with several names
+    has one owner.
+    """
 
     def __init__(self, model: PreTrainedModel, ranks: Ranks) -> None:
         kept, self._tied = untie(model.state_dict())
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        """Of the parameters."""
+        """Shapes of the unsharded parameters by name."""
         self._ranks = ranks
         self._buffers = [name for name in kept if name not in self.shapes]
         self._owners = owners({name: tensor.nbytes for name, tensor in kept.items()}, ranks.size)
 
     def gather(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters that this rank owns, whole; a collective."""
+        """The whole parameters that this rank owns; a collective."""
         mine: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
             whole = gather_rows(slices[name], shape, self._owners[name], self._ranks)
@@ -37,8 +39,8 @@ class Ownership:
     def named(
         self, parameters: Mapping[str, Tensor], model: PreTrainedModel, dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Those, the buffers that this rank owns, and the other names of both, as a version
-        publishes them.
+        """`parameters`, the buffers that this rank owns, and the tied names of both: the tensors
+        that this rank contributes to a version.
         """
         mine, values = dict(parameters), model.state_dict()
         for name in self._buffers:

@@ -1,8 +1,9 @@
-"""This process among the ranks of a trainer: joined at the start, under a timeout that bounds every
-wait for another rank (invariant 8).
+"""Joins this process to the ranks of a trainer; a timeout bounds every wait for another rank
+(invariant 8).
 
-Three groups, so that threads never share one: the model's collectives (main threads only), what
-rank 0 tells the others (under one lock), and what their writing threads answer.
+There are three process groups, so that no two threads share one: the model's collectives (main
+threads only), rank 0's commands to the others (under one lock), and the replies of their writing
+threads.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -27,12 +28,12 @@ log = logging.getLogger(__name__)
 
 
 class RankLost(RollstreamError, ConnectionError):
-    """Another rank is gone or does not answer: this one ends too, and all start again together."""
+    """Another rank is gone or does not answer: this one ends too, and all ranks restart together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Who this process is among how many, and how they reach each other."""
+    """This process's rank, the number of ranks, and the groups through which they communicate."""
 
     rank: int
     size: int
@@ -45,9 +46,9 @@ class Ranks:
 
 @contextmanager
 def joined(device: str, timeout_s: float) -> Generator[Ranks]:
-    """All ranks are there when the block begins; a `RankLost` says that they did not all come.
+    """Run the block once all ranks have joined; `RankLost` if one does not join in time.
 
-    `device` is `cpu` or `cuda`, of which each process of a machine takes the one of its local rank.
+    `device` is `cpu` or `cuda`; each process of a machine uses the GPU of its local rank.
     """
     mine, backend = _device(device)
     timeout = timedelta(seconds=timeout_s)
@@ -60,13 +61,13 @@ def joined(device: str, timeout_s: float) -> Generator[Ranks]:
         told = dist.new_group(backend="gloo", timeout=timeout)
         answers = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
-        raise RankLost(f"the trainer's ranks did not come together: {error}") from error
+        raise RankLost(f"the trainer's ranks did not all join: {error}") from error
     assert isinstance(told, dist.ProcessGroup)  # every rank is in it
     assert isinstance(answers, dist.ProcessGroup)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), mine, mesh, told, answers, timeout_s)
     log.info("rank %d of %d on %s", ranks.rank, ranks.size, mine)
     yield ranks
-    # Only after a clean end: with a rank gone, waiting for the groups would be the next hang.
+    # Only after a clean end: with a rank gone, destroying the groups would hang.
     dist.destroy_process_group()
 
 
@@ -77,7 +78,7 @@ def _device(name: str) -> tuple[torch.device, str]:
     if local >= count:
         raise ConfigurationError(
             f"local rank {local} has no device of its own: PyTorch sees {count} here; start at "
-            "most so many processes on this machine (trainer.processes, or torchrun's "
+            "most that many processes on this machine (trainer.processes, or torchrun's "
             "--nproc-per-node)"
         )
     torch.cuda.set_device(local)

@@ -1,9 +1,9 @@
-"""A rank's part of the model: its slice of masters and moments, what it does in a round, and the
-tensors that it holds whole for a while because it writes them.
+"""A rank's part of the model: its slices of masters and moments, its work in a round, and the whole
+tensors that it gathers in order to write them.
 
-Every method is a collective unless it says otherwise: all ranks call the same ones in the same
-order (`telling.py`). `state` and `snapshot` give the names and values of `learner.py`, so
-checkpoints and versions do not tell how many ranks made them.
+Every method is a collective unless its docstring excludes it: all ranks call the same methods in
+the same order (`telling.py`). `state` and `snapshot` use the names and values of `learner.py`, so
+checkpoints and versions are independent of the number of ranks.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -40,7 +40,7 @@ PREFIXES = ("masters.", "optimiser.mean.", "optimiser.square.")
 
 
 class Shard:
-    """Takes `model`, float32, over; it is the same on all ranks."""
+    """Owns and shards `model` (float32), which must be the same on all ranks."""
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> None:
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
@@ -66,15 +66,19 @@ class Shard:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of the whole parameters."""
+        """Shapes of the unsharded parameters by name."""
         return self._owned.shapes
 
     def note_masked(self, tokens: int) -> None:
-        """Tokens of micro-batches in which nothing is trained; rank 0 alone notes them."""
+        """Count the tokens of a micro-batch without trained tokens; called on rank 0 only, not a
+        collective.
+        """
         self._sums += Sums(masked=float(tokens))
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
-        """One micro-batch of a round; one that fills up computes the same and adds zeros."""
+        """Train one micro-batch of a round. One that only fills up the round (`counts` False)
+        computes the same passes and adds zeros.
+        """
         began = time.monotonic()
         scores = forward_scores(
             self._model, placed(rows_of(samples), self._ranks.device), self._packed
@@ -91,7 +95,7 @@ class Shard:
         self.busy_s += time.monotonic() - began
 
     def finish(self) -> dict[str, float]:
-        """Change the masters; returns the update's metrics, the same on every rank."""
+        """Change the masters; returns the update's metrics, equal on every rank."""
         total = Sums()
         for part in gather_values(self._sums, Sums, self._ranks):
             total += part
@@ -108,7 +112,7 @@ class Shard:
         }
 
     def snapshot(self, dtype: str) -> dict[str, Tensor]:
-        """The tensors to publish that this rank owns, whole, in host memory, tied ones under all
+        """The tensors to publish that this rank owns: whole, in host memory, tied ones under all
         their names.
         """
         wanted = getattr(torch, dtype)
@@ -116,7 +120,7 @@ class Shard:
         return self._owned.named(self._owned.gather(slices), self._model, wanted)
 
     def state(self) -> dict[str, Tensor]:
-        """What this rank owns of all that the next update depends on, whole, in host memory."""
+        """The tensors of the learner's state that this rank owns: whole, in host memory."""
         mine: dict[str, Tensor] = {}
         for prefix, slices in self._state().items():
             whole = self._owned.gather(slices)
@@ -126,7 +130,9 @@ class Shard:
         return mine
 
     def load(self, tensors: Mapping[str, Tensor] | None, updates: int, moved: int) -> None:
-        """Go on from a checkpoint; rank 0 gives its tensors, whole, and each takes its slices."""
+        """Restore a checkpoint: rank 0 provides its whole tensors, every rank receives its
+        slices.
+        """
         for prefix, slices in self._state().items():
             for name, mine in slices.items():
                 whole = None if tensors is None else tensors[prefix + name]
@@ -134,7 +140,7 @@ class Shard:
         self._optimiser.load(updates, moved)
 
     def state_hash(self) -> str:
-        """Of masters and optimiser as they are spread: other numbers of ranks give other hashes."""
+        """xxh3-128 of masters and optimiser state by slices: it depends on the number of ranks."""
         flat = {
             p + name: one for p, slices in self._state().items() for name, one in slices.items()
         }
@@ -143,7 +149,7 @@ class Shard:
         return xxhash.xxh3_128_hexdigest("".join(hashes).encode())
 
     def _state(self) -> dict[str, dict[str, Tensor]]:
-        """Prefix in a checkpoint → slices by name; not a collective."""
+        """Name prefix in a checkpoint → slices by parameter name; not a collective."""
         adam, names = self._optimiser, list(self._slices)
         moments = (dict(zip(names, m, strict=True)) for m in (adam.mean, adam.square))
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
@@ -153,7 +159,7 @@ class Shard:
 
 
 def model_hash(model: PreTrainedModel) -> str:
-    """xxh3-128 over all that the model starts from; not a collective."""
+    """xxh3-128 over the model's initial state; not a collective."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
         hasher.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -162,7 +168,7 @@ def model_hash(model: PreTrainedModel) -> str:
 
 
 def _local(sharded: Tensor) -> Tensor:
-    """This rank's rows; they share the sharded tensor's memory."""
+    """This rank's rows of a sharded tensor; they share its memory."""
     return sharded.detach().to_local()  # pyright: ignore[reportAttributeAccessIssue]
 
 

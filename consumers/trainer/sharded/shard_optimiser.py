@@ -1,7 +1,8 @@
-"""AdamW over this rank's slices of the parameters: the same update as `optimiser.py` makes, with
-the gradient's norm taken over all ranks.
+"""AdamW over this rank's slices of the parameters: the same update as in `optimiser.py`, with the
+gradient's norm taken over all ranks.
 
-Every rank is given the same weight and finds the same norm, so all move or none does.
+Every rank receives the same weight and computes the same norm, so either all ranks apply an update
+or none does.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -56,8 +57,8 @@ class ShardOptimiser:
             one.fill_(moved)
 
     def update(self, gradients: Sequence[Tensor | None], weight: float) -> Applied:
-        """One update by Σ gradients / `weight`, clipped; gradients are overwritten. Nothing moves
-        when nothing was trained or the norm is not finite.
+        """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
+        update is skipped if no token was trained or the norm is not finite.
         """
         rate = learning_rate(self.updates, self._settings)
         self.updates += 1

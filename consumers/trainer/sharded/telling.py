@@ -1,15 +1,16 @@
-"""Rank 0 tells, the others do: every command goes to all ranks in one order, so the collectives of
-a sharded model are entered in one order too.
+"""Rank 0 sends commands and the other ranks execute them, all in one order, so every rank enters
+the collectives of a sharded model in the same order.
 
-Interleaving. On rank 0 three threads tell: the trainer's (rounds, updates, copies: it then takes
-part itself, inside `order`), the publisher's (writing: no collective follows), and a ticker. A
-command is sent, and its collective is run, under one lock; another rank does one command after the
-other. So between a command and the end of its collective nobody is told anything else, and no two
-ranks can be in different collectives. Answers to writing come over a group of their own from a
-thread of their own: a rank that writes still trains, and a rank that trains still answers.
+Interleaving. Three threads of rank 0 send commands: the trainer's (rounds, updates, copies; it
+takes part in the collective itself, inside `order`), the publisher's (writing; no collective
+follows) and a ticker. A command is sent, and its collective is run, under one lock; another rank
+executes one command after the other. So no other command is sent between a command and the end of
+its collective, and two ranks are never in different collectives. Replies to writing commands use a
+process group and a thread of their own: a rank that writes still trains, and a rank that trains
+still replies.
 
-A waiting rank hears a tick at least four times per timeout, so one that hears nothing for that long
-ends (rank 0 is gone or hangs); a rank that is gone is noticed by the next send and named.
+A waiting rank receives a tick at least four times per timeout. A rank that receives nothing for
+that long ends, because rank 0 is gone or hangs. A lost rank is detected by the next send and named.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -33,13 +34,13 @@ log = logging.getLogger(__name__)
 
 TICKS_PER_TIMEOUT = 4
 CALL_S = 2.0
-"""How long a roll call waits; a closed connection is noticed at once."""
+"""Longest wait of a roll call; a closed connection fails at once."""
 BYTES_MAX = 1 << 31
-"""Of one message: a length above it is not one of ours."""
+"""Largest message; a longer one is not a message of this protocol."""
 
 
 class Teller:
-    """Rank 0's side. Threads may share it."""
+    """Rank 0's side: sends commands to all other ranks. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -52,8 +53,8 @@ class Teller:
 
     @contextmanager
     def order(self, told: Callable[[int], Told]) -> Generator[None]:
-        """Tell every other rank `told(rank)`; nobody is told anything else until the block, rank
-        0's own part in it, is done. `RankLost` names the rank that is gone.
+        """Send `told(rank)` to every other rank, then run the block, which is rank 0's own part. No
+        other command is sent before the block ends. `RankLost` names the rank that is gone.
         """
         with self._lock:
             self._send_all(told)
@@ -61,16 +62,16 @@ class Teller:
                 yield
             except RollstreamError:
                 raise
-            except RuntimeError as error:  # what a collective raises has no type of its own
+            except RuntimeError as error:  # collectives raise no more specific type
                 raise self._lost(error) from error
 
     def tell(self, told: Callable[[int], Told]) -> None:
-        """As `order`, with nothing to do for rank 0."""
+        """As `order`, without a part for rank 0."""
         with self.order(told):
             pass
 
     def close(self, told: Told) -> None:
-        """The last that the others hear; harmless to call twice and after a failure."""
+        """Send the last command. Idempotent, and harmless after a failure."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -90,22 +91,24 @@ class Teller:
                 raise self._keep([] if is_late else [rank], f"rank {rank}", error) from error
 
     def _lost(self, error: RuntimeError) -> RankLost:
-        """A collective failed, which says nothing of who did: each is asked."""
+        """The error of a failed collective. The failure does not name a rank, so each rank is
+        probed.
+        """
         return self._keep(self._call(), "a rank", error)
 
     def _keep(self, gone: Sequence[int], late: str, error: RuntimeError) -> RankLost:
-        """What is wrong, for whoever tells next too."""
+        """The error to raise; later commands raise it too."""
         if gone:
             what = f"rank {', '.join(map(str, gone))} of the trainer is gone"
         else:
             limit = f"{self._ranks.timeout_s:g} s (trainer.ranks_timeout_s)"
             what = f"{late} of the trainer failed or does not answer within {limit}"
-        self._failed = RankLost(f"{what}; all ranks end and start again together ({error})")
+        self._failed = RankLost(f"{what}; all ranks end and restart together ({error})")
         return self._failed
 
     def _call(self) -> list[int]:
-        """Ranks whose connection is closed. Those that are busy do not hear it, which is no sign;
-        the group is of no use afterwards.
+        """The ranks whose connection is closed. A busy rank does not receive the probe, which is no
+        sign of loss. The group cannot be used afterwards.
         """
         if not self._others:
             return []
@@ -135,21 +138,21 @@ class Teller:
 
 
 def listen(ranks: Ranks) -> Told:
-    """The next command for this rank; `RankLost` when rank 0 says nothing for the timeout."""
+    """The next command for this rank; `RankLost` if rank 0 sends nothing within the timeout."""
     try:
         data = receive(0, ranks.told)
     except RuntimeError as error:
-        raise RankLost(f"rank {ranks.rank}: rank 0 is gone or says nothing ({error})") from error
+        raise RankLost(f"rank {ranks.rank}: rank 0 is gone or silent ({error})") from error
     return decode(data, Told)
 
 
 def answer(value: Answer, ranks: Ranks) -> None:
-    """To rank 0."""
+    """Send a reply to rank 0."""
     send(encode(value), 0, ranks.answers)
 
 
 def answer_of(rank: int, ranks: Ranks) -> Answer:
-    """What this rank answers; `RankLost` if it does not."""
+    """The reply of this rank; `RankLost` if none comes."""
     try:
         return decode(receive(rank, ranks.answers), Answer)
     except RuntimeError as error:
@@ -157,13 +160,13 @@ def answer_of(rank: int, ranks: Ranks) -> Answer:
 
 
 def send(data: bytes, rank: int, group: dist.ProcessGroup) -> None:
-    """The length, then the bytes."""
+    """Send the length, then the bytes."""
     dist.send(torch.tensor([len(data)]), rank, group=group)
     dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), rank, group=group)
 
 
 def receive(rank: int, group: dist.ProcessGroup) -> bytes:
-    """What `send` sent."""
+    """Receive one message of `send`; `RuntimeError` if its length is out of bounds."""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, rank, group=group)
     length = int(size)

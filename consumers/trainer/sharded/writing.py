@@ -1,8 +1,9 @@
-"""Writing a version or a checkpoint from all ranks at once: what each does with the tensors that it
-holds, and rank 0's view of all of them.
+"""Writes a version or a checkpoint from all ranks at once: each rank writes the tensors that it
+holds, and rank 0 combines the results.
 
-A rank writes in a thread of its own, so that it trains meanwhile, one request after the other: rank
-0 asks the next when all have answered. What a rank met is answered too, and raised at rank 0.
+A rank writes in a thread of its own, so that it trains meanwhile. It executes one command after the
+other: rank 0 sends the next when all ranks have replied. An exception of a rank is sent as its
+reply and raised at rank 0.
 """
 
 import logging
@@ -48,24 +49,26 @@ log = logging.getLogger(__name__)
 
 
 def stem_of(stem: str, rank: int) -> str:
-    """Of the files of one rank."""
+    """The file name stem of one rank."""
     return f"{stem}-rank{rank}"
 
 
 class Portion:
-    """A rank's copies by number, and what is asked of them. `keep` and `do` are of two threads."""
+    """A rank's copies by number, and the writing commands on them. `keep` and `do` may be called
+    from two threads.
+    """
 
     def __init__(self) -> None:
         self._copies: dict[int, dict[str, Tensor]] = {}
         self._encoded: tuple[Differences, Manifest] | None = None
 
     def keep(self, number: int, tensors: dict[str, Tensor], alive: tuple[int, ...]) -> None:
-        """One more copy; of the others only those that are alive."""
+        """Add a copy and drop those that are not in `alive`."""
         kept = {n: t for n, t in self._copies.items() if n in alive}
         self._copies = {**kept, number: tensors}
 
     def do(self, asked: Asked, store: ObjectStore | None) -> Answer:
-        """Carry it out; a store is there where something is written."""
+        """Execute a command; `store` is needed by those that write."""
         match asked:
             case WriteShards(copy, folder, stem, shard_bytes):
                 assert store is not None
@@ -88,7 +91,7 @@ class Portion:
 
 
 class Writing:
-    """The thread of a rank that is not 0."""
+    """The writing thread of a rank other than 0."""
 
     def __init__(self, portion: Portion, store: ObjectStore, ranks: Ranks) -> None:
         self._portion, self._store, self._ranks = portion, store, ranks
@@ -97,11 +100,11 @@ class Writing:
         self._thread.start()
 
     def ask(self, asked: Asked) -> None:
-        """Returns at once."""
+        """Queue a command; returns at once."""
         self._asked.put(asked)
 
     def close(self) -> None:
-        """Everything asked was answered when this returns."""
+        """Reply to every queued command, then end the thread."""
         self._asked.put(None)
         self._thread.join()
 
@@ -109,14 +112,16 @@ class Writing:
         while (asked := self._asked.get()) is not None:
             try:
                 said = self._portion.do(asked, self._store)
-            except Exception as error:  # rank 0 raises it, and would wait in vain
+            except Exception as error:  # rank 0 raises it; without a reply it would wait in vain
                 log.exception("rank %d could not write", self._ranks.rank)
                 said = Failed(f"{type(error).__name__}: {error}")
             answer(said, self._ranks)
 
 
 class Copybook:
-    """Rank 0's side: numbers copies, asks all ranks at once, and puts together what they say."""
+    """Rank 0's side: numbers the copies, sends writing commands to all ranks at once, and collects
+    their replies.
+    """
 
     def __init__(self, teller: Teller, ranks: Ranks) -> None:
         self._teller, self._ranks = teller, ranks
@@ -126,12 +131,16 @@ class Copybook:
         self._next = 0
 
     def number(self) -> tuple[int, tuple[int, ...]]:
-        """Of a new copy, and those that somebody at rank 0 still has."""
+        """The number of a new copy, and the numbers of the copies that are still referenced at
+        rank 0.
+        """
         self._next += 1
         return self._next, tuple(self._alive.keys())
 
     def keep(self, number: int, mine: dict[str, Tensor], alive: tuple[int, ...]) -> "Copied":
-        """The copy, gathered at all ranks; they keep their parts as long as this one lives."""
+        """The handle of a copy gathered at all ranks; the ranks keep their parts while the handle
+        is referenced.
+        """
         self._portion.keep(number, mine, alive)
         copied = Copied(number, self)
         self._alive[number] = copied
@@ -140,13 +149,13 @@ class Copybook:
     def ask(
         self, asked: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
     ) -> list[_A]:
-        """What each rank, 0 first, answers; `StoreError` names the rank that could not."""
+        """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
             self._teller.tell(asked)
             mine: Answer | RollstreamError
             try:
                 mine = self._portion.do(asked(0), store)
-            except RollstreamError as error:  # the others' answers are read all the same
+            except RollstreamError as error:  # raised after the other ranks' replies were read
                 mine = error
             theirs = [answer_of(rank, self._ranks) for rank in range(1, self._ranks.size)]
         if isinstance(mine, RollstreamError):
@@ -162,7 +171,7 @@ def _expect(said: Answer, kind: type[_A], rank: int) -> _A:
 
 
 class Copied(Spread):
-    """Copy `number`, of which every rank holds a part."""
+    """Copy `number` of the model's tensors, of which every rank holds a part."""
 
     def __init__(self, number: int, book: Copybook) -> None:
         self.number, self._book = number, book
@@ -177,7 +186,7 @@ class Copied(Spread):
 
     def differences(self, parent: Manifest, base: Spread) -> SpreadDifferences:
         assert isinstance(base, Copied)
-        # Its tensors' hashes are all that is needed of it; its delta is as long again.
+        # Encoding needs only the tensors' hashes; the delta's entries would double the message.
         slim = replace(parent, model_files=(), delta=None)
         asked = Encode(self.number, base.number, slim)
         return _Encoded(self._book.ask(lambda rank: asked, Encoded), self._book)
