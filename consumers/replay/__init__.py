@@ -1,1 +1,1 @@
-"""Steps of a run trained again from its ledger, and its records published again elsewhere."""
+"""Trains recorded steps of a run again from its ledger, and copies its records to another bus."""

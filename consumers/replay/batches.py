@@ -1,7 +1,7 @@
-"""The micro-batches of a recorded step, as the rule and the filter of a replay leave them.
+"""The micro-batches of a recorded step under the rule and the filter of a replay.
 
-With the run's own rule and no filter they are the recorded ones, sample for sample. What the rule
-adds to the recorded takes (a larger `max_lag`) comes behind them, packed.
+With the run's own rule and no filter they are the recorded ones, sample for sample. Samples that
+another rule adds to the recorded takes (a larger `max_lag`) are packed into further micro-batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ from streams.records import GroupMembers, Take, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Under what steps are trained; `keep` says which trajectories there are at all for a step
-    trained from this version.
+    """The settings and the rule under which steps are trained. `keep(trajectory, version)` is the
+    filter of the trajectories for a step trained from `version`.
     """
 
     settings: TrainerSettings
@@ -33,8 +33,8 @@ class Course:
 def batches_of(
     log: Bus, takes: Sequence[Take], course: Course, planned: PlannedStep, figures: StepFigures
 ) -> Iterator[list[Sample]]:
-    """Of the takes of one update of the planned step. Other bytes than the ledger recorded are a
-    `ValueError`, what is gone a `PositionLost`.
+    """Yield the micro-batches of one update of the planned step. Raises `ValueError` for bytes that
+    differ from the ledger's record, `PositionLost` for a missing record.
     """
     samples: dict[str, Sample] = {}
     for take in takes:

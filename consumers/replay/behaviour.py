@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens whose sampler kept none: those of the model that training begins
-with. The ratio of the first step is then 1 by definition, whoever wrote the tokens.
+"""Log-probabilities for tokens whose sampler recorded none: those of the model that training starts
+from. The importance ratio of the first step is then 1 by definition.
 
-One trajectory at a time, so that each has the same bits whatever else is trained.
+Trajectories are scored one at a time, so that each gets the same bits whatever else is trained.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -18,13 +18,13 @@ from streams.records import Trajectory
 
 
 class Behaviour:
-    """Stands in for the behaviour policy."""
+    """Replaces the unknown behaviour policy by the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._policy = policy_of(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
-        """The record with the model's log-probabilities at the record's temperature."""
+        """Return the record with the model's log-probabilities at the record's temperature."""
         with torch.no_grad():
             scores = self._policy(rows_of([sample_of(record, 0.0)]))
         return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))

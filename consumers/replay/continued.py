@@ -1,8 +1,9 @@
-"""Writes a topic that may hold a beginning of it already, left by a writer that was killed.
+"""Writes a topic that may already hold the first records, left by a writer that was killed.
 
-Whoever writes gives all records again, from the first on: what is there is compared byte for byte,
-what is not is appended. So nothing is there twice, and nothing of another origin is written behind.
-A topic that holds records and was never begun by us is refused before anything is written.
+The caller passes all records again, from the first on. Records that are already in the topic are
+compared byte for byte; the others are appended. So no record is written twice, and none is appended
+behind records of another origin. A topic with records that no replay began is refused before
+anything is written.
 """
 
 from collections import deque
@@ -16,12 +17,12 @@ from streams.errors import BusError, ConfigurationError
 from streams.records import Position
 
 BEGUN = "replay"
-"""Consumer group whose commit at 0 says that what a topic holds was begun by a replay."""
+"""Consumer group whose commit marks a topic as begun by a replay."""
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
 
 
 def refuse_others(bus: Bus, topics: Sequence[str], where: str) -> None:
-    """`ConfigurationError` if one of these topics holds records that no replay began."""
+    """Raise `ConfigurationError` if one of these topics holds records that no replay wrote."""
     for topic in topics:
         records = sum(bus.end(topic).values())
         if records and not bus.committed(BEGUN, topic):
@@ -32,14 +33,14 @@ def refuse_others(bus: Bus, topics: Sequence[str], where: str) -> None:
 
 
 def begin(bus: Bus, topic: str) -> None:
-    """Say that the topic is ours, before its first record."""
+    """Mark a topic as begun by a replay, before its first record."""
     partitions = range(bus.partitions(topic))
     bus.commit(BEGUN, topic, dict.fromkeys(partitions, Position()))
 
 
 class Contents:
-    """A running hash over the records of a topic: of each partition their keys and values in order,
-    however they were read and whatever their offsets.
+    """A running hash over the keys and values of a topic, in order within each partition; it does
+    not depend on offsets or read batches.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Contents:
         self.records = 0
 
     def add(self, partition: int, key: bytes, value: bytes | None) -> None:
-        """One more record of the partition; lengths frame it, -1 is a tombstone's."""
+        """Add the partition's next record, framed by its lengths (-1 for a tombstone)."""
         size = -1 if value is None else len(value)
         hasher = self._by.setdefault(partition, xxhash.xxh3_128())
         hasher.update(f"{len(key)} {size} ".encode())
@@ -56,7 +57,7 @@ class Contents:
         self.records += 1
 
     def digest(self) -> str:
-        """xxh3-128 over numbers and digests of the partitions that hold any, in order, in hex."""
+        """xxh3-128 in hex over the numbers and digests of the non-empty partitions, in order."""
         whole = xxhash.xxh3_128()
         for partition, one in sorted(self._by.items()):
             whole.update(f"{partition} ".encode() + one.digest())
@@ -65,7 +66,9 @@ class Contents:
 
 @dataclass(slots=True)
 class Continued:
-    """The writer; `already` counts what was there. `close` comes last."""
+    """The writer of one topic; `already` counts the records that were there. `close` must be called
+    last.
+    """
 
     bus: Bus
     topic: str
@@ -82,8 +85,8 @@ class Continued:
         self._at = dict.fromkeys(self._ends, 0)
 
     def put(self, entry: Entry) -> None:
-        """The next record of its partition, which it names; `ConfigurationError` if another one
-        lies there.
+        """Write the next record of the partition that `entry` names; `ConfigurationError` if the
+        topic holds another record there.
         """
         assert entry.partition is not None
         partition = entry.partition
@@ -99,7 +102,7 @@ class Continued:
         self._at[partition] += 1
 
     def close(self) -> None:
-        """Everything is durable, and the topic holds nothing else."""
+        """Append the rest; `ConfigurationError` if the topic holds further records."""
         self._flush()
         for partition, end in self._ends.items():
             if self._at[partition] < end:
@@ -130,6 +133,6 @@ class Continued:
     def _differs(self, partition: int) -> ConfigurationError:
         return ConfigurationError(
             f"{self.where}: {self.topic} {partition} holds something else from offset "
-            f"{self._at[partition]} on than what is to be written there; it was begun from another "
-            "source, with another filter, or by another program: begin again in an empty place"
+            f"{self._at[partition]} on than the records to be written; it was begun from another "
+            "source, with another filter, or by another program: restart in an empty place"
         )

@@ -1,13 +1,14 @@
-"""A run's records published again into another bus: the same bytes in the same partitions and in
-the same order, at new offsets.
+"""Copies a run's topics to another bus: the same bytes in the same partitions and in the same
+order, at new offsets.
 
-A topic that one role writes is copied whole, its void records and `Opened` too, with the fence at
-its first record: so a reader of the copy takes as void exactly what a reader of the source does
-(invariant 7). A chosen part of it would be a log that lost records, and is refused. Compacted
-topics say what is, not what was, and are not copied.
+A topic of a single writer is copied completely, void records and `Opened` included, with the fence
+at its first record. So a reader of the copy treats the same records as void as a reader of the
+source (invariant 7). A part of such a topic would look like a log that lost records, so a filter is
+refused. Compacted topics hold present values, no history, and are not copied.
 
-1. What a topic may hold already is checked to be ours. 2. It is marked as begun. 3. The fence. 4.
-The records. 5. All of them are read again and compared. Killed anywhere, the same call goes on.
+1. Check that records already in the target are from a replay. 2. Mark the topic as begun.
+3. Set the fence. 4. Copy the records. 5. Read all of them again and compare. After a kill at any
+point, the same call resumes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +22,14 @@ from streams.topics import catalogue
 from streams.truncation import TRUNCATED, truncated_begin
 
 HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
-"""What is copied unless topics are named: what an archive keeps."""
+"""The topics that are copied by default: those that an archive keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A topic of the copy: its records and their hash, equal to the source's; `left_out` by the
-    filter, `already` there before, `forgotten` by the source itself before the first it has.
+    """A copied topic. `records` and `content_hash` are equal to the source's. `left_out` counts
+    records that the filter excluded, `already` those that the target held before, `forgotten` those
+    that the source truncated before its first record.
     """
 
     topic: str
@@ -40,7 +42,9 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`keep` None: everything. `where` is how errors name the target."""
+    """What is to be copied. `keep` is the filter (None: all records); errors name the target
+    `where`.
+    """
 
     topics: Sequence[str]
     where: str
@@ -48,18 +52,19 @@ class Wanted:
 
 
 def prepare_target(source: Bus, target: Bus, wanted: Wanted) -> None:
-    """Make the topics; `ConfigurationError` for what cannot be copied or must not be written to."""
+    """Create the topics in the target; `ConfigurationError` for a topic that cannot be copied or
+    must not be written to.
+    """
     for topic in wanted.topics:
         settings = source.settings(topic)
         if settings.cleanup == "compact":
             raise ConfigurationError(
-                f"{topic} is compacted: it says how things stand, not what happened, and is not "
-                "copied"
+                f"{topic} is compacted: it holds present values, no history, and is not copied"
             )
         if settings.writer and wanted.keep is not None:
             raise ConfigurationError(
-                f"{topic} is numbered by its one writer ({settings.writer}): a part of it would be "
-                "a log that lost records; copy it without --where, or choose other topics"
+                f"{topic} is numbered by its single writer ({settings.writer}): a part of it would "
+                "be a log that lost records; copy it without --where, or choose other topics"
             )
     dead = {f"{topic}.dead" for topic in wanted.topics}
     beside = [topic for topic in catalogue() if topic.name in dead]
@@ -67,13 +72,13 @@ def prepare_target(source: Bus, target: Bus, wanted: Wanted) -> None:
         target.create([*(source.settings(topic) for topic in wanted.topics), *beside])
     except BusError as error:
         raise ConfigurationError(
-            f"{wanted.where} has such topics with other settings ({error}); give another bus"
+            f"{wanted.where} has these topics with other settings ({error}); give another bus"
         ) from error
     refuse_others(target, wanted.topics, wanted.where)  # 1
 
 
 def records_of(source: Bus, topics: Sequence[str]) -> int:
-    """How many records there are to read, for a progress bar."""
+    """The number of records to read, for a progress bar."""
     return sum(
         end - source.begin(topic)[partition]
         for topic in topics
@@ -84,8 +89,8 @@ def records_of(source: Bus, topics: Sequence[str]) -> int:
 def copy_topic(
     source: Bus, target: Bus, topic: str, wanted: Wanted, tell: Callable[[int], None]
 ) -> Copied:
-    """Copy it up to its present end and read the copy again; `tell` hears how many records were
-    read. `BusError` if the copy is not what was written.
+    """Copy a topic up to its present end and verify the copy. `tell` is called with the number of
+    records of each batch that is read. Raises `BusError` if the copy differs from what was written.
     """
     starts, ends = truncated_begin(source, topic), source.end(topic)
     begin(target, topic)  # 2
@@ -105,7 +110,8 @@ def copy_topic(
     found = contents_of(target, topic)
     if found.digest() != contents.digest():  # 5
         raise BusError(
-            f"{wanted.where}: {topic} is not what was written; does anybody else write there?"
+            f"{wanted.where}: {topic} differs from what was written; does another program write "
+            "there?"
         )
     forgotten = sum(start.offset for start in starts.values())
     digest = contents.digest()
@@ -113,7 +119,7 @@ def copy_topic(
 
 
 def contents_of(bus: Bus, topic: str) -> Contents:
-    """Of all that a topic holds."""
+    """The hash of all records that a topic holds."""
     ends = bus.end(topic)
     contents = Contents()
     for partition, first in bus.begin(topic).items():
@@ -126,18 +132,18 @@ def contents_of(bus: Bus, topic: str) -> Contents:
 def batches(
     bus: Bus, topic: str, partition: int, start: int, end: int
 ) -> Iterator[Sequence[Message]]:
-    """The records of a partition from `start` to below `end`, some at a time."""
+    """The records of a partition from `start` up to, but without, `end`, in batches."""
     at = start
     while at < end:
         read = bus.read(topic, {partition: at}, bytes_max=BYTES_MAX)
         if not read:
-            raise BusError(f"{topic} {partition}: asked to read to {end}, but it ends at {at}")
+            raise BusError(f"{topic} {partition}: ends at {at}, expected to read to {end}")
         at = read[-1].offset + 1
         yield [message for message in read if message.offset < end]
 
 
 def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
-    """What the source forgot had fenced earlier terms: so it does in the copy."""
+    """Fence earlier terms in the copy as the source's truncated records did."""
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:
         target.commit(TRUNCATED, topic, fences)

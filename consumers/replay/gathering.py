@@ -1,8 +1,9 @@
-"""Trajectories of several sources in one log, as groups of a run of their own: numbered in the
-order in which they first appear, each trajectory once, under the name of its source.
+"""Merges the trajectories of several sources into one log, as groups of a new run. Groups are
+numbered in the order in which they first appear; each trajectory is written once, under the name of
+its source.
 
-Their versions are of other trainers, so all their spans become version 0, which was before anything
-that is trained here. Killed and run again over the same sources it goes on where it was.
+The recorded versions are of other trainers, so all spans become version 0, which precedes all
+training of the new run. After a kill, the same call over the same sources resumes.
 """
 
 import heapq
@@ -28,7 +29,9 @@ START = Version(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A trajectory as its source has it, the `group` by any name; `at` where it lay in a log."""
+    """A trajectory of a source. `group` is the source's own name of its group, `at` its address if
+    the source is a log.
+    """
 
     group: str
     record: Trajectory
@@ -39,19 +42,19 @@ class Draft:
 
 class Source(Protocol):
     def drafts(self) -> Iterator[Draft]:
-        """The same ones in the same order each time."""
+        """Yield the source's trajectories, in the same order at each call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """The trajectories of a run's log or archive by the time of their completion."""
+    """A run's log or archive as a source; trajectories are ordered by completion time."""
 
     log: Bus
     counts: Counter[str] = field(default_factory=Counter[str])
 
     def drafts(self) -> Iterator[Draft]:
-        """All completions; bytes that are none are counted as `unreadable`."""
+        """All completions; records that cannot be decoded are counted as `unreadable`."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
@@ -82,7 +85,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A source under the name that its trajectories get, and which of them are wanted."""
+    """A source, the label that prefixes its trajectories' names, and a filter."""
 
     label: str
     source: Source
@@ -91,8 +94,8 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is beyond `bounds` is left out; `fill` adds the log-probabilities that a draft lacks, so
-    tokens of such a draft are checked before (`check`).
+    """Trajectories outside `bounds` are left out. `fill` adds missing log-probabilities; the tokens
+    of such a trajectory must be checked before (`check`).
     """
 
     bounds: TrainingBounds
@@ -100,7 +103,9 @@ class Rules:
 
 
 def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Counter[str]:
-    """Write everything into `log`; counts of what was taken and of what was not."""
+    """Write the sources' trajectories and annotations into `log`; returns counts of those taken and
+    left out.
+    """
     refuse_others(log, TOPICS, where)
     for topic in TOPICS:
         begin(log, topic)
@@ -119,8 +124,9 @@ def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Coun
 def _put_drafts(
     writer: Continued, one: Named, rules: Rules, counts: Counter[str]
 ) -> dict[str, int]:
-    """The group of each trajectory, -1 of one that was left out; the first of a name counts. One
-    that cannot be trained is left out by the rule that the trainer has (invariant 12).
+    """Write one source's trajectories; returns the group of each, -1 for one that was left out. Of
+    several with one name the first counts. Trajectories that cannot be trained are left out by the
+    trainer's own rule (invariant 12).
     """
     found: dict[str, int] = {}
     groups: dict[str, int] = {}
@@ -151,11 +157,11 @@ def _put_drafts(
 
 
 def check(label: str, record: Trajectory, vocabulary: int) -> None:
-    """`ConfigurationError` for tokens that the model has not."""
+    """Raise `ConfigurationError` for a token outside the model's vocabulary."""
     if len(record.tokens) and int(record.tokens.max()) >= vocabulary:
         raise ConfigurationError(
             f"{label}: trajectory {record.trajectory} has token {int(record.tokens.max())}, and "
-            f"the model has {vocabulary}: is it of another tokenizer?"
+            f"the model has {vocabulary} tokens: is it of another tokenizer?"
         )
 
 

@@ -1,7 +1,7 @@
-"""Trajectories of other programs: a JSON object a line (docs/replay.md has the format).
+"""Reads trajectories of other programs from JSON lines (docs/replay.md has the format).
 
-A line that is none is a `ConfigurationError` that names file, line and what to do; nothing is
-passed over. Text is encoded as it stands: no template, no special tokens but those written in it.
+An invalid line raises a `ConfigurationError` that names the file, the line and the remedy; no line
+is skipped. Text is encoded as it is: no template, and no special tokens except those written in it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +18,15 @@ from streams.errors import ConfigurationError, DecodeError
 from streams.records import GENERATED, PROMPT, Span, Trajectory, Version
 
 LINE_BYTES_MAX = 64 << 20
-LOGPROB_MAX = 1e-3  # rounding of a certain token
+LOGPROB_MAX = 1e-3  # rounding error of a token with probability 1
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Encode = Callable[[str], Sequence[int]]
 START = Version(0, 0)
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`prompt` and `completion`, each as text or tokens, or for several turns `tokens` with the
-    source of each (0 prompt, 1 generated, 2 environment).
+    """One line: `prompt` and `completion`, each as text or tokens, or, for several turns, `tokens`
+    with the source of each (0 prompt, 1 generated, 2 environment).
     """
 
     reward: float
@@ -44,13 +44,13 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A file of them; `encode` is the model's tokenizer, None where there is none."""
+    """A file of JSON lines; `encode` is the model's tokenizer, None if it has none."""
 
     path: Path
     encode: Encode | None
 
     def drafts(self) -> Iterator[Draft]:
-        """Each line's trajectory, in their order; without log-probabilities where it has none."""
+        """The trajectories in the order of their lines."""
         decoder = msgspec.json.Decoder(Line)
         seen: set[str] = set()
         for number, text in self._lines():
@@ -62,7 +62,7 @@ class JsonLines:
                 yield draft
             except (msgspec.MsgspecError, DecodeError, ValueError) as error:
                 raise ConfigurationError(
-                    f"{self.path} line {number}: {error}; mend the line or leave it out "
+                    f"{self.path} line {number}: {error}; correct the line or remove it "
                     "(docs/replay.md has the format)"
                 ) from None
 
@@ -109,7 +109,7 @@ class JsonLines:
         return Draft(group, record, 0, None, known)
 
     def _tokens(self, line: Line) -> tuple[list[int], list[int]]:
-        """Tokens and the source of each."""
+        """The line's tokens and the source of each."""
         if line.tokens is not None and line.prompt is None and line.completion is None:
             if line.sources is None:
                 raise ValueError("`tokens` need `sources`, one for each of them")

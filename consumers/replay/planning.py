@@ -1,8 +1,8 @@
-"""Steps over trajectories that nobody dispatched: groups in the order of their numbers, as many as
-a step trains, each once.
+"""Plans the steps of offline training: groups in the order of their numbers, each used once,
+`groups_per_step` a step.
 
-A group that cannot be trained (too few living samples, equal rewards where those are filtered) is
-closed in the ledger, as live training does. Too few groups for one more step are left over.
+A group that cannot be trained (too few live samples, equal rewards where those are filtered) is
+closed in the ledger, as in live training. Groups too few for one more step are left over.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,9 @@ from streams.records import (
 
 @dataclass(slots=True)
 class Index:
-    """Where each group's trajectories and annotations lie, groups from 0 on without a gap."""
+    """The addresses of each group's trajectories and annotations; groups are numbered from 0
+    without a gap.
+    """
 
     members: dict[int, list[Member]] = field(default_factory=dict[int, list[Member]])
     notes: dict[int, dict[tuple[str, str], AnnotationUsed]] = field(
@@ -39,8 +41,8 @@ class Index:
 
 
 def index_of(log: Bus, names: Sequence[str]) -> Index:
-    """Of a log that `gather` wrote; of annotations the first of these names that is a number, or
-    says that there will be none.
+    """Index a log that `gather` wrote. Of the annotations with these names the first usable one of
+    a (trajectory, name) counts.
     """
     index = Index()
     for received in _all(log, "trajectories"):
@@ -57,7 +59,7 @@ def index_of(log: Bus, names: Sequence[str]) -> Index:
 
 
 def groups_behind(recorded: RecordedSteps, step: int) -> int:
-    """How many groups the steps up to this one have used."""
+    """The number of groups that the steps up to this one have used."""
     taken = (
         group.group
         for number, takes in recorded.takes.items()
@@ -73,7 +75,7 @@ def groups_behind(recorded: RecordedSteps, step: int) -> int:
 
 @dataclass(slots=True)
 class Plan:
-    """From `group` on; `left_over` counts the groups that no planned step has."""
+    """Plans steps from group `group` on; `left_over` counts the groups that no step uses."""
 
     log: Bus
     index: Index
@@ -82,7 +84,7 @@ class Plan:
     left_over: int = 0
 
     def steps(self, after: int, last: int) -> Iterator[PlannedStep]:
-        """The steps behind `after`, up to `last` or as far as the groups go."""
+        """Yield the steps after `after`, up to `last` or until too few groups are left."""
         planned = self._step(after + 1) if after < last else None
         while planned is not None:
             following = self._step(planned.step + 1) if planned.step < last else None
@@ -91,7 +93,7 @@ class Plan:
         self.left_over = len(self.index.members) - self.group
 
     def _step(self, step: int) -> PlannedStep | None:
-        """None if too few groups are left; then none of them is used."""
+        """The next step; None, using no group, if too few groups are left."""
         ready: list[Prepared] = []
         closed: list[GroupClosed] = []
         group, wanted = self.group, self.course.settings.groups_per_step

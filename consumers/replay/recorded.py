@@ -1,4 +1,6 @@
-"""What a run's ledger says of its steps: what a replay trains again and is held to."""
+"""The steps that a run's ledger records: the input of a replay and the results it is compared
+with.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,24 +15,24 @@ from streams.records import Address, Configured, GroupClosed, StepDone, Supersed
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What one step trains, and the groups that it ends untrained."""
+    """One step to train: its takes, and the groups that it closes untrained."""
 
     step: int
     takes: Sequence[Take]
     closed: Sequence[GroupClosed]
     is_last: bool
     terms: tuple[tuple[int, int], ...] = ()
-    """Who published which version (`Believed.terms`)."""
+    """Which term published which version (`Believed.terms`)."""
 
     @property
     def trained(self) -> int:
-        """Takes that train something: superseded ones do not."""
+        """Number of takes that train samples; superseded ones do not."""
         return sum(bool(take.members) for take in self.takes)
 
 
 @dataclass(slots=True)
 class RecordedSteps:
-    """By step; a step that was trained again as a fork has several `done`."""
+    """The ledger's records by step; a step that was trained again as a fork has several `done`."""
 
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
     done: dict[int, list[StepDone]] = field(default_factory=dict[int, list[StepDone]])
@@ -39,14 +41,14 @@ class RecordedSteps:
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:
-        """The last step that is done, 0 if none is."""
+        """The last finished step, 0 if there is none."""
         return max(self.done, default=0)
 
     def hashes(self, step: int) -> set[str]:
         return {done.state_hash for done in self.done.get(step, ())}
 
     def planned(self, steps: Iterable[int], last: int) -> Iterator[PlannedStep]:
-        """These steps as they were; `last` is the last of all."""
+        """These steps as they were recorded; `last` is the last step of the replay."""
         firsts = [done[0].version for done in self.done.values()]
         terms = believed_terms(firsts)
         for step in steps:
@@ -54,7 +56,7 @@ class RecordedSteps:
             yield PlannedStep(step, takes, self.closed.get(step, ()), step == last, terms)
 
     def step_of(self) -> dict[Address, int]:
-        """By which step each trajectory was trained, by where it lies."""
+        """Address of a trajectory → the step that trained it."""
         return {
             member.at: step
             for step, takes in self.takes.items()
@@ -63,20 +65,21 @@ class RecordedSteps:
         }
 
     def check_whole(self, steps: Iterable[int]) -> None:
-        """`PositionLost` names the first step whose takes are not all here."""
+        """Raise `PositionLost` for the first step whose takes are not all available."""
         for step in steps:
             here = sum(not self.voided.holds(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
             if here != wanted:
                 said = "no StepDone" if wanted is None else f"{here} of {wanted} takes"
                 raise PositionLost(
-                    f"step {step} cannot be trained again: log and archive hold {said} of it; "
-                    "a run that forgets needs `archive.enabled = true` to be replayed from there"
+                    f"step {step} cannot be trained again: log and archive hold {said} of it; a "
+                    "run that truncates its log needs `archive.enabled = true` to be replayed "
+                    "from there"
                 )
 
 
 def read_recorded(log: Bus) -> RecordedSteps:
-    """The ledger up to its present end."""
+    """Read the ledger up to its present end."""
     found = RecordedSteps()
     reader = TopicReader(log, "ledger", from_begin(log, "ledger"))
     for received in reader.read_to(log.end("ledger")):

@@ -1,7 +1,7 @@
-"""Trains recorded steps again: no rollout, no waiting, nothing written into the run.
+"""Trains recorded steps again, without rollouts and without writing into the recorded run.
 
-What comes of it (versions, ledger, metrics, checkpoints) goes to a store and a log of its own,
-through the trainer's own publisher.
+Versions, ledger, metrics and checkpoints go to a store and a log of the replay's own, through the
+trainer's publisher.
 """
 
 import math
@@ -23,8 +23,8 @@ from streams.records import Configured, Position, StepDone, Version
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a replay writes, under which term, and what an earlier one that was killed left in its
-    ledger behind the checkpoint.
+    """Where a replay writes and under which term. `left` holds the ledger records that an earlier,
+    killed replay wrote behind its checkpoint.
     """
 
     publisher: Publisher
@@ -36,7 +36,7 @@ class Output:
     left: Recorded
 
     def note(self, planned: PlannedStep) -> None:
-        """The step's takes and closed groups into the ledger, as far as they are not there."""
+        """Append the step's takes and closed groups to the ledger, except those already in it."""
         step, left = planned.step, self.left
         there = {(t.update, t.micro_batch) for (s, _), ts in left.takes.items() if s == step
                  for t in ts}  # fmt: skip
@@ -49,25 +49,25 @@ class Output:
         )
 
     def has(self, done: StepDone) -> bool:
-        """Whether an equal `StepDone` is in the ledger."""
+        """Whether the ledger holds a `StepDone` with this state hash."""
         return done.step in self.left.done and (
             self.left.done[done.step].state_hash == done.state_hash
         )
 
     def state(self, step: int, updates: int) -> TrainerState:
-        """What a checkpoint says beside its tensors: from where in the ledger to go on."""
+        """The JSON part of a checkpoint, with the ledger position from which to resume."""
         position, by_hash = self.ledger.position(), self.configured.configuration_hash
         return TrainerState(step, updates, position, {}, (), Counter(), by_hash)
 
 
 def ledger_position(state: Mapping[str, Any]) -> Position:
-    """Where the ledger goes on behind a checkpoint of a replay."""
+    """The ledger position from which a replay resumes after this checkpoint."""
     return TrainerState.decode(state).ledger
 
 
 @dataclass(slots=True)
 class Replay:
-    """`source` is the log that holds the trajectories."""
+    """Trains planned steps; `source` is the log that holds the trajectories."""
 
     source: Bus
     output: Output
@@ -76,7 +76,9 @@ class Replay:
     def train(
         self, learner: Learning, course: Course, steps: Iterable[PlannedStep]
     ) -> Iterator[StepDone]:
-        """Each step's outcome as it is done; a checkpoint after the last is written in any case."""
+        """Yield each step's `StepDone` when it is trained; the last step always gets a
+        checkpoint.
+        """
         for planned in steps:
             yield self._step(learner, course, planned)
 

@@ -30,7 +30,9 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depe
 
 
 def has_packed_form(model: PreTrainedModel) -> bool:
-    """Whether `PackedDecoder` can compute this model: exact class, full attention, SiLU, static RoPE."""
+    """Whether `PackedDecoder` supports this model: exact class, full attention, SiLU, static
+    RoPE.
+    """
     config: Any = model.config
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM):
         return False

@@ -11,7 +11,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank; `ConfigurationError` if only some of the variables are set."""
+    """Whether this process is a rank; `ConfigurationError` if some of the variables are missing."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return False
     missing = [name for name in VARIABLES if not environment.get(name)]

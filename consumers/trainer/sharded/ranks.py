@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class RankLost(RollstreamError, ConnectionError):
-    """Another rank is gone or does not answer: this one ends too, and all ranks restart together."""
+    """Another rank is gone or does not answer: this one ends too, and all of them restart."""
 
 
 @dataclass(frozen=True, slots=True)
