@@ -1,11 +1,12 @@
-"""Where large records lie, and when they go: by topic and hour of upload, a whole hour at once.
+"""Keys and deletion of large records in the object store: by topic and hour of upload, a whole hour
+at once.
 
-A blob is put before its claim is appended, so a claim's own timestamp is never before the hour that
-it names, but for what clocks differ by and for how long an append may take; `MARGIN_S` is far above
-both. So once the oldest record kept of every partition is younger than an hour's end plus the
-margin, truncation has passed every record that names the hour. (A writer that was stopped for
-longer than the margin between upload and append would append a claim without a blob: its lease is
-long gone, and the record goes to `<topic>.dead`.) Blobs are never shared between hours.
+A blob is put before its claim is appended. So a claim's own timestamp is never before the hour in
+its blob's key, except by clock differences and the duration of an append; `MARGIN_S` is far above
+both. Once the oldest kept record of every partition is younger than an hour's end plus the margin,
+truncation has passed every record that names the hour. (A writer that was stopped between upload
+and append for longer than the margin would append a claim without a blob: its lease expired long
+before, and the record goes to `<topic>.dead`.) Blobs are never shared between hours.
 """
 
 import re
@@ -41,20 +42,20 @@ def key_of(topic: str, hour: str, found: str) -> str:
 
 
 def parsed_key(key: str) -> BlobKey | None:
-    """None for a key that `key_of` does not make."""
+    """The parts of a key; None for a key that `key_of` does not make."""
     match = _KEY.fullmatch(key)
     return None if match is None else BlobKey(*match.groups())
 
 
 def collect_blobs(bus: Bus, store: ObjectStore) -> int:
-    """Delete the hours that no record kept can name; returns how many blobs went."""
+    """Delete the hours that no kept record can name. Returns the number of deleted blobs."""
     count = 0
     topics = {topic.name for topic in catalogue()}
-    needed_from: dict[str, str] = {}  # hours sort as texts
+    needed_from: dict[str, str] = {}  # hours in time order are in text order
     for blob in list(store.list("blobs/")):
         named = parsed_key(blob.key)
         if named is None or named.topic not in topics:
-            continue  # another program's
+            continue  # an object of another program
         if named.topic not in needed_from:
             needed_from[named.topic] = _last_hour_unneeded(bus, named.topic)
         if named.hour < needed_from[named.topic]:
@@ -64,7 +65,7 @@ def collect_blobs(bus: Bus, store: ObjectStore) -> int:
 
 
 def _last_hour_unneeded(bus: Bus, topic: str) -> str:
-    """Hours before it are unneeded; "" before the first hour when all may be needed."""
+    """The first hour that kept records may need; "" (before any hour) if all may be needed."""
     oldest_s = float("inf")
     for partition, offset in bus.begin(topic).items():
         for message in bus.read(topic, {partition: offset}, records_max=1):

@@ -1,5 +1,6 @@
-"""Where a Hugging Face checkpoint lies: a folder, or the snapshot of a Hub name in this machine's
-cache. Nothing is downloaded: a run must not change because somebody else's page did. No torch here.
+"""Finds a Hugging Face checkpoint: a folder, or the snapshot of a Hub name in this machine's cache.
+Nothing is downloaded, because a run must not change when a model page does. This module does not
+import torch.
 """
 
 import json
@@ -15,42 +16,44 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def checkpoint_folder(path: str) -> Path:
-    """The folder that `path` means; `path` itself where neither a checkpoint nor a cached snapshot
-    is there.
+    """The folder that `path` names; `path` itself if there is neither a checkpoint nor a cached
+    snapshot.
     """
     folder = Path(path)
     if folder.exists() or not _HUB_NAME.fullmatch(path):
         return folder
-    from huggingface_hub import try_to_load_from_cache  # a moment, and only for such a name
+    from huggingface_hub import try_to_load_from_cache  # slow to import, so only for a Hub name
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(path, CONFIG)
-    except HFValidationError:  # `.`, `--`: a path that is not there
+    except HFValidationError:  # `.`, `--`: a path that does not exist
         return folder
     return Path(found).parent if isinstance(found, str) else folder
 
 
 def configuration_of(folder: Path) -> Mapping[str, Any]:
-    """Its `config.json`; `ConfigurationError` when there is none that can be read."""
+    """The folder's `config.json`. Raises `ConfigurationError` if it is missing or cannot be
+    read.
+    """
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigurationError(
             f"model.path: {str(folder)!r} is not a local checkpoint folder (no {CONFIG} in it) and "
-            "no Hub name in this machine's cache; nothing is downloaded, so fetch the model first "
-            "(`hf download NAME`)"
+            "not a Hub name in this machine's cache; nothing is downloaded, so fetch the model "
+            "first (`hf download NAME`)"
         )
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model.path: {path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
-        raise ConfigurationError(f"model.path: {path} is no configuration of a model")
+        raise ConfigurationError(f"model.path: {path} is not a model configuration")
     return cast(dict[str, Any], fields)
 
 
 def vocabulary_in(folder: Path) -> int | None:
-    """Tokens that the checkpoint's model knows; None where nothing there says so."""
+    """The vocabulary size in the checkpoint's configuration; None if it is not stated there."""
     try:
         fields = configuration_of(folder)
     except ConfigurationError:
@@ -61,12 +64,12 @@ def vocabulary_in(folder: Path) -> int | None:
 
 
 def check_weights(folder: Path) -> None:
-    """`ConfigurationError` names the first weight file that is not there."""
+    """Raise `ConfigurationError`, naming the first weight file that is missing."""
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():
             raise ConfigurationError(
                 f"model.path: {folder} has neither {WEIGHTS} nor {INDEX}: weights in other formats "
-                "(pickled ones among them) are not read; save the model once with transformers' "
+                "(such as pickled ones) are not read; save the model once with transformers' "
                 "save_pretrained"
             )
         return

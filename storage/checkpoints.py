@@ -1,8 +1,9 @@
-"""Checkpoints: the trainer's whole state, tensors and one JSON value, its manifest written last.
+"""Checkpoints: the trainer's whole state as tensors and one JSON value; the manifest is written
+last.
 
-A restart reads the newest whole one; one that is half-written or damaged is passed over, with the
-reason, for the one before. One of a newer release is refused (`NewerRelease`), never passed over.
-Only a trainer that starts lists them.
+A restart reads the newest complete checkpoint. An incomplete or damaged one is skipped, with the
+reason, in favour of the one before. A checkpoint of a newer release is refused (`NewerRelease`),
+never skipped. Only a starting trainer lists them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from storage.objects import ObjectStore
 from storage.versions.pointer import read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
 
-if TYPE_CHECKING:  # torch comes with the tensors: an audit reads manifests and states without it
+if TYPE_CHECKING:  # only tensors need torch: an audit reads manifests and states without it
     import torch
 
     from storage.spread import Tensors
@@ -32,7 +33,9 @@ _NAME = re.compile(r"s(\d{8,})-t(\d{4,})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
-    """After `step`, by the trainer of `term`, which orders first: a zombie's step is no newer."""
+    """The state after `step`, written by the trainer of `term`. The term orders first: a zombie's
+    later step is not newer.
+    """
 
     term: int
     step: int
@@ -47,19 +50,19 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """What makes a checkpoint whole."""
+    """The object that completes a checkpoint."""
 
     step: int
     term: int
     tensors: TensorFiles
     state: FileEntry
     format: int = FORMAT
-    """Of the whole checkpoint, its state included."""
+    """Format number of the whole checkpoint, including its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint; the tensors are the caller's own."""
+    """A verified checkpoint; the caller owns the tensors."""
 
     id: CheckpointId
     tensors: dict[str, torch.Tensor]
@@ -68,7 +71,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint's folder; not `whole` until it has its manifest."""
+    """A checkpoint's folder; it is `whole` once it has its manifest."""
 
     id: CheckpointId
     whole: bool
@@ -76,7 +79,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The newest checkpoint that reads whole (None: there is none), and why newer ones do not."""
+    """The newest checkpoint that can be read (None: there is none), and why newer ones cannot."""
 
     checkpoint: Checkpoint | None
     skipped: tuple[tuple[CheckpointId, str], ...]
@@ -90,10 +93,10 @@ def write_checkpoint(
     state: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
 ) -> CheckpointId:
-    """Create the checkpoint whole; calling it again with the same content changes nothing.
+    """Create the complete checkpoint; idempotent for the same content.
 
-    (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. `Fenced` if a
-    trainer of a higher term has taken the weights' pointer by then.
+    (1) the tensors, (2) the state, (3) the manifest. `state` is JSON without NaN. Raises `Fenced`
+    if a trainer of a higher term has taken the weights' pointer before (3).
     """
     from storage.shards import write_shards
 
@@ -103,17 +106,17 @@ def write_checkpoint(
     entry = FileEntry(STATE, len(text), create_same(store, f"{wanted.folder}/{STATE}", text))  # 2
     pointer = read_pointer(store)
     if pointer is not None and pointer[0].term > term:
-        raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} trains now")
+        raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} has taken over")
     manifest = seal(CheckpointManifest(step, term, files, entry))
     create_same(store, _manifest_key(wanted), manifest)  # 3
     return wanted
 
 
 def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
-    """The checkpoint, all of it verified.
+    """The checkpoint, every byte verified.
 
-    `ObjectMissing` if it is not whole (any more), `CorruptObject` if it is damaged, `NewerRelease`
-    if this release does not read it.
+    Raises `ObjectMissing` if it is not (or no longer) complete, `CorruptObject` if it is damaged,
+    `NewerRelease` if this release cannot read it.
     """
     from storage.shards import read_shards
 
@@ -124,19 +127,21 @@ def read_checkpoint(store: ObjectStore, wanted: CheckpointId) -> Checkpoint:
 
 
 def checkpoint_manifest(store: ObjectStore, wanted: CheckpointId) -> CheckpointManifest:
-    """What it holds; `ObjectMissing` if it is not whole (any more), `CorruptObject` if damaged."""
+    """The checkpoint's manifest. Raises `ObjectMissing` if it is not (or no longer) complete,
+    `CorruptObject` if it is damaged.
+    """
     key = _manifest_key(wanted)
     return unseal(store.get(key), CheckpointManifest, key)
 
 
 def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]:
-    """The JSON part alone, verified; raises like `read_checkpoint`."""
+    """The JSON part alone, verified; raises as `read_checkpoint` does."""
     return _read_state(store, wanted, checkpoint_manifest(store, wanted))
 
 
 def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restored:
-    """The newest checkpoint that reads whole, of those up to a step; `skipped` says why each newer
-    one was passed over.
+    """The newest checkpoint that can be read, of those up to `step_max`; `skipped` gives the reason
+    for each newer one.
     """
     skipped: list[tuple[CheckpointId, str]] = []
     for stored in reversed(stored_checkpoints(store)):
@@ -150,7 +155,7 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
 
 
 def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
-    """All checkpoints, begun or whole, oldest first, by listing."""
+    """All checkpoints, complete or not, oldest first, by listing."""
     found: dict[CheckpointId, bool] = {}
     for entry in store.list("checkpoints/"):
         _, name, *rest = entry.key.split("/")
@@ -162,9 +167,9 @@ def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:
 
 
 def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[CheckpointId]:
-    """Which to delete so that the newest `keep` whole ones stay, oldest first.
+    """Which checkpoints to delete, oldest first, so that the newest `keep` complete ones stay.
 
-    One that was begun goes once a newer one is whole: nobody will complete it.
+    An incomplete one is deleted once a newer one is complete: no trainer will complete it.
     """
     assert keep >= 1
     kept = sorted(one.id for one in stored if one.whole)[-keep:]
@@ -173,7 +178,7 @@ def plan_checkpoints(stored: Sequence[StoredCheckpoint], keep: int) -> list[Chec
 
 
 def delete_checkpoints(store: ObjectStore, unwanted: Iterable[CheckpointId]) -> None:
-    """Remove them, the manifest of each first; calling it again after an interruption is fine."""
+    """Delete them, the manifest of each first; can be repeated after an interruption."""
     for old in unwanted:
         store.delete(_manifest_key(old))
         for entry in store.list(f"{old.folder}/"):

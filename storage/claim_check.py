@@ -1,15 +1,18 @@
-"""Large records lie in the object store, the log carries their address: a bus around a bus.
+"""Claim check: large records are in the object store and the log carries their address. A bus
+around a bus.
 
-A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>` and a `Claim` with the
-same envelope is appended in its place; reading puts the value back, so everything above sees the
-bytes that were appended, and their hash. Compacted topics refuse such values themselves.
+A value above `RECORD_BYTES_MAX` is put under `blobs/<topic>/<hour>/<hash>`, and a `Claim` with the
+same envelope is appended in its place. Reading puts the value back, so callers see the bytes that
+were appended, and their hash. Compacted topics refuse such values themselves.
 
-1. The blob is put.  2. The claim is appended.  A crash in between leaves a blob that nobody names;
-it goes with its hour (`blobs.py`). A claim is bytes of another program and is not trusted: where
-its blob lies elsewhere than under `blobs/<topic>/`, is gone, damaged, of another size, larger than
-the topic's records may be, a claim itself, or a record of another envelope, the record is read as
-its claim. No reader takes a claim for a record: it goes to `<topic>.dead` with the reason. A store
-that does not answer is an error, not a verdict: the read fails and is repeated.
+1. The blob is put.  2. The claim is appended.  A crash in between leaves a blob that no record
+   names; it is deleted with its hour (`blobs.py`).
+
+A claim comes from another program and is not trusted. The record is read as its claim if its blob
+is outside of `blobs/<topic>/`, missing, damaged, of another size, larger than the topic's records
+may be, itself a claim, or a record with another envelope. No reader takes a claim for a record: it
+goes to `<topic>.dead` with the reason. If the store does not answer, nothing is decided: the read
+fails and is repeated.
 """
 
 import dataclasses
@@ -32,7 +35,7 @@ from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
 
 class ClaimCheck(Forwarding):
-    """A `Bus`; `log` carries records up to `bytes_max`, `store` the larger ones."""
+    """A `Bus`: `log` carries records up to `bytes_max`, `store` the larger ones."""
 
     def __init__(
         self,
@@ -46,12 +49,16 @@ class ClaimCheck(Forwarding):
         self._limits = {topic.name: topic.record_bytes_max for topic in catalogue()}
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """The log is asked for what it carries itself: a broker needs no room for large records."""
+        """Create the topics in the log with its own limit: a broker needs no room for large
+        records.
+        """
         super().create([self._carried(topic) for topic in topics])
         self._limits |= {topic.name: topic.record_bytes_max for topic in topics}
 
     def settings(self, topic: str) -> Topic:
-        """With the limit of whole records, wherever they lie."""
+        """The topic's settings with the size limit of complete records, in the log or in the
+        store.
+        """
         carried = super().settings(topic)
         whole = max(carried.record_bytes_max, self._limits.get(topic, 0))
         return dataclasses.replace(carried, record_bytes_max=whole)
@@ -91,22 +98,24 @@ class ClaimCheck(Forwarding):
         return _Redeeming(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
-        """With the bytes that were appended, or as it is where they cannot be had or trusted."""
+        """The message with the bytes that were appended, or unchanged if they cannot be read or
+        trusted.
+        """
         assert message.value is not None
         try:
             decoded = decode(message.value)
         except DecodeError:
             return message
         claim = decoded.record
-        assert isinstance(claim, Claim), "`decode` refuses what begins as a claim and is none"
+        assert isinstance(claim, Claim), "`decode` refuses bytes that start as a claim and are none"
         value = self._blob(message.topic, claim)
         if value is None or content_hash(value) != claim.hash or value.startswith(CLAIM_START, 16):
             return message
         return replace(message, value=value) if _envelope(value) == decoded.envelope else message
 
     def _blob(self, topic: str, claim: Claim) -> bytes | None:
-        """What the claim names; at most one byte more than it says is fetched, so a claim on an
-        object of 100 GB costs no more than an honest one.
+        """The bytes of the claim's blob. At most one byte more than the claim states is fetched, so
+        a claim on an object of 100 GB costs no more than an honest one.
         """
         named = parsed_key(claim.blob)
         if named is None or (named.topic, named.found) != (topic, claim.hash):
@@ -137,7 +146,9 @@ class ClaimCheck(Forwarding):
         return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
 
     def _redeemed(self, messages: list[Message], bytes_max: int) -> list[Message]:
-        """A prefix of them whose values together stay within `bytes_max`, at least one."""
+        """A prefix of the messages, redeemed, whose values together stay within `bytes_max`; at
+        least one message.
+        """
         if not any(is_claim(message) for message in messages):
             return messages
         redeemed: list[Message] = []
@@ -152,7 +163,7 @@ class ClaimCheck(Forwarding):
 
 
 class _Redeeming:
-    """A member of a group whose messages are whole."""
+    """A group member whose messages are redeemed."""
 
     def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:
         self._bus, self._inner = bus, inner
@@ -172,7 +183,7 @@ class _Redeeming:
 
 
 def _envelope(value: bytes) -> Envelope | None:
-    """A bus carries any bytes, not only records."""
+    """The envelope, if the value is a record: a bus carries any bytes."""
     try:
         return envelope_of(value)
     except DecodeError:
@@ -180,5 +191,5 @@ def _envelope(value: bytes) -> Envelope | None:
 
 
 def is_claim(message: Message) -> bool:
-    """Whether its value lies in the object store."""
+    """Whether the message's value is in the object store."""
     return message.value is not None and message.value.startswith(CLAIM_START, 16)

@@ -1,9 +1,9 @@
-"""Whether a store keeps the conditions of writes, asked of the store itself.
+"""Checks that a store honours conditional writes, by asking the store itself.
 
-Terms, leases, `latest.json` and the archive rest on `create` having one winner and on `swap`
-replacing only the object that was read. A server that ignores `If-None-Match` or `If-Match` answers
-success to both: two trainers then hold one term, each overwrites the other's objects, and no error
-says so. Three requests at the start of a process find out.
+Terms, leases, `latest.json` and the archive rely on `create` having one winner and on `swap`
+replacing only the object that was read. A server that ignores `If-None-Match` or `If-Match` reports
+success for both: two trainers then hold one term and overwrite each other's objects without any
+error. Three requests at the start of a process detect this.
 """
 
 import logging
@@ -17,12 +17,12 @@ _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 
 
 def check_conditions(store: ObjectStore, where: str, draw: str) -> None:
-    """`ConfigurationError` when the store at `where` ignores a condition. `draw` names the probe's
-    object: a name of its own for each process, so that any number may start at once.
+    """Raise `ConfigurationError` if the store at `where` ignores a condition. `draw` names the
+    probe's object: each process has its own, so any number of processes may start at once.
 
     (1) The object is created. (2) Creating it again must fail. (3) Swapping it with an etag that it
-    does not have must fail. It is deleted afterwards; a process that is killed in between leaves
-    an object of a few bytes.
+    does not have must fail. It is deleted afterwards; a process that is killed in between leaves an
+    object of a few bytes.
     """
     key = f"probes/{draw}"
     etag = store.create(key, b"1")  # 1
@@ -32,7 +32,7 @@ def check_conditions(store: ObjectStore, where: str, draw: str) -> None:
         except ObjectExists:
             pass
         else:
-            raise _ignored(where, "If-None-Match", "created an object that was there")
+            raise _ignored(where, "If-None-Match", "created an object that already existed")
         try:
             store.swap(key, b"3", etag.translate(_OTHER_DIGITS))  # 3
         except SwapLost:
@@ -42,13 +42,13 @@ def check_conditions(store: ObjectStore, where: str, draw: str) -> None:
     finally:
         try:
             store.delete(key)
-        except StoreError as error:  # what was found counts, and the object harms nothing
-            log.warning("the probe of the store's conditions stays there: %s", error)
+        except StoreError as error:  # the result stands, and the object does no harm
+            log.warning("the probe of conditional writes was not deleted: %s", error)
 
 
 def _ignored(where: str, header: str, did: str) -> ConfigurationError:
     return ConfigurationError(
-        f"store {where} ignores {header}: it {did}. Terms, leases and versions rest on conditional "
-        "writes, without them two holders of one role overwrite each other. Use a server that "
-        "keeps them (AWS S3, VersityGW; docs/s3.md), or switch them on at this one"
+        f"store {where} ignores {header}: it {did}. Terms, leases and versions rely on conditional "
+        "writes; without them two holders of one role overwrite each other. Use a server that "
+        "supports them (AWS S3, VersityGW; docs/s3.md), or enable them on this one"
     )

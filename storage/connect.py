@@ -1,4 +1,4 @@
-"""From a store's URL to the store."""
+"""Opens an object store from its URL."""
 
 from typing import Literal
 
@@ -27,7 +27,7 @@ def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectSt
 
 
 def _open_s3(url: str) -> ObjectStore:
-    # boto3 takes half a second to import and is an extra: only who has a bucket pays for it.
+    # boto3 is an extra and takes half a second to import, so only runs with a bucket import it.
     place = parse_place(url)
     try:
         from storage.s3_store import S3Store

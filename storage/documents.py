@@ -1,12 +1,11 @@
-"""Small JSON objects of the store as typed values, and creating objects that may be there already.
+"""Small JSON objects of the store as typed values, and idempotent creation of objects.
 
-Encoding is canonical (sorted keys), so equal values are equal bytes and a hash of one is a hash of
-the other. Decoding ignores unknown fields; anything else that does not fit is a `CorruptObject`
-that names the key.
+Encoding is canonical (sorted keys), so equal values are equal bytes and equal hashes. Decoding
+ignores unknown fields; any other mismatch is a `CorruptObject` that names the key.
 
-Every such object may carry the number of its form under `format`; one without it has form 1. A
-higher number than this release reads is `NewerRelease` (invariant 14). What this stops: a newer
-checkpoint counts as damaged, and an older one is trained again.
+Every such object may carry a format number under `format`; without one its format is 1. A higher
+number than this release reads raises `NewerRelease` (invariant 14). What this stops: a newer
+checkpoint counts as damaged, and training resumes from an older one.
 """
 
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from streams.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
 from streams.release import advice
 
 FORMAT = 1
-"""The highest form that this release reads, and the one that it writes."""
+"""The highest format that this release reads, and the one that it writes."""
 
 _T = TypeVar("_T")
 
@@ -29,17 +28,17 @@ class _Numbered(msgspec.Struct):
 
 
 def encode(value: Any) -> bytes:
-    """The value's one JSON form, indented for people."""
+    """The value's canonical JSON, indented for people."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
 def decode(data: bytes, type_: type[_T], key: str) -> _T:
-    """The value in `data`, which was read from `key`; `CorruptObject` if it is not one,
-    `NewerRelease` if it has a form that this release does not read.
+    """The value in `data`, which was read from `key`. Raises `CorruptObject` if it is not one,
+    `NewerRelease` if its format is newer than this release reads.
     """
     try:
         number = msgspec.json.decode(data, type=_Numbered).format
-    except msgspec.DecodeError:  # no object, or damaged: see below
+    except msgspec.DecodeError:  # not a JSON object, or damaged: the decode below raises
         number = FORMAT
     if number > FORMAT:
         raise NewerRelease(
@@ -57,13 +56,13 @@ class _Sealed(msgspec.Struct):
 
 
 def seal(value: Any) -> bytes:
-    """The value's JSON together with its hash, for objects whose hash is kept nowhere else."""
+    """The value's JSON together with its hash, for objects whose hash is stored nowhere else."""
     body = msgspec.json.encode(value, order="sorted")
     return msgspec.json.encode(_Sealed(msgspec.Raw(body), content_hash(body)))
 
 
 def unseal(data: bytes, type_: type[_T], key: str) -> _T:
-    """The value that was sealed; `CorruptObject` if a single bit of it changed."""
+    """The sealed value; raises `CorruptObject` if a single bit of it changed."""
     sealed = decode(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
         raise CorruptObject(f"object {key} differs from the hash in it")
@@ -71,10 +70,10 @@ def unseal(data: bytes, type_: type[_T], key: str) -> _T:
 
 
 def create_same(store: ObjectStore, key: str, data: Data) -> str:
-    """Create the object, or find it there with this very content; returns its hash.
+    """Create the object, or find it with exactly this content. Returns its hash.
 
-    What a writer that was killed half-way calls again. Other content under the key is a
-    `StoreError`: what was created never changes (invariant 6).
+    Idempotent: a writer that was killed half-way calls it again. Other content under the key is a
+    `StoreError`, because a created object never changes (invariant 6).
     """
     wanted = content_hash(data)
     try:

@@ -1,4 +1,4 @@
-"""What the operating system says about a folder, in the words of `streams/errors.py`."""
+"""Errors of the operating system about a folder, as the errors of `streams/errors.py`."""
 
 import errno
 from collections.abc import Generator
@@ -15,7 +15,7 @@ _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 
 @contextmanager
 def store_errors(action: str, path: Path) -> Generator[None]:
-    """Turn an `OSError` of the block into a `StoreError` that says what to do."""
+    """Raise an `OSError` of the block as a `StoreError` with advice."""
     try:
         yield
     except StoreError:
@@ -30,7 +30,7 @@ def _advice(error: OSError) -> str:
     if error.errno in _FULL:
         return "the disk, quota or file size limit is reached: free space and start again"
     if error.errno in _REFUSED:
-        return "the folder is read-only or belongs to another user: give the store one it may write"
+        return "the folder is read-only or belongs to another user: choose a writable one"
     if error.errno in _IN_THE_WAY:
-        return "a file or folder is in the way: no key may be the folder of another"
+        return "a file or folder is in the way: a key cannot be the folder of another key"
     return "nothing acknowledged was lost"

@@ -1,4 +1,4 @@
-"""Locks between processes on one machine, by `flock` on small files that stay.
+"""Locks between processes on one machine, by `flock` on small files that are never removed.
 
 The kernel frees a lock when its holder dies, so a killed process leaves none behind.
 """
@@ -15,7 +15,7 @@ import xxhash
 from streams.errors import StoreError
 
 STRIPES = 256  # lock files per store: keys share them by hash, so their number is bounded
-WAIT_S_MAX = 30.0  # a holder compares and renames one object, so this long means that it is stopped
+WAIT_S_MAX = 30.0  # a holder only compares and renames one object: after this long it is stopped
 
 
 class FileLocks:
@@ -26,10 +26,12 @@ class FileLocks:
 
     @contextmanager
     def hold(self, key: str) -> Generator[None]:
-        """Alone with `key` inside the block; `StoreError` if its holder does not let go in time."""
+        """Hold the lock of `key` inside the block. Raises `StoreError` if its holder does not
+        release it in time.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{xxhash.xxh3_64_intdigest(key.encode()) % STRIPES:02x}"
-        # Read-only is enough for flock, and lets several users share a store.
+        # Read-only is enough for flock and lets several users share a store.
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
         try:
             _wait_for(descriptor, path)
@@ -48,7 +50,7 @@ def _wait_for(descriptor: int, path: Path) -> None:
             if time.monotonic() > give_up:
                 raise StoreError(
                     f"lock {path} was held for {WAIT_S_MAX:.0f} s: a process that writes to this "
-                    "store is stopped; continue or end it"
+                    "store is suspended; continue or end it"
                 ) from None
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.01)

@@ -1,8 +1,8 @@
 """Object store over a folder of one machine (`file:PATH`).
 
 Every object is written to a temporary file first and then takes its name in one system call, so a
-reader sees the whole of an object or none: `create` by hard link (the kernel picks the one winner),
-`put` and `swap` by rename under the key's lock. The store's own files lie in folders whose names no
+reader sees the complete object or none: `create` by hard link (the kernel picks the one winner),
+`put` and `swap` by rename under the key's lock. The store's own files are in folders whose names no
 key can have.
 """
 
@@ -21,15 +21,15 @@ from storage.keys import check_key, check_prefix, is_key
 from storage.objects import Data, Entry, Stat
 from streams.errors import ObjectExists, ObjectMissing, SwapLost
 
-LEFTOVER_AGE_S = 3600.0  # no write of one object lasts this long: whoever began it was killed
-PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete emptied the folder at that very moment
+LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
+PLACE_ATTEMPTS_MAX = 100  # each lost one means that a delete removed the folder at that very moment
 
 
 class FileStore:
-    """`file:PATH`; safe to share between threads and processes of one machine.
+    """The `file:PATH` store; safe to share between threads and processes of one machine.
 
-    What was acknowledged survives `kill -9`; with sync `full` it survives a power loss too. The
-    etag is the hash of the content, so `stat` reads the object.
+    Acknowledged writes survive `kill -9`; with sync `full` they survive a power loss too. The etag
+    is the hash of the content, so `stat` reads the object.
     """
 
     def __init__(self, root: str | Path, sync: Literal["normal", "full"] = "normal") -> None:
@@ -99,12 +99,12 @@ class FileStore:
             self._remove_empty(path.parent)
 
     def path(self, key: str) -> Path:
-        """Where the object lies, for readers that want a file; never write to it."""
+        """The object's file, for readers that want a file; never write to it."""
         return self._root / check_key(key)
 
     @contextmanager
     def _written(self, data: Data) -> Generator[Path]:
-        """A temporary file that holds `data`, gone after the block unless it was renamed."""
+        """A temporary file that holds `data`; removed after the block unless it was renamed."""
         path = self._temporary / uuid.uuid4().hex
         self._temporary.mkdir(parents=True, exist_ok=True)
         try:
@@ -126,14 +126,14 @@ class FileStore:
             except FileNotFoundError:
                 if attempt == PLACE_ATTEMPTS_MAX - 1 or not source.exists():
                     raise
-                # A folder that comes and goes under mkdir is either error; the next turn tells.
+                # A folder that is made or removed meanwhile raises either error; the loop retries.
                 with suppress(FileNotFoundError, FileExistsError):
                     target.parent.mkdir(parents=True, exist_ok=True)
         if self._sync:
             self._sync_folders(target.parent)
 
     def _sync_folders(self, folder: Path) -> None:
-        # A name is durable once its folder is, and a new folder once the folder above it is.
+        # A file's name is durable once its folder is synced, and a new folder's once its parent is.
         while folder.is_relative_to(self._root):
             descriptor = os.open(folder, os.O_RDONLY)
             try:
@@ -143,7 +143,7 @@ class FileStore:
             folder = folder.parent
 
     def _remove_empty(self, folder: Path) -> None:
-        with suppress(OSError):  # not empty, or somebody else was faster: both are fine
+        with suppress(OSError):  # not empty, or removed by another process: both are fine
             while folder != self._root:
                 folder.rmdir()
                 folder = folder.parent
@@ -154,7 +154,7 @@ class FileStore:
             for name in files:
                 file = Path(path, name)
                 key = file.relative_to(self._root).as_posix()
-                with suppress(FileNotFoundError):  # deleted since the walk saw it
+                with suppress(FileNotFoundError):  # deleted during the walk
                     if is_key(key):
                         yield Entry(key, file.stat().st_size)
 
@@ -165,7 +165,9 @@ def _unless_missing(error: OSError) -> None:
 
 
 def _remove_leftovers(folder: Path, before_s: float) -> None:
-    """Remove what killed writers left before `before_s` (epoch); others' files are left alone."""
+    """Remove temporary files of killed writers older than `before_s` (epoch); those of other users
+    stay.
+    """
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
             with suppress(FileNotFoundError, PermissionError):

@@ -1,7 +1,7 @@
-"""The hash of everything that is stored: xxh3-128, in hex.
+"""The hash of all stored content: xxh3-128, in hex.
 
-It finds damage and tells contents apart (10 GB/s on one core); it is no protection against somebody
-who wants to deceive a reader, which a store that others can write to would need.
+It detects damage and tells contents apart (10 GB/s on one core). It does not protect against
+deliberate forgery, which a store that others can write to would need.
 """
 
 import xxhash

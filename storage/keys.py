@@ -1,7 +1,7 @@
-"""Which keys the object stores accept, the same on every back end.
+"""The keys that object stores accept, the same on every back end.
 
-A key is one to many parts of `[A-Za-z0-9._=-]` joined by `/`. Nothing else reaches a medium, so no
-key can leave its store's folder, and names with other characters stay free for a back end's own
+A key is one or more parts of `[A-Za-z0-9._=-]` joined by `/`. No other text reaches a back end, so
+no key can leave its store's folder, and names with other characters are free for a back end's own
 files.
 """
 
@@ -17,7 +17,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._=/-]*")
 
 
 class KeyRefused(ConfigurationError):
-    """A key or prefix that no back end accepts, be it a bad name from a configuration."""
+    """A key or prefix that no back end accepts, for example from a bad name in a configuration."""
 
 
 def is_key(key: str) -> bool:
@@ -28,7 +28,7 @@ def is_key(key: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """The key itself, if every back end can hold it; else `KeyRefused`."""
+    """Return the key if every back end can hold it; else raise `KeyRefused`."""
     if not is_key(key):
         raise KeyRefused(
             f"object key {key[:80]!r}: use parts of [A-Za-z0-9._=-] joined by single '/', "
@@ -38,7 +38,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix itself, if keys can start with it; else `KeyRefused`."""
+    """Return the prefix if keys can start with it; else raise `KeyRefused`."""
     refused = not _PREFIX.fullmatch(prefix) or prefix.startswith("/") or "//" in prefix
     if refused or not {".", ".."}.isdisjoint(prefix.split("/")[:-1]):
         raise KeyRefused(f"object prefix {prefix!r}: no object's key can start with it")

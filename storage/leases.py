@@ -1,10 +1,11 @@
-"""Leases of the single-holder roles: the term is taken in the same compare-and-swap as the lease.
+"""Leases of the single-holder roles: a role takes its term in the same compare-and-swap as its
+lease.
 
-A lease may be taken by whoever has seen it unchanged for its duration on its own monotonic clock,
-and at once if it was released or if the supervisor that reaped its holder handed over the holder's
-nonce. No clock is compared with another machine's. A holder that was only asleep finds a higher
-term at its next renewal and is `Fenced`; its records in between are void by their term (invariant
-7), so the lease saves work, it does not decide what counts.
+A process may take a lease that it has seen unchanged for the lease's duration on its own monotonic
+clock. It may take it at once if the lease was released, or if the supervisor that reaped the holder
+handed over the holder's nonce. Clocks of two machines are never compared. A holder that was only
+suspended finds a higher term at its next renewal and is `Fenced`; its records in between are void
+by their term (invariant 7). So the lease only saves work; the term decides which records count.
 """
 
 import threading
@@ -24,9 +25,10 @@ POLL_S_MAX = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Who wants which role.
+    """A process that wants a role.
 
-    `nonce` is random and of this process alone; `handed_nonce` is the reaped holder's.
+    `nonce` is random and used by this process alone; `handed_nonce` is the nonce of the reaped
+    holder.
     """
 
     role: str
@@ -37,7 +39,9 @@ class Candidate:
 
 
 def may_take(record: RoleRecord, handed_nonce: str | None, unchanged_s: float) -> bool:
-    """Whether a lease that was seen unchanged for `unchanged_s` on one's own clock is free."""
+    """Whether a lease is free that was seen unchanged for `unchanged_s` on this process's own
+    clock.
+    """
     handed = handed_nonce is not None and handed_nonce == record.nonce
     return record.released or handed or unchanged_s >= record.duration_s
 
@@ -56,18 +60,20 @@ class Lease:
         self.duration_s = record.duration_s
 
     def renew(self) -> None:
-        """Hold the role for another duration, or `Fenced` if a higher term is there."""
+        """Hold the role for another duration. Raises `Fenced` if a higher term has it."""
         with self._lock:
             self._swap(replace(self._record, renewals=self._record.renewals + 1))
 
     def release(self) -> None:
-        """Let the next one in at once; `Fenced` if it is in already. Twice is once."""
+        """Free the role at once; idempotent. Raises `Fenced` if another process has already taken
+        it.
+        """
         with self._lock:
             if not self._record.released:
                 self._swap(replace(self._record, released=True))
 
     def figures(self) -> Figures:
-        """What a holder tells of its lease."""
+        """Metrics of the holder's lease."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
@@ -79,14 +85,16 @@ class Lease:
         self._record, self._etag = wanted, etag
 
     def _etag_of(self, wanted: RoleRecord) -> str:
-        """Of a swap that happened although its answer was lost; else `Fenced`: it is another's."""
+        """The etag of a swap that took effect although its answer was lost. Raises `Fenced` if
+        another process has the role.
+        """
         present = read_role(self._store, self.role)
         if present is not None and present[0] == wanted:
             return present[1]
         by = (
             f"{present[0].holder} in term {present[0].term}"
             if present
-            else "nobody: it was deleted"
+            else "no process (its record was deleted)"
         )
         raise Fenced(
             f"role {self.role} of term {self.term} is held by {by}; this process must exit"
@@ -94,7 +102,9 @@ class Lease:
 
 
 class Claim:
-    """One candidate's watch over a role, to be polled; what it saw stays between polls."""
+    """One candidate's attempts to take a role, to be polled. It remembers the lease that it saw
+    last.
+    """
 
     def __init__(
         self, store: ObjectStore, candidate: Candidate, clock: Callable[[], float] = time.monotonic
@@ -106,7 +116,7 @@ class Claim:
         self._seen_s = 0.0
 
     def attempt(self) -> Lease | None:
-        """The lease if it may be taken now and nobody was faster, else None."""
+        """The lease if it may be taken now and no other process was faster, else None."""
         present = read_role(self._store, self._candidate.role)
         if present is None:
             return self._take(None, "")
@@ -141,7 +151,9 @@ def acquire(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lease:
-    """The role's lease under the next term; `LeaseHeld` if it does not come free in `wait_s`."""
+    """The role's lease under the next term. Raises `LeaseHeld` if it is not free within
+    `wait_s`.
+    """
     claim = Claim(store, candidate, clock)
     give_up = clock() + wait_s
     while True:
@@ -156,8 +168,8 @@ def acquire(
 
 def _held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
     present = read_role(store, role)
-    by = f"{present[0].holder} (term {present[0].term})" if present else "somebody"
+    by = f"{present[0].holder} (term {present[0].term})" if present else "another process"
     return LeaseHeld(
-        f"role {role} is held by {by} and did not come free within {wait_s:.1f} s; "
+        f"role {role} is held by {by} and was not released within {wait_s:.1f} s; "
         "stop that process, or wait longer"
     )

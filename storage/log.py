@@ -1,4 +1,4 @@
-"""A run's log as every role and every reader opens it: the bus, with its large records."""
+"""Opens a run's log as every role and reader does: the bus with its claim check."""
 
 from typing import Literal
 
@@ -9,5 +9,5 @@ from streams.connect import open_bus
 
 
 def open_log(bus_url: str, store_url: str, sync: Literal["normal", "full"] = "normal") -> Bus:
-    """The bus at `bus_url`, whose large records lie in the store at `store_url`."""
+    """The bus at `bus_url`, with its large records in the store at `store_url`."""
     return ClaimCheck(open_bus(bus_url, sync=sync), open_store(store_url, sync))

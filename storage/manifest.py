@@ -1,8 +1,9 @@
-"""The object that completes a set of tensor files, for weight versions and checkpoints alike.
+"""The manifest: the object that completes a set of tensor files, for weight versions and
+checkpoints alike.
 
-A manifest is created last, so files without one are a write that never ended. It holds all that a
-reader needs to fetch any tensor by one range and to verify it, without opening a file first: of an
-anchor the tensor's own bytes, of a delta what to change in the parent's tensor.
+A manifest is created last, so files without one belong to an unfinished write. It holds all that a
+reader needs to fetch any tensor by one range and to verify it, without opening a file first: for an
+anchor the tensor's own bytes, for a delta the changes to the parent's tensor.
 """
 
 import math
@@ -24,7 +25,7 @@ _VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One object of the folder: its name in it, size and content hash."""
+    """One object of the folder: its name there, size and content hash."""
 
     name: str
     bytes: int
@@ -35,7 +36,7 @@ class FileEntry:
 class TensorEntry:
     """Bytes `[start, end)` of a file; `hash` covers dtype, shape and bytes.
 
-    `file` is "" where the folder does not hold the tensor whole: it follows from a delta.
+    `file` is "" if the folder does not hold the complete tensor: it follows from a delta.
     """
 
     file: str
@@ -52,18 +53,20 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorFiles:
-    """Tensors in the files of one folder; a tied name is the same tensor as the one it names."""
+    """Tensors in the files of one folder. A tied name is another name of the tensor that it maps
+    to.
+    """
 
     files: tuple[FileEntry, ...]
     tensors: dict[str, TensorEntry]
     tied: dict[str, str]
 
     def owner(self, name: str) -> str:
-        """The name under which a tensor is kept, for any of its names."""
+        """The name under which a tensor is stored, for any of its names."""
         return self.tied.get(name, name)
 
     def entry(self, name: str) -> TensorEntry:
-        """Where a tensor lies, under whichever of its names; `KeyError` if it is not there."""
+        """The entry of a tensor, by any of its names; raises `KeyError` if it is unknown."""
         return self.tensors[self.owner(name)]
 
     @property
@@ -73,10 +76,11 @@ class TensorFiles:
 
 @dataclass(frozen=True, slots=True)
 class DeltaEntry:
-    """What makes a tensor out of its parent's: a payload, bytes `[start, end)` of a file.
+    """How a tensor is made from its parent's: by a payload, bytes `[start, end)` of a file.
 
-    `base` is the hash of the parent's tensor, "" where there is none (new or reshaped); `payload`
-    the hash of the payload; `changed` counts elements. `same` has no payload, and no file.
+    `base` is the hash of the parent's tensor, "" if there is none (new or reshaped). `payload` is
+    the hash of the payload. `changed` counts elements. An entry of coding `same` has no payload and
+    no file.
     """
 
     base: str
@@ -95,8 +99,8 @@ class DeltaEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All tensors of a version as differences from the manifest that has `parent_hash`; a tied one
-    once, under the name that the version keeps it.
+    """All tensors of a version as differences from the manifest that has `parent_hash`. A tied
+    tensor appears once, under the name that the version stores it by.
     """
 
     parent_hash: str
@@ -110,11 +114,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole weight version.
+    """A complete weight version.
 
-    `parent` is the version one step before, `anchor` the nearest full one: itself for an anchor.
-    An anchor may hold its `delta` too, for readers that have the parent. The model's files lie in
-    the folder of the anchor.
+    `parent` is the version one step before; `anchor` is the nearest full version, for an anchor
+    itself. An anchor may hold its `delta` too, for readers that have the parent. The model's files
+    are in the folder of the anchor.
     """
 
     run: str
@@ -127,27 +131,27 @@ class Manifest:
     model_files: tuple[FileEntry, ...]
     delta: Delta | None = None
     format: int | msgspec.UnsetType = msgspec.UNSET
-    """Left out where the object has none, so that its hash stays what was announced."""
+    """Left out if the stored object has none, so that its hash stays the announced one."""
 
     @property
     def hash(self) -> str:
-        """Hash of the manifest object; the identity of everything in the version."""
+        """Hash of the manifest object: the identity of everything in the version."""
         return content_hash(encode(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """Every object of the version's own folder but the manifest."""
+        """Every object of the version's own folder except the manifest."""
         own = self.model_files if self.kind == "anchor" else ()
         return (*self.weights.files, *(self.delta.files if self.delta else ()), *own)
 
     @property
     def bytes(self) -> int:
-        """Of its own folder."""
+        """Size of the version's own folder."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def full_bytes(self) -> int:
-        """Of all tensors, whole, tied ones once."""
+        """Size of all complete tensors, tied ones counted once."""
         return sum(entry.bytes for entry in self.weights.tensors.values())
 
 
@@ -170,7 +174,7 @@ def read_manifest(
 ) -> Manifest:
     """The manifest of a version.
 
-    `ObjectMissing` if it has none, `CorruptObject` if it is another than the announced hash.
+    Raises `ObjectMissing` if it has none, `CorruptObject` if its hash is not the announced one.
     """
     key = manifest_key(version)
     data = store.get(key)
@@ -184,12 +188,12 @@ def read_manifest(
 
 
 def _check(manifest: Manifest, version: Version, key: str) -> None:
-    """What every reader relies on; the rest is compared with hashes where it is used."""
+    """Check what every reader relies on; other fields are compared with hashes at their use."""
     if manifest.version != version:
-        raise CorruptObject(f"object {key} says that it is version {manifest.version}")
+        raise CorruptObject(f"object {key} is the manifest of another version, {manifest.version}")
     parent, delta, tensors = manifest.parent, manifest.delta, manifest.weights.tensors
     if parent is not None and parent.number >= version.number:
-        raise CorruptObject(f"object {key}: its parent {parent} is no earlier version")
+        raise CorruptObject(f"object {key}: its parent {parent} is not an earlier version")
     if delta is not None and (parent is None or delta.tensors.keys() != tensors.keys()):
         raise CorruptObject(f"object {key}: its delta does not cover its tensors")
     if manifest.kind == "delta" and delta is None:
@@ -207,5 +211,5 @@ def _check(manifest: Manifest, version: Version, key: str) -> None:
 
 
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
-    """Size of a tensor; `CorruptObject` for a dtype that nobody here writes."""
+    """Size of a tensor; raises `CorruptObject` for an unknown dtype."""
     return math.prod(shape) * element_of(dtype).bits.itemsize

@@ -1,4 +1,4 @@
-"""Object store in one process's memory, with the whole contract: for tests and the simulator."""
+"""Object store in one process's memory with the complete contract, for tests and the simulator."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from streams.errors import ObjectExists, ObjectMissing, SwapLost
 
 
 class MemoryStore:
-    """`memory:`; safe to share between threads, gone with the process."""
+    """The `memory:` store; safe to share between threads; its objects end with the process."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

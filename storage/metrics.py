@@ -1,7 +1,8 @@
-"""Metrics of one process: JSON lines that people, programs and the live view read as they come.
+"""Metrics of one process as JSON lines, which people, programs and the live view read while it
+runs.
 
 Lines are appended whole. A kill can tear only the last one; the next writer removes it and readers
-ignore it. There is no NaN: what is not a finite number becomes null.
+ignore it. There is no NaN: a number that is not finite becomes null.
 """
 
 import errno
@@ -16,11 +17,11 @@ import msgspec
 from storage.file_errors import store_errors
 from streams.errors import CorruptObject
 
-TAIL_BYTES = 1 << 16  # longest line that a torn one is looked for in
+TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many last bytes
 
 
 class MetricsFile:
-    """`RUN/metrics/<role>.jsonl`, opened for appending by its one writer."""
+    """`RUN/metrics/<role>.jsonl`, opened for appending by its only writer."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -30,7 +31,7 @@ class MetricsFile:
             _remove_torn_line(self._file)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add one line: it is there as a whole, or not at all and a `StoreError` says why."""
+        """Append one line completely, or not at all and raise `StoreError`."""
         data = msgspec.json.encode(line) + b"\n"
         with store_errors("write", self._path):
             size = os.fstat(self._file).st_size
@@ -55,16 +56,16 @@ class MetricsFile:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """All whole lines, oldest first; none if there is no file yet.
+    """All complete lines, oldest first; none if there is no file yet.
 
-    `CorruptObject` names a line that is no JSON.
+    Raises `CorruptObject`, which names the line, if a line is not JSON.
     """
     try:
         with store_errors("read", Path(path)):
             data = Path(path).read_bytes()
     except FileNotFoundError:
         return []
-    lines = data.split(b"\n")[:-1]  # what follows the last newline is being written, or was torn
+    lines = data.split(b"\n")[:-1]  # bytes after the last newline are being written, or torn
     return [_parsed(line, number, path) for number, line in enumerate(lines, start=1)]
 
 

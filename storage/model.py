@@ -1,6 +1,7 @@
-"""Models as transformers builds them, from scratch, a folder or a version: fp32, nothing fetched.
+"""Builds transformers models in fp32 from a configuration, a checkpoint folder or a weight version;
+nothing is downloaded.
 
-Everything that knows transformers' configuration classes is here.
+All code that knows transformers' configuration classes is here.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -34,13 +35,13 @@ Setting = int | float | bool | str
 
 
 def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> PreTrainedModel:
-    """A new fp32 model of this class of transformers; equal arguments give equal weights.
+    """A new fp32 model of this transformers class; equal arguments give equal weights.
 
-    The process's own random state is left as it was. `ConfigurationError` names the nearest known
+    The process's own random state stays as it was. `ConfigurationError` names the nearest known
     class or field.
     """
     model_class = _model_class(architecture)
-    config_class: Any = model_class.config_class  # every class has its own fields
+    config_class: Any = model_class.config_class  # Any: every class has its own fields
     known = set(inspect.signature(config_class.__init__).parameters) - {"self", "kwargs"}
     known |= set(config_class.attribute_map) | {"rope_theta"}
     for field in config:
@@ -57,8 +58,8 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """The causal language model of a Hugging Face checkpoint (`checkpoint_folder`), whatever type
-    and however many files it is stored in, as fp32 and whole: `ConfigurationError` says what is
+    """The causal language model of a Hugging Face checkpoint (`checkpoint_folder`) in fp32,
+    whatever its stored dtype and number of files. Raises `ConfigurationError` if anything is
     missing or wrong.
     """
     folder = checkpoint_folder(path)
@@ -66,7 +67,7 @@ def load_model(path: str) -> PreTrainedModel:
     if "quantization_config" in fields:
         raise ConfigurationError(
             f"model.path: {folder} holds quantised weights, which have no masters to train; "
-            "give the checkpoint that they were made from"
+            "give the original checkpoint"
         )
     for architecture in fields.get("architectures") or ():
         _model_class(architecture, f"model.path: {folder}")
@@ -86,7 +87,7 @@ def load_model(path: str) -> PreTrainedModel:
     if missing := sorted(found["missing_keys"]):
         raise ConfigurationError(
             f"model.path: {folder} has no {missing[0]} ({len(missing)} tensors of "
-            f"{type(model).__name__} are missing), and nothing is made up: is it another model's?"
+            f"{type(model).__name__} are missing), and none is invented: is it another model's?"
         )
     return model
 
@@ -107,15 +108,16 @@ def model_from_version(
 
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
-    """The configuration that a version carries; it names its architecture."""
+    """The model configuration in a version; it names the architecture."""
     fields = json.loads(fetch_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 def published_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The model's parameters and buffers as a version publishes them; tied ones stay one memory.
+    """The model's parameters and buffers in the dtype of publication; tied ones share memory.
 
-    Of the dtype already they are the model's own memory, so publish them before the next update.
+    Tensors that already have the dtype are the model's own memory: publish them before the next
+    update.
     """
     kept, tied = untie(model.state_dict())
     cast = {

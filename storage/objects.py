@@ -1,17 +1,17 @@
-"""The object store contract; back ends stand beside this file.
+"""The object store contract; each back end is a file beside this one.
 
-Guarantees, the same on every back end (one conformance suite):
+All back ends give the same guarantees (one conformance suite):
 
-* An object is whole or absent: no reader ever sees half of a write.
-* `create` has exactly one winner; a retry that finds its own bytes' nonce has won.
-* `swap` replaces only the very object whose etag the caller saw.
-* Nothing polls a listing: what is new is announced on a topic. `list` is for people, retention and
-  tests.
-* Etags tell contents apart, not writes: whoever swaps a key puts a term or a count into what is
-  written there.
+* An object is complete or absent: no reader ever sees half of a write.
+* `create` has exactly one winner; a retry that finds its own nonce has won.
+* `swap` replaces only the object whose etag the caller saw.
+* Readers never poll a listing: new objects are announced on a topic. `list` is for people,
+  retention and tests.
+* Etags distinguish contents, not writes: to distinguish writes, a swapped object contains a term or
+  a count.
 
-Keys are relative paths of `[A-Za-z0-9._=-]+` parts joined by `/`; anything else is refused before
-it touches the medium.
+Keys are relative paths of `[A-Za-z0-9._=-]+` parts joined by `/`; any other key is refused before
+it reaches the medium.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a listing, without an etag: a back end may have to read the object for it."""
+    """One object of a listing. It has no etag, because a back end may have to read the object for
+    it.
+    """
 
     key: str
     bytes: int
@@ -40,27 +42,27 @@ class Stat:
 
 class ObjectStore(Protocol):
     def put(self, key: str, data: Data) -> str:
-        """Write or replace; returns the etag."""
+        """Write or replace the object; returns the etag."""
         ...
 
     def create(self, key: str, data: Data) -> str:
-        """Write only if absent, else `ObjectExists`; returns the etag."""
+        """Write the object if it is absent, else raise `ObjectExists`; returns the etag."""
         ...
 
     def swap(self, key: str, data: Data, etag: str) -> str:
-        """Replace the object that has this etag, else `SwapLost`; returns the new etag."""
+        """Replace the object if it has this etag, else raise `SwapLost`; returns the new etag."""
         ...
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes `[start, end)`, or `ObjectMissing`; a range past the end is cut off."""
+        """Bytes `[start, end)`; a range past the end is cut off. Raises `ObjectMissing`."""
         ...
 
     def stat(self, key: str) -> Stat:
-        """Size and etag, or `ObjectMissing`."""
+        """Size and etag. Raises `ObjectMissing`."""
         ...
 
     def read(self, key: str) -> tuple[bytes, str]:
-        """Content and its etag, of the same moment: what a compare-and-swap starts from."""
+        """Content and etag of the same moment: the start of a compare-and-swap."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
@@ -68,5 +70,5 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove; absent is fine."""
+        """Remove the object; an absent one is fine."""
         ...

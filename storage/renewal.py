@@ -1,8 +1,8 @@
-"""Renewing a lease in the background, every third of its duration.
+"""Renews a lease in the background, every third of its duration.
 
-A store that fails for a while is borne until the duration has passed without a success: by then
-somebody else may hold the role, so the holder has to stop as if it had met the higher term; so it
-has after an error that nobody expected.
+Store failures are tolerated until the duration has passed without a successful renewal: from then
+on another process may hold the role, so the holder must stop as if it had met a higher term. The
+same holds after an unexpected error.
 """
 
 import logging
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
-    """Renew once; the time from which the lease is known to be held.
+    """Renew once and return the time from which the lease is known to be held.
 
-    That is `held_s` again if the store failed. `Fenced` when a higher term is there, or nothing was
-    renewed for the lease's duration.
+    If the store failed, that is `held_s` again. Raises `Fenced` if a higher term has the role, or
+    if no renewal succeeded for the lease's duration.
     """
-    now = clock()  # before the swap: whoever waits for us cannot have begun to count earlier
+    now = clock()  # before the swap: no waiting candidate can have started to count earlier
     try:
         lease.renew()
     except StoreError as error:
@@ -36,7 +36,8 @@ def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
 
 
 class Renewal:
-    """Keeps a lease while the block runs; when it cannot, `lost` is set and `on_lost` called once.
+    """Keeps a lease while the block runs. If it cannot, `lost` is set and `on_lost` is called
+    once.
 
     Leaving the block stops renewing; it does not release the lease.
     """
@@ -69,11 +70,11 @@ class Renewal:
                 held_s = renewed(self._lease, held_s, self._clock)
         except Fenced as error:
             self._lose(error)
-        except Exception as error:  # the thread ends here: a role is never held silently
+        except Exception as error:  # the thread ends here, so the role must not be held silently
             log.exception("the lease of role %s could not be renewed", self._lease.role)
             self._lose(
                 Fenced(
-                    f"role {self._lease.role} of term {self._lease.term} is not renewed any more "
+                    f"role {self._lease.role} of term {self._lease.term} is no longer renewed "
                     f"({type(error).__name__}: {error}); another process may hold it"
                 )
             )

@@ -1,8 +1,8 @@
-"""Who holds which role, and terms: the small objects under `roles/`.
+"""Terms and holders of roles: the small objects under `roles/`.
 
-A role's term only ever grows, by compare-and-swap. Single-holder roles keep theirs in the lease
-(`leases.py`, `roles/<role>.json`); roles with many holders count one term per name here
-(`roles/<role>/<name>.json`), so that each restart of a name fences what it was before.
+A role's term only grows, by compare-and-swap. Single-holder roles keep theirs in the lease
+(`leases.py`, `roles/<role>.json`). Roles with many holders count one term per name here
+(`roles/<role>/<name>.json`), so that each restart of a name fences its earlier process.
 """
 
 import random
@@ -16,15 +16,18 @@ from streams.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 
 SWAPS_MAX = 100
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 10.0
-"""After a lost swap. A rollout's rivals are its own restarts; all relays of a cluster count under
-one name, since the term is their place in the chain. Of rivals that swap at once one wins, so N of
-them need N round trips whatever they do; the drawn pause doubles until about one swaps at a time.
+"""Pause after a lost swap. A rollout competes only with its own restarts. All relays of a cluster
+count under one name, since the term is their place in the chain. Of N rivals that swap at once one
+wins, so they need N round trips in any case; the random pause doubles until about one swaps at a
+time.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRecord:
-    """A single-holder role: its holder of `term`, and a count that changes with every renewal."""
+    """A single-holder role: its holder under `term`, and a count that changes with every
+    renewal.
+    """
 
     role: str
     term: int
@@ -37,7 +40,7 @@ class RoleRecord:
 
 @dataclass(frozen=True, slots=True)
 class NameRecord:
-    """A name of a role that many hold, and the term of its newest start."""
+    """One name of a role with many holders, and the term of its newest start."""
 
     role: str
     name: str
@@ -49,7 +52,7 @@ def role_key(role: str) -> str:
 
 
 def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
-    """The role's record and the etag to swap it by; None if nobody ever held the role."""
+    """The role's record and the etag to swap it by; None if the role was never held."""
     key = role_key(role)
     try:
         data, etag = store.read(key)
@@ -65,9 +68,9 @@ def next_term(
     uniform: Callable[[float, float], float] = random.uniform,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """A term that nobody else with this name has or had; 1 is the first.
+    """A term that no other process with this name has or had; 1 is the first.
 
-    A caller that dies after the swap only leaves a number out.
+    If the caller dies after the swap, a number is skipped.
     """
     key = f"roles/{role}/{name}.json"
     for lost in range(SWAPS_MAX):
@@ -86,11 +89,11 @@ def next_term(
             sleep(uniform(0.0, min(BACKOFF_S_MAX, BACKOFF_S * 2**lost)))
             continue
         return term
-    raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; are many processes named {name}?")
+    raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
 
 
 def term_of(store: ObjectStore, role: str, name: str) -> int:
-    """The newest term that this name has taken; 0 before the first."""
+    """The newest term of this name; 0 before the first."""
     key = f"roles/{role}/{name}.json"
     try:
         return decode(store.get(key), NameRecord, key).term
@@ -99,7 +102,7 @@ def term_of(store: ObjectStore, role: str, name: str) -> int:
 
 
 def names_of(store: ObjectStore, role: str) -> list[str]:
-    """Names that have taken a term, ever."""
+    """All names that have ever taken a term."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]
     return [key[len(prefix) : -len(suffix)] for key in keys if key.endswith(suffix)]

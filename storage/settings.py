@@ -1,4 +1,4 @@
-"""Settings of what stays: the model's shape, published versions, checkpoints."""
+"""Settings of storage: the model, published versions, checkpoints."""
 
 from typing import Literal
 
@@ -6,17 +6,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Settings(BaseModel):
-    """Base of every table of the configuration: frozen, and unknown keys fail."""
+    """Base of every table of the configuration: frozen; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelSettings(Settings):
-    """Where the policy comes from."""
+    """The policy model at the start of a run."""
 
     path: str | None = None
     """Hugging Face checkpoint to start from: a folder, or a Hub name that is in this machine's
-    cache; without it the task's warm-up makes one.
+    cache. Without it the task's warm-up creates one.
     """
     architecture: str = "Qwen3ForCausalLM"
     """Class of transformers to build from scratch."""
@@ -25,24 +25,24 @@ class ModelSettings(Settings):
 
 
 class WeightsSettings(Settings):
-    """How versions are published and kept."""
+    """How versions are published and retained."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Type of the published tensors; masters stay float32."""
     shard_bytes: int = Field(default=256 << 20, ge=1)
     """Largest safetensors file of a version."""
     deltas: bool = True
-    """Publish versions as differences from the one before; false: each one whole."""
+    """Publish versions as differences from the previous version; false: every version in full."""
     anchor_every: int = Field(default=25, ge=1)
-    """A whole version at least this often, and as often as half of versions_max; deltas between."""
+    """A full version at least every so many versions and every versions_max / 2; deltas between."""
     versions_max: int = Field(default=16, ge=2)
-    """Most versions kept; the newest and those that something needs are among them."""
+    """Most versions kept, including the newest one and those still in use."""
     keep_every: int = Field(default=0, ge=0)
     """Multiples of this are kept longest, for later evaluation, within versions_max; 0: none."""
 
 
 class CheckpointSettings(Settings):
-    """When the trainer's whole state is kept."""
+    """When the trainer's whole state is saved."""
 
     every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""

@@ -1,8 +1,9 @@
-"""Tensors in safetensors files of bounded size: writing them, reading any of them back verified.
+"""Tensors in safetensors files of bounded size: writing them, and reading any of them back
+verified.
 
 The files are written here and not by the safetensors library, because their bytes must be the same
-each time (the library's order of metadata is random) and their ranges go into the manifest; readers
-of the library open them as they are. One file at a time is in memory.
+each time (the library's order of metadata is random) and their ranges go into the manifest. The
+library can open them. One file at a time is in memory.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,13 +23,11 @@ from storage.spread import Spread, Tensors
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
 from streams.errors import CorruptObject
 
-METADATA = {
-    "format": "pt"
-}  # transformers refuses files without it; more than one key has no fixed order
-GAP_BYTES_MAX = 64 << 10  # reading this much in vain costs less than one more request
-RANGE_BYTES_MAX = (
-    64 << 20
-)  # of one request for several tensors: what comes is used while more comes
+METADATA = {"format": "pt"}
+"""transformers refuses files without it; more than one key has no fixed order."""
+GAP_BYTES_MAX = 64 << 10  # reading this many unused bytes costs less than one more request
+RANGE_BYTES_MAX = 64 << 20
+"""Largest request for several tensors: smaller ones are processed while the next one arrives."""
 
 
 class Placed(Protocol):
@@ -53,7 +52,9 @@ class Part:
 
 
 def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in their order, cut so that only a shard of one tensor may exceed `shard_bytes`."""
+    """Names in their order, cut into shards: only a shard of one tensor may exceed
+    `shard_bytes`.
+    """
     shards: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -66,7 +67,9 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
 
 
 def join(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """One safetensors file of these parts in their order, and each one's `[start, end)` in it."""
+    """One safetensors file of these parts in their order, and the `[start, end)` of each one
+    in it.
+    """
     header: dict[str, object] = {"__metadata__": METADATA}
     at = 0
     for part in parts:
@@ -89,8 +92,8 @@ def join(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
 
 
 def pack(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
-    """One safetensors file and where each tensor lies in it; equal tensors give equal bytes."""
-    # Wide types first keeps every tensor aligned to its own size.
+    """One safetensors file and the place of each tensor in it; equal tensors give equal bytes."""
+    # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     parts = [
         Part(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
@@ -121,7 +124,7 @@ def write_shards(
     tensors: Tensors,
     shard_bytes: int,
 ) -> TensorFiles:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal ones that are there are left alone."""
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
     if isinstance(tensors, Spread):
         return tensors.write_shards(store, folder, stem, shard_bytes)
     kept, tied = untie(tensors)
@@ -138,7 +141,7 @@ def write_shards(
 
 @dataclass(frozen=True, slots=True)
 class FetchRange:
-    """Bytes `[start, end)` of a file, which hold these tensors."""
+    """Bytes `[start, end)` of a file, which contain these tensors."""
 
     file: str
     start: int
@@ -147,7 +150,7 @@ class FetchRange:
 
 
 def plan_ranges(entries: Mapping[str, Placed]) -> list[FetchRange]:
-    """The requests that fetch these: neighbours, and near ones, share one up to a size."""
+    """The requests that fetch these ranges: adjacent and near ones share a request up to a size."""
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):
         last = ranges[-1] if ranges else None
@@ -164,7 +167,7 @@ def read_shards(
 ) -> dict[str, torch.Tensor]:
     """These tensors, each verified against its hash; tied names share one tensor.
 
-    Raises `CorruptObject` with the tensor and the file. The memory belongs to the caller alone.
+    Raises `CorruptObject`, which names the tensor and the file. The caller owns the memory.
     """
     wanted = list(names)
     owners = {source.tied.get(name, name) for name in wanted}
@@ -178,7 +181,7 @@ def _read_range(
     store: ObjectStore, folder: str, source: TensorFiles, request: FetchRange
 ) -> Iterator[tuple[str, torch.Tensor]]:
     key = f"{folder}/{request.file}"
-    # One copy: a store may keep the bytes that it hands out, and tensors are written to in place.
+    # Copied once: the store may keep the bytes that it returns, and tensors are changed in place.
     stored = np.frombuffer(store.get(key, request.start, request.end), np.uint8)
     data = np.array(stored).data
     for name in request.names:

@@ -1,9 +1,9 @@
-"""Tensors of one moment that lie in several processes, each whole in one of them, and what is done
-with them there: every process writes its own objects, side by side.
+"""Tensors of one moment that are distributed over several processes, each whole in one of them.
+Every process writes its own objects, in parallel.
 
-The process that asks gets what the manifest says of all of them together, and writes that last:
-invariant 6 holds, since an object is durable when its process has answered. What is written differs
-from one process's in the names of the files alone.
+The calling process collects what the manifest states about all of them and writes the manifest
+last. Invariant 6 holds, since a process answers only once its objects are durable. The written
+objects differ from those of a single process only in the names of the files.
 """
 
 from abc import ABC, abstractmethod
@@ -21,29 +21,29 @@ _V = TypeVar("_V")
 
 
 class Spread(ABC):
-    """Every call raises what any of the processes met."""
+    """Every call raises an error that any of the processes raised."""
 
     @abstractmethod
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        """As `shards.write_shards`, the files of each process under a stem of its own."""
+        """As `shards.write_shards`; the files of each process have a stem of their own."""
 
     @abstractmethod
     def differences(self, parent: Manifest, base: "Spread") -> "SpreadDifferences":
-        """As `differences.encode_version`; `base` are the parent's tensors, spread alike."""
+        """As `differences.encode_version`; `base` are the parent's tensors, distributed alike."""
 
     @abstractmethod
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Hash by name, and the names that share another's memory."""
+        """Hash by name, and the names that share another tensor's memory."""
 
 
 class SpreadDifferences(ABC):
-    """Encoded tensors, each where its tensor lies."""
+    """Encoded tensors, each in the process that holds the tensor."""
 
     weights: TensorFiles
     bytes: int
-    """Of all payloads."""
+    """Size of all payloads."""
 
     @abstractmethod
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
@@ -51,12 +51,12 @@ class SpreadDifferences(ABC):
 
 
 Tensors = Mapping[str, torch.Tensor] | Spread
-"""Of one process, or of several."""
+"""Tensors of one process, or distributed over several."""
 
 
 def whole(tensors: Tensors) -> Mapping[str, torch.Tensor]:
-    """Those of one process; several have none that are whole."""
-    assert not isinstance(tensors, Spread), "these tensors lie in several processes"
+    """The tensors of one process; distributed ones are a programmer error."""
+    assert not isinstance(tensors, Spread), "these tensors are in several processes"
     return tensors
 
 
@@ -73,7 +73,7 @@ def identities(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def merged_files(parts: Iterable[TensorFiles]) -> TensorFiles:
-    """What the processes wrote, as one."""
+    """The files of all processes as one."""
     found = list(parts)
     return TensorFiles(
         tuple(chain.from_iterable(part.files for part in found)),
@@ -83,14 +83,14 @@ def merged_files(parts: Iterable[TensorFiles]) -> TensorFiles:
 
 
 def merged_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
-    """What the processes wrote of a delta, as one."""
+    """The delta files of all processes as one."""
     found = list(parts)
     files = tuple(chain.from_iterable(part.files for part in found))
     return Delta(parent.hash, files, merged(part.tensors for part in found))
 
 
 def merged(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
-    """Disjoint parts as one."""
+    """The union of disjoint parts."""
     found: dict[str, _V] = {}
     for part in parts:
         assert found.keys().isdisjoint(part), "two processes hold the same tensor"

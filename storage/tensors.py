@@ -1,4 +1,4 @@
-"""Tensors as bytes: names of dtypes, the hash that identifies a tensor, and back again.
+"""Tensors as bytes and back: names of dtypes, and the hash that identifies a tensor.
 
 The hash of a tensor is xxh3-128 over `DTYPE[d0,d1,…]` in ASCII (safetensors' dtype names, no
 spaces) followed by its little-endian row-major bytes, so any language can verify it.
@@ -45,7 +45,7 @@ def tensor_hash(dtype: str, shape: tuple[int, ...], data: Data) -> str:
 
 
 def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
-    """xxh3-128 over names and bytes, in order of the names."""
+    """xxh3-128 over names and bytes, in the order of the names."""
     hasher = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):
         hasher.update(name.encode())
@@ -54,7 +54,7 @@ def state_hash(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor that these bytes are, sharing their memory."""
+    """The tensor with these bytes, sharing their memory."""
     if not data.nbytes:
         return torch.empty(shape, dtype=DTYPES[dtype])
     flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8))
@@ -62,7 +62,7 @@ def tensor_of(data: memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Ten
 
 
 def untie(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Each memory once, under its first name, and the other names pointing to that one."""
+    """Each memory once, under its first name, and a map from the other names to that one."""
     kept: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}

@@ -82,4 +82,4 @@ class LeaseHeld(RollstreamError, BlockingIOError):
 
 
 class EngineRefused(RollstreamError, ValueError):
-    """The engine cannot serve this model or request; the message says which part."""
+    """The engine cannot serve this model or request; the message names the unsupported part."""

@@ -62,7 +62,8 @@ def _opened_up(
     value: bytes, topic: str, fenced: bool
 ) -> tuple[Decoded | None, Envelope | None, str, str]:
     """Decode the bytes. Returns the record, its envelope (known even for an unknown schema, so that
-    such a record leaves no gap), the reason why it is not a record, and what is `newer` about it.
+    such a record leaves no gap), the reason why it is not a record, and the reason why it is
+    `newer`.
     """
     try:
         decoded = decode(value)

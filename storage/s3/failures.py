@@ -74,8 +74,8 @@ _ADVICE = {
     "AuthorizationHeaderMalformed": _REGION,
     "IllegalLocationConstraintException": _REGION,
     "Certificate": "the endpoint's certificate is not trusted: AWS_CA_BUNDLE names another list",
-    "ObjectParentIsFile": "an object is in the way: no key may be the folder of another here",
-    "ExistingObjectIsDirectory": "a folder is in the way: no key may be the folder of another here",
+    "ObjectParentIsFile": "an object is in the way: a key cannot be the folder of another one here",
+    "ExistingObjectIsDirectory": "a folder is in the way: a key cannot be the folder of another one here",
     "QuotaExceeded": "the store is full: free space and start again",
     "NotImplemented": "this server lacks what the store needs (docs/s3.md lists it)",
 }

@@ -72,9 +72,7 @@ class Secrets:
 
 
 def parse(url: str) -> KafkaAddress:
-    """The address of a URL. `ConfigurationError` states what is wrong with it and repeats no
-    secret.
-    """
+    """The address of a URL. `ConfigurationError` names the wrong part and repeats no secret."""
     parts = urlsplit(url)
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
     if "@" in parts.netloc:

@@ -176,7 +176,7 @@ def test_a_key_that_is_the_folder_of_another_is_refused_where_the_server_has_fol
     store.put("a", b"x")
     store.put("b/c", b"x")
     for key in ("a/below", "b"):
-        with pytest.raises(StoreError, match="in the way: no key may be the folder of another"):
+        with pytest.raises(StoreError, match="in the way: a key cannot be the folder of another"):
             store.create(key, b"y")
     assert [entry.key for entry in store.list()] == ["a", "b/c"]
 
