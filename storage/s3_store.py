@@ -1,9 +1,9 @@
 """Object store over a bucket (`s3://bucket/prefix?endpoint=…`), for any number of machines.
 
 An object appears when its one PUT, or the completion of its parts, is acknowledged, so a reader
-sees the whole of it or none. `create` is If-None-Match, `swap` is If-Match; the server decides who
-wins. Every operation ends before its deadline: in success, or in a typed error that says what to
-do. `docs/s3.md` has the interleavings.
+sees the complete object or none. `create` uses If-None-Match and `swap` uses If-Match; the server
+decides who wins. Every operation ends before its deadline: in success, or in a typed error with
+advice. `docs/s3.md` has the interleavings.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from storage.s3.writing import Writer
 from streams.deadline import Deadline
 from streams.errors import ObjectExists, StoreError, SwapLost
 
-IN_FLIGHT_MAX = 8  # requests for pieces of large objects, of all threads together
+IN_FLIGHT_MAX = 8  # requests for parts of large objects, of all threads together
 
 
 class S3Store:
     """Safe to share between threads; processes and machines open their own.
 
-    The etag is the server's. `StoreTimeout` when the server did not answer in time; what was sent
-    is in doubt then, and nothing that was acknowledged is.
+    The etag is the server's. Raises `StoreTimeout` if the server did not answer in time: that
+    request is in doubt, but nothing acknowledged is.
     """
 
     def __init__(self, place: S3Place) -> None:
@@ -52,7 +52,7 @@ class S3Store:
             except S3Failure as failure:
                 if failure.kind is not Kind.PRECONDITION:
                     raise
-        raise ObjectExists(f"object {self._where(key)} is already there")
+        raise ObjectExists(f"object {self._where(key)} already exists")
 
     def swap(self, key: str, data: Data, etag: str) -> str:
         name = self._name(key)
@@ -62,7 +62,7 @@ class S3Store:
             except S3Failure as failure:
                 if failure.kind not in (Kind.PRECONDITION, Kind.MISSING):
                     raise
-        raise SwapLost(f"object {self._where(key)} has no longer etag {etag}")
+        raise SwapLost(f"object {self._where(key)} no longer has etag {etag}")
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         assert 0 <= start <= (start if end is None else end), (key, start, end)

@@ -1,8 +1,8 @@
-"""Messages to Arrow tables and back, in the shape of the archive (`shapes.py`).
+"""Converts messages to Arrow tables and back, in the archive's columns (`shapes.py`).
 
 Tables are built from whole batches: arrays of tokens become list columns straight from their NumPy
-buffers, nested values are taken apart level by level. Nothing is lost on the way: `originals_of`
-gives every row's very bytes.
+buffers, and nested values are converted level by level. Nothing is lost: `originals_of` returns
+exactly the bytes of every row.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -39,9 +39,11 @@ _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeErro
 
 
 def table_of(topic: str, messages: Sequence[Message], judged: Judged | None = None) -> pa.Table:
-    """One row per message, in order; without `judged` they are judged from an unknown fence on.
+    """One row per message, in order. Without `judged` they are classified from an unknown
+    fence on.
 
-    A record that the columns cannot hold (an integer beyond 64 bits) keeps its bytes and a reason.
+    A record that the columns cannot hold (an integer beyond 64 bits) is stored as its bytes with a
+    reason.
     """
     topic_columns(topic)
     rows = judge(topic, messages).rows if judged is None else judged.rows
@@ -52,8 +54,8 @@ def table_of(topic: str, messages: Sequence[Message], judged: Judged | None = No
 
 
 def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
-    """The records in the table's order; rows that are none are passed over, void ones too unless
-    asked for.
+    """The records in the table's order. Rows that are not records are skipped; void ones too unless
+    `with_void`.
     """
     for batch in table.to_batches():
         voids = batch.column("void").to_pylist()
@@ -63,9 +65,9 @@ def records_of(table: pa.Table, *, with_void: bool = False) -> Iterator[Record]:
 
 
 def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
-    """The very bytes that each row had in the log, None for a tombstone.
+    """Exactly the bytes that each row had in the log, None for a tombstone.
 
-    `CorruptObject` if a row no longer gives the bytes that its hash names, `NewerRelease` if its
+    Raises `CorruptObject` if a row no longer gives the bytes of its hash, and `NewerRelease` if its
     file has columns or schemas that this release does not know.
     """
     for batch in table.to_batches():
@@ -86,8 +88,8 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
 
 
 def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
-    """A row that cannot be made again is not damaged if a newer release has written more of it than
-    is known here.
+    """Raise `NewerRelease` if a newer release has written columns or schemas unknown here: then a
+    row that cannot be restored is not damaged.
     """
     known = {field.name: field.type for field in arrow_schema(topic)}
     unknown = [field.name for field in batch.schema if known.get(field.name) != field.type]
@@ -128,18 +130,18 @@ def _names(cls: type[Record]) -> frozenset[str]:
 
 
 def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
-    """A list column from NumPy arrays: their items end to end, and where each one starts."""
+    """A list column from NumPy arrays: their items end to end, and the offset of each one."""
     present = [value for value in values if value is not None]
     dtype = column.items.to_pandas_dtype()
     items = np.concatenate(present) if present else np.empty(0, dtype)
-    assert len(items) < 1 << 31, "a table of 2³¹ tokens; make smaller ones"
+    assert len(items) < 1 << 31, "a table of 2³¹ tokens or more; make smaller tables"
     return pa.ListArray.from_arrays(
         _offsets(values), pa.array(items), type=column.arrow, mask=_nulls(values)
     )
 
 
 def _array(type_: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """A column of plain values; nested ones are taken apart level by level, not row by row."""
+    """A column of plain values; nested ones are converted level by level, not row by row."""
     if pa.types.is_struct(type_):
         children = [
             _array(field.type, [None if v is None else getattr(v, field.name) for v in values])
@@ -182,7 +184,7 @@ def _fitting(topic: str, row: Row) -> Row:
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
-    """The record of each row; None where there is none."""
+    """The record of each row; None for a row that is not a record."""
     schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
     values: dict[type[Record], dict[Column, Sequence[Any]]] = {}
@@ -206,7 +208,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
 
 
 def _known_now(data: bytes) -> Record | None:
-    """Bytes that were no record to the release that archived them; perhaps they are one here."""
+    """The record in bytes that the archiving release could not read, if this release can."""
     try:
         return decode(data).record
     except DecodeError:
@@ -214,8 +216,8 @@ def _known_now(data: bytes) -> Record | None:
 
 
 def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[Column, Sequence[Any]]:
-    """Every field of a class that the batch has a column of, as records hold its values; one that
-    an older file has not is left its default.
+    """Every field of a class that has a column in the batch, with the values as records hold them.
+    A field without a column (in an older file) keeps its default.
     """
     present = set(batch.schema.names)
     return {

@@ -1,10 +1,10 @@
-"""One archive file: contiguous records of one partition as Parquet bytes.
+"""Encodes one archive file: consecutive records of one partition as Parquet bytes.
 
-Its metadata say where it begins and ends and the fence after it (`rollstream.first`, `.last`,
-`.fence`), so whoever goes on after it reads its tail alone. Encodings are those that every reader
-knows: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark reads
-BYTE_STREAM_SPLIT since 2026 only; log-probabilities are not compressed, because zstd takes a tenth
-off them for a sixth of a file's time (`benchmarks/storage/archive.py`).
+Its metadata state its first and last offset and the fence after it (`rollstream.first`, `.last`,
+`.fence`), so the writer that continues after it reads only the file's tail. All readers support its
+encodings: arrays of tokens are PLAIN, because dictionaries take twice the time and Spark supports
+BYTE_STREAM_SPLIT only since 2026; log-probabilities are not compressed, because zstd saves a tenth
+of their size for a sixth of a file's time (`benchmarks/storage/archive.py`).
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,8 +26,8 @@ from storage.archive.shapes import SCHEMA_NUMBER, arrow_schema, topic_columns
 from streams.bus import Message
 from streams.records import Fence
 
-ROW_GROUP_BYTES = 64 << 20  # of records as they lie in the log
-WRITE_BATCH = 1 << 16  # values at a time; pyarrow's 1 024 are an eighth of a trajectory
+ROW_GROUP_BYTES = 64 << 20  # of records, as sized in the log
+WRITE_BATCH = 1 << 16  # values at a time; pyarrow's default of 1 024 is an eighth of a trajectory
 FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last", "fence", "schema"))
 
 
@@ -40,9 +40,10 @@ class Encoded:
 
 
 def encoded(topic: str, messages: Sequence[Message], fence: Fence) -> Encoded:
-    """The file of these messages: consecutive ones of one partition, `fence` that before them.
+    """The file of these messages: consecutive ones of one partition; `fence` is the fence before
+    them.
 
-    `SequenceGap` when the log lost a record of a single-holder role.
+    Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
     first, last = messages[0], messages[-1]
     assert last.offset - first.offset == len(messages) - 1, "a gap in what was read"
@@ -75,7 +76,7 @@ def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 @cache
 def write_options(topic: str) -> dict[str, Any]:
-    """How each column is written; statistics of single tokens would help nobody."""
+    """How each column is written; statistics of single tokens would be of no use."""
     arrays = {f"{c.name}.list.element": c for c in topic_columns(topic) if c.is_array}
     leaves = [leaf for field in arrow_schema(topic) for leaf in _leaves(field.name, field.type)]
     plain = {path for path, column in arrays.items() if pa.types.is_floating(column.items)}
@@ -89,7 +90,7 @@ def write_options(topic: str) -> dict[str, Any]:
 
 
 def _leaves(path: str, type_: pa.DataType) -> Iterator[str]:
-    """Parquet's paths of the columns that a field becomes."""
+    """The Parquet paths of the columns that a field becomes."""
     if pa.types.is_struct(type_):
         for field in type_:
             yield from _leaves(f"{path}.{field.name}", field.type)

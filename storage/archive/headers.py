@@ -1,10 +1,10 @@
-"""JSON headers of archived records, made column by column: the text that `streams/codec.py` writes
-of each row's record, without making the record.
+"""Writes the JSON headers of archived records column by column: the text that `streams/codec.py`
+writes for each row's record, without creating the record.
 
-Each field becomes one column of text and they are joined at the end, so a row costs no Python.
-Nothing here need be right for every value (JSON escapes beyond quotes, backslashes and new lines
-are not made): whoever uses the text holds the record's bytes against their hash, and rows that fail
-are made the slow way. A null is a row that this cannot write.
+Each field becomes one column of text, and the columns are joined at the end, so no Python runs per
+row. The text need not be right for every value (JSON escapes other than of quotes, backslashes and
+new lines are missing): the caller compares the record's bytes with their hash, and rows that fail
+are restored record by record. A null is a row that this module cannot write.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,15 +26,15 @@ from storage.archive.shapes import Column, columns_of
 from streams.records import Record
 
 Pieces = list[Any]
-"""Columns of text and, between them, text that stands in every row."""
+"""Columns of text and, between them, text that is the same in every row."""
 
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"))
-_FLOATS = (1e-3, 1e10)  # between these Arrow writes a float as msgspec does
+_FLOATS = (1e-3, 1e10)  # in this range Arrow formats a float as msgspec does
 
 
 def headers(batch: pa.RecordBatch, topic: str, cls: type[Record], *, stated: bool) -> pa.Array:
-    """The header of each row as binary; rows are records of `cls`. `stated`: a float that equals
-    its default is written all the same (`rows.with_default`).
+    """The header of each row as binary; all rows are records of `cls`. `stated`: a float that
+    equals its default is written nevertheless (`rows.with_default`).
     """
     present = set(batch.schema.names)
     pieces: Pieces = [f'{{"record":{{"schema":"{cls.schema()}"']
@@ -49,7 +49,7 @@ def headers(batch: pa.RecordBatch, topic: str, cls: type[Record], *, stated: boo
 
 
 def _field(cls: type[Record], column: Column, array: pa.Array, stated: bool) -> Pieces:
-    """A comma, the key and the value; nothing where the value is the default."""
+    """A comma, the key and the value; nothing if the value is the default."""
     key, default = _names(cls)[column.field]
     label = f',"{key}":'
     if column.is_array:
@@ -76,7 +76,7 @@ def _names(cls: type[Record]) -> dict[str, tuple[str, Any]]:
 
 
 def _is_default(array: pa.Array, default: Any) -> pa.Array:
-    """Where a value is its default, or not there at all."""
+    """Whether each value is its default or missing."""
     if default is None:
         return pc.is_null(array)
     if default == ():
@@ -85,7 +85,7 @@ def _is_default(array: pa.Array, default: Any) -> pa.Array:
 
 
 def _of(array: pa.Array) -> Pieces:
-    """The JSON of each value; a null makes a null of the row."""
+    """The JSON of each value; a null value makes the row null."""
     type_ = array.type
     if pa.types.is_struct(type_):
         pieces: Pieces = []
@@ -104,7 +104,7 @@ def _of(array: pa.Array) -> Pieces:
 
 
 def _plain(array: pa.Array) -> Pieces:
-    """Of numbers, truth values and strings."""
+    """The JSON of numbers, truth values and strings."""
     if pa.types.is_string(array.type):
         return ['"', _escaped(array), '"']
     return [_floats(array) if pa.types.is_floating(array.type) else pc.cast(array, pa.string())]
@@ -152,7 +152,7 @@ def _lengths(lists: pa.Array) -> pa.Array:
 
 
 def _joined(pieces: Pieces, rows: int) -> pa.Array:
-    """Pieces end to end, a null where one is."""
+    """The pieces joined, null in rows where any piece is null."""
     merged: Pieces = []
     for piece in pieces:
         if merged and isinstance(piece, str) and isinstance(merged[-1], str):

@@ -16,8 +16,8 @@ from streams.bus import Message
 
 
 def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[Message]:
-    """In the order of their offsets; `CorruptObject` at a row that differs from its hash, or for a
-    file that is none of the archive's.
+    """The file's messages in the order of their offsets. Raises `CorruptObject` at a row that
+    differs from its hash, or if the file is not an archive file.
     """
     originals = Originals(topic)
     for batch in batches_of(store, file):
@@ -25,8 +25,8 @@ def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[M
 
 
 def batches_of(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """A file's rows in the order of their offsets; `CorruptObject` for a file that is none of the
-    archive's.
+    """The file's rows in the order of their offsets. Raises `CorruptObject` if it is not an archive
+    file.
     """
     for batch in batches_from(store, file):
         lacking = [name for name in _NEEDED if name not in batch.schema.names]
@@ -36,7 +36,7 @@ def batches_of(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch
 
 
 def messages_in(batch: pa.RecordBatch, originals: Originals, partition: int) -> Iterator[Message]:
-    """The messages of these rows; `CorruptObject` at a row that differs from its hash."""
+    """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
     offsets = batch.column("offset").to_numpy().tolist()
     stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()
     keys = batch.column("key").to_numpy(zero_copy_only=False).tolist()

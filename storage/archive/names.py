@@ -1,8 +1,9 @@
-"""Names of the archive's files: topic, run, day, partition and first offset, never the last.
+"""Names of the archive's files: topic, run, day, partition and first offset, never the last
+offset.
 
-Whoever writes on from an offset meets the name of whoever did before, whatever either of them had
-in hand: that, and `create` having one winner, is what makes the archive exactly-once. The day is
-the UTC day of the first record's own timestamp, so every writer gives the same one.
+Two writers that continue from one offset choose the same name, whatever records each has read.
+That, and `create` having one winner, makes the archive exactly-once. The day is the UTC day of the
+first record's own timestamp, so every writer chooses the same one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # whoever only lists names need not wait for numpy
+if TYPE_CHECKING:  # listing names does not import numpy
     from streams.bus import Message
 
 PREFIX = "archive/"
 DAY_MS = 86_400_000
-_MS_MAX = 253_402_300_799_999  # the last of year 9999, after which a day has no name
+_MS_MAX = 253_402_300_799_999  # the end of year 9999, the last that a date can name
 _KEY = re.compile(
     r"archive/topic=([^/]+)/run=([^/]+)/date=(\d{4}-\d\d-\d\d)/\1-(\d{5})-(\d{20})\.parquet"
 )
@@ -25,7 +26,7 @@ _KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One file as a listing shows it; `bytes` is its size, `first` its first record's offset."""
+    """One file as a listing shows it: `bytes` is its size, `first` its first record's offset."""
 
     key: str
     bytes: int
@@ -42,24 +43,24 @@ def day_of(timestamp_ms: int) -> int:
 
 
 def size_of(message: Message) -> int:
-    """Bytes that a record counts for when files and row groups are measured out."""
+    """The size of a message, as used to limit files and row groups."""
     return len(message.key) + len(message.value or b"")
 
 
 def key_of(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
-    """The key of the file that begins with this record."""
+    """The key of the file that starts with this record."""
     date = datetime.fromtimestamp(day_of(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
     return f"{prefix_of(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
 def prefix_of(topic: str | None = None, run: str | None = None) -> str:
-    """What all keys of a topic, or of a run's topic, begin with."""
+    """The common prefix of all keys of a topic, or of a run's topic."""
     topics = PREFIX if topic is None else f"{PREFIX}topic={topic}/"
     return topics if topic is None or run is None else f"{topics}run={run}/"
 
 
 def parsed(key: str, size: int) -> ArchiveFile | None:
-    """The file that a key names; None for keys that are not the archive's."""
+    """The file that a key names; None if the key is not the archive's."""
     match = _KEY.fullmatch(key)
     if match is None:
         return None

@@ -1,7 +1,7 @@
-"""Reading the archive: which files there are, how far each partition is archived, their tables.
+"""Reads the archive: its files, how far each partition is archived, and the files' tables.
 
-A file that is no whole Parquet file of the archive is a `CorruptObject` that names it and says what
-to do; nothing is read past it silently.
+A file that is not a complete Parquet file of the archive raises `CorruptObject`, which names it and
+gives advice; no such file is skipped silently.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,11 +22,11 @@ from streams.errors import CorruptObject, NewerRelease
 from streams.records import Fence
 from streams.release import advice
 
-if TYPE_CHECKING:  # whoever only lists need not wait for pyarrow
+if TYPE_CHECKING:  # listing files does not import pyarrow
     import pyarrow as pa
 
-TAIL_BYTES = 64 << 10  # mostly holds a file's footer
-BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time, where rows go by one after the other
+TAIL_BYTES = 64 << 10  # usually contains a file's footer
+BATCH_BYTES, BATCH_ROWS_MIN = 8 << 20, 64  # read at a time when rows are processed in order
 _MAGIC = b"PAR1"
 
 
@@ -41,8 +41,8 @@ class Ending:
 def archived_files(
     store: ObjectStore, run: str | None = None, topic: str | None = None
 ) -> list[ArchiveFile]:
-    """All files of the archive, or those of a run or a topic, in the order of topic, run, partition
-    and first offset.
+    """All files of the archive, or those of a run or a topic, ordered by topic, run, partition and
+    first offset.
     """
     found = (parsed(entry.key, entry.bytes) for entry in store.list(prefix_of(topic, run)))
     wanted = [file for file in found if file is not None and run in (None, file.run)]
@@ -50,8 +50,8 @@ def archived_files(
 
 
 def endings(store: ObjectStore, run: str, topic: str) -> dict[int, Ending]:
-    """How far each partition is archived, by the tail of its last file; none for a partition
-    without files.
+    """How far each partition is archived, from the tail of its last file; partitions without files
+    are absent.
     """
     newest = {file.partition: file for file in archived_files(store, run, topic)}
     return {partition: ending(store, file) for partition, file in newest.items()}
@@ -94,8 +94,8 @@ def table_from(
 
 
 def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """All columns of a file's rows, some `BATCH_BYTES` at a time: memory that is used again at once
-    is a third faster than a whole row group's.
+    """All columns of a file's rows, about `BATCH_BYTES` at a time: reusing such a small memory at
+    once is a third faster than reading a whole row group.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -116,17 +116,19 @@ def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBat
 def tables(
     store: ObjectStore, files: Iterable[ArchiveFile], columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """One table after the other, so that memory holds one file at a time."""
+    """One table per file, one at a time, so that memory holds one file."""
     return (table_from(store, file, columns) for file in files)
 
 
 def local_path(store: ObjectStore, key: str) -> Path | None:
-    """Where a `file:` store keeps an object, for readers that map files; None for other stores."""
+    """The path of an object in a `file:` store, for readers that map files; None for other
+    stores.
+    """
     return store.path(key) if isinstance(store, FileStore) else None
 
 
 def damaged(file: ArchiveFile, how: str) -> CorruptObject:
-    """The error for a file that cannot be read, with what to do about it."""
+    """The error for a file that cannot be read, with advice."""
     reason = how.splitlines()[0] if how else "no reason given"
     return CorruptObject(
         f"archive file {file.key} is damaged ({reason}); put back a copy of it, or, if it is the "
@@ -158,13 +160,13 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
 
 
 def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
-    """Of columns that have another meaning than here nothing is read."""
+    """Raise `NewerRelease` if the file's columns have a newer meaning."""
     from storage.archive.files import SCHEMA
     from storage.archive.shapes import SCHEMA_NUMBER
 
     number = metadata.get(SCHEMA.encode(), b"")
     if number.isdigit() and int(number) > SCHEMA_NUMBER:
         raise NewerRelease(
-            f"archive file {file.key} has columns of form {int(number)}, and forms up to "
+            f"archive file {file.key} has columns of format {int(number)}, and formats up to "
             f"{SCHEMA_NUMBER} are known; {advice('')}"
         )

@@ -1,9 +1,9 @@
-"""Messages of the log as the archive keeps them: one row each, whatever they are.
+"""Classifies messages of the log as rows of the archive: one row each, whatever their content.
 
-A row is a record, a void record (the fence of invariant 7 dropped it), a tombstone, or bytes that
-are no record, with the reason. `original` holds the bytes wherever the columns alone would not give
-them back: no record, a record that belongs to another topic, fields that a newer program added, a
-JSON header that another language wrote in its own way. So the archive loses nothing.
+A row is a record, a void record (dropped by the fence of invariant 7), a tombstone, or bytes that
+are not a record, with the reason. `original` holds the bytes if the columns alone could not restore
+them: not a record, a record that belongs to another topic, fields that a newer program added, a
+JSON header that another program wrote differently. So the archive loses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,10 +58,10 @@ INT64 = 1 << 63
 
 
 def _float_default(cls: type[Record]) -> tuple[str, float] | None:
-    """The field of a class whose default is a float, and the default.
+    """The field of a class whose default is a float, and that default.
 
-    A record's bytes may state such a default or leave it out (msgspec leaves it out only where it
-    is the very same object), and a column cannot tell which.
+    A record's bytes may state such a default or omit it (msgspec omits it only if it is the
+    identical object), and a column cannot distinguish the two.
     """
     found = [(f.name, f.default) for f in fields(cls) if type(f.default) is float]
     assert len(found) <= 1, f"{cls.__name__}: more than two ways to write one record"
@@ -72,7 +72,9 @@ FLOAT_DEFAULTS = {cls: _float_default(cls) for classes in CLASSES.values() for c
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One message, judged; `record` None: no record of this topic, and `reason` says why."""
+    """One classified message. If `record` is None it is not a record of this topic, and `reason`
+    states why.
+    """
 
     message: Message
     record: Record | None
@@ -96,9 +98,9 @@ class Judged:
 def judge(
     topic: str, messages: Sequence[Message], fences: Mapping[int, Fence] | None = None
 ) -> Judged:
-    """Decode and judge; `fences` are those before the messages, none: nothing was read yet.
+    """Decode and classify messages; `fences` are those before them (None: nothing was read yet).
 
-    `SequenceGap` when the log lost a record of a single-holder role.
+    Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
     after = dict(fences or {})
     rows = [_row(topic, message, after) for message in messages]
@@ -112,14 +114,16 @@ def unfit(row: Row, why: str) -> Row:
 
 
 def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None) -> bytes:
-    """The record as the topic's writer encodes it; ValueError where JSON cannot hold a number."""
+    """The record as the topic's writer encodes it. Raises ValueError if JSON cannot hold one of its
+    numbers.
+    """
     if term is None or sequence is None:
         return encode(record)
     return encode(record, Envelope(WRITERS[topic], term, sequence))
 
 
 def with_default(record: Record, stated: bool) -> Record:
-    """The record with a float that equals its default `stated` in its bytes, or left out."""
+    """The record whose bytes state (`stated`) or omit a float that equals its default."""
     found = FLOAT_DEFAULTS[type(record)]
     if found is None or getattr(record, found[0]) != found[1]:
         return record
@@ -148,7 +152,7 @@ def _row(topic: str, message: Message, fences: dict[int, Fence]) -> Row:
 
 
 def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
-    """Term and sequence number, as far as 64 bits hold them."""
+    """Term and sequence number; None for one that does not fit 64 bits."""
     if envelope is None:
         return None, None
     term, sequence = envelope.term, envelope.sequence
@@ -159,7 +163,7 @@ def _numbers(envelope: Envelope | None) -> tuple[int | None, int | None]:
 
 
 def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
-    """Whether the record's columns give these very bytes again."""
+    """Whether the record's columns restore exactly these bytes."""
     envelope = decoded.envelope
     ours = envelope is None or (
         envelope.role == WRITERS[topic] and _numbers(envelope) == (envelope.term, envelope.sequence)

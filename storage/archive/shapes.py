@@ -1,9 +1,9 @@
-"""The shape of the archive: which columns a topic's files have, derived from the record classes.
+"""The archive's schema: the columns of a topic's files, derived from the record classes.
 
-Every topic has the envelope columns first, then the fields of its records, the union over its
-classes; a column is null where the row's class lacks the field or the row is no record. A field
-that would take an envelope column's name has `_` after it. No type here is foreign to DuckDB,
-Polars, pandas or Spark.
+Every topic has the envelope columns first, then the fields of its records: the union over its
+classes. A column is null if the row's class lacks the field or the row is not a record. A field
+with the name of an envelope column has `_` appended. DuckDB, Polars, pandas and Spark support all
+types used here.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -23,7 +23,7 @@ from streams.errors import ConfigurationError
 from streams.records import Record
 
 SCHEMA_NUMBER = 1
-"""Of the columns' meaning; new record fields come as new columns and do not change it."""
+"""Version of the columns' meaning. New record fields become new columns and do not change it."""
 
 ENVELOPE = pa.schema(
     [
@@ -47,7 +47,7 @@ SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float6
 
 
 class Column(msgspec.Struct, frozen=True, eq=False):
-    """A record field of a topic: the column's name, the field's name and both its types."""
+    """A record field of a topic: the column's name, the field's name and both types."""
 
     name: str
     field: str
@@ -64,7 +64,7 @@ class Column(msgspec.Struct, frozen=True, eq=False):
 
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
-    """Columns of a topic's files; `ConfigurationError` for a topic that is not archived."""
+    """Columns of a topic's files. Raises `ConfigurationError` for a topic that is not archived."""
     return pa.schema([*ENVELOPE, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
 
 
@@ -113,5 +113,5 @@ def _arrow(type_: Any) -> pa.DataType:
 
 
 def _list(item: pa.DataType) -> pa.DataType:
-    """Items are never null, which spares every one of them a definition level."""
+    """A list type. Items are never null, which saves a definition level per item."""
     return pa.list_(pa.field("element", item, nullable=False))

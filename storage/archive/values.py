@@ -1,9 +1,9 @@
-"""The bytes of archived rows, made column by column and held against their hashes.
+"""Restores the bytes of archived rows column by column and verifies them against their hashes.
 
-Headers come as text columns (`headers.py`), arrays of tokens as they lie in the file; Arrow joins
+Headers come as text columns (`headers.py`), arrays of tokens as they are in the file. Arrow joins
 both, a few hundred rows at a time, and every row is hashed twice: for the checksum inside its bytes
-and for the hash that the ledger names it by. A row that this does not give back to the bit is left
-to `columns.originals_of`, which makes it the slow way and judges it.
+and for its hash in the ledger. A row that is not restored exactly is left to
+`columns.originals_of`, which restores it record by record and decides whether it is damaged.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -27,18 +27,18 @@ from storage.archive.shapes import Column, columns_of
 from streams.codec import MAGIC
 from streams.records import SCHEMAS, Record
 
-SLICE_BYTES = 1 << 20  # joined at a time: what is hashed twice should not leave the cache
+SLICE_BYTES = 1 << 20  # joined at a time, so that the second hash finds the bytes in cache
 _PREFIX = struct.Struct("<4sIQ")  # magic, length of the header, checksum of what follows
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _PADDING = pa.array([bytes(-size % 8) for size in range(8)], pa.large_binary())
 
 Slice = Sequence[tuple[int, memoryview, str]]
-"""Of each row: length of its header, all its bytes behind the prefix, its hash."""
+"""Of each row: length of its header, all its bytes after the prefix, its hash."""
 
 
 class Originals:
-    """The bytes that rows of one topic had in the log. It learns how a run states floats that equal
-    their default, so rows that belong together should come to one of these.
+    """The bytes that rows of one topic had in the log. It learns how a run writes floats that equal
+    their default, so use one instance for all rows of a run.
     """
 
     def __init__(self, topic: str) -> None:
@@ -46,9 +46,9 @@ class Originals:
         self._stated: dict[type[Record], bool] = {}
 
     def values(self, batch: pa.RecordBatch) -> Iterator[bytes | None]:
-        """What `originals_of` gives: the very bytes of each row, None for a tombstone.
+        """Exactly the bytes of each row, None for a tombstone, as `originals_of` does.
 
-        `CorruptObject` at a row that no longer gives the bytes that its hash names.
+        Raises `CorruptObject` at a row that no longer gives the bytes of its hash.
         """
         found: list[bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
@@ -62,8 +62,8 @@ class Originals:
                 yield value
 
     def proven(self, batch: pa.RecordBatch, cls: type[Record]) -> NDArray[np.bool_]:
-        """Which rows are records of `cls` whose columns give the bytes that their hashes name;
-        nothing is said of the others.
+        """Which rows are records of `cls` whose columns give the bytes of their hashes. False
+        proves nothing about a row.
         """
         found = np.zeros(batch.num_rows, np.bool_)
         for of, rows in _by_class(batch):
@@ -78,7 +78,7 @@ class Originals:
         cls: type[Record],
         make: Callable[[Slice], list[Any]],
     ) -> list[Any]:
-        """What `make` makes of each row, in the one or the other way in which it may state a float
+        """The result of `make` for each row, in whichever of the two ways its bytes state a float
         that equals its default (`rows.with_default`).
         """
         if not len(rows):
@@ -99,7 +99,7 @@ class Originals:
 
 
 def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.int64]]]:
-    """The rows of each class whose columns hold all of a record."""
+    """The rows of each class whose columns hold the complete record."""
     whole = pc.and_(pc.is_null(batch.column("reason")), pc.is_null(batch.column("original")))
     schemas = batch.column("schema")
     for schema in pc.unique(schemas).to_pylist():
@@ -138,7 +138,7 @@ def _made(
 
 
 def _bytes(lists: pa.Array, column: Column) -> pa.Array:
-    """A list column as binary: the same memory, offsets in bytes."""
+    """A list column as binary: the same memory, with offsets in bytes."""
     width = column.items.bit_width // 8
     offsets = lists.offsets.to_numpy().astype(np.int64) * width
     valid = None
@@ -157,7 +157,7 @@ def _padding(sizes: pa.Array) -> pa.Array:
 
 
 def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
-    """Rows that could not be written have no bytes here, which no hash names."""
+    """The slice's rows; a row that could not be written has no bytes, which match no hash."""
     ends = np.frombuffer(bodies.buffers()[1], np.int64, len(bodies) + 1, bodies.offset * 8).tolist()
     data = memoryview(bodies.buffers()[2])
     lengths = pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).tolist()
@@ -169,7 +169,7 @@ def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
 
 
 def _kept(rows: Slice) -> list[bytes | None]:
-    """The bytes, where they have their hash."""
+    """The bytes of rows that match their hash, None for others."""
     found: list[bytes | None] = []
     for length, body, hash_ in rows:
         value = b"".join((_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)), body))
@@ -178,7 +178,7 @@ def _kept(rows: Slice) -> list[bytes | None]:
 
 
 def _same(rows: Slice) -> list[bool]:
-    """Whether the bytes have their hash; no copy is made."""
+    """Whether each row matches its hash, without a copy of its bytes."""
     found: list[bool] = []
     for length, body, hash_ in rows:
         hasher = xxh3_64(_PREFIX.pack(MAGIC, length, xxh3_64_intdigest(body)))

@@ -1,8 +1,8 @@
-"""A topic from its first record on, wherever that lies: archived rows below what the log keeps,
-then the log itself.
+"""A topic from its very first record: archived rows below the first kept record, then the log
+itself.
 
-A record is given once, by its offset. What is neither archived nor kept (a run without an archive
-forgets, DESIGN.md, Topics) is passed over.
+Each record is returned once, by its offset. Records that are neither archived nor kept (in a run
+without an archive) are skipped.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -20,7 +20,7 @@ RECORDS_MAX = 1024  # of one read
 
 
 def whole_topic(bus: Bus, store: ObjectStore, run: str, topic: str) -> Iterator[Record]:
-    """All records of the topic up to its present end, void ones left out, in the order of each
+    """All records of the topic up to its present end, without void ones, in the order of each
     partition.
     """
     ends = bus.end(topic)
@@ -34,7 +34,7 @@ def whole_topic(bus: Bus, store: ObjectStore, run: str, topic: str) -> Iterator[
         reader = TopicReader(bus, topic, positions)
         try:
             yield from _live(reader, ends)
-        except PositionLost:  # truncated meanwhile: what went is archived
+        except PositionLost:  # truncated meanwhile: those records are archived
             positions = dict(reader.positions)
             continue
         return
@@ -44,7 +44,7 @@ def _live(reader: TopicReader, ends: Mapping[int, int]) -> Iterator[Record]:
     while any(at.offset < ends[partition] for partition, at in reader.positions.items()):
         before = dict(reader.positions)
         yield from (one.record for one in reader.poll(0.0, RECORDS_MAX))
-        if reader.positions == before:  # what is left was compacted away
+        if reader.positions == before:  # the remaining records were compacted away
             return
 
 
@@ -55,10 +55,10 @@ def _archived(
     start: Mapping[int, Position],
     end: Mapping[int, Position],
 ) -> Iterator[Record]:
-    """Rows from `start` on and below `end`."""
+    """Records of archived rows from `start` on and below `end`."""
     if all(start[partition].offset >= end[partition].offset for partition in start):
         return
-    from storage.archive.columns import records_of  # pyarrow: only where something is archived
+    from storage.archive.columns import records_of  # pyarrow, needed only for archived rows
 
     for file in archived_files(store, run, topic):
         low, high = start[file.partition].offset, end[file.partition].offset

@@ -1,7 +1,7 @@
-"""A run's log with its archive in front of it: what was truncated is read where it was archived,
-at the same offsets and byte for byte.
+"""A run's log with its archive in front of it: truncated records are read from the archive, at the
+same offsets and byte for byte.
 
-It looks like a bus and can only be read: nothing is written into the run, not even to `.dead`.
+It is a read-only bus: nothing is written into the run, not even to `.dead`.
 """
 
 from collections import OrderedDict
@@ -16,11 +16,13 @@ from streams.errors import BusError, PositionLost
 from streams.records import Position
 from streams.topics import Topic, catalogue
 
-FILES_MAX = 6  # archived files held in memory: takes go through them in order, a file a partition
+FILES_MAX = 6  # archived files cached in memory: takes read one file per partition in order
 
 
 class WholeLog:
-    """`bus` None: only the archive is left. `run` names it in the archive."""
+    """A read-only `Bus`. `bus` None: only the archive exists. `run` is the run's name in the
+    archive.
+    """
 
     def __init__(self, bus: Bus | None, store: ObjectStore | None, run: str) -> None:
         self._bus, self._store, self._run = bus, store, run
@@ -29,7 +31,7 @@ class WholeLog:
         self._cache: OrderedDict[str, list[Message]] = OrderedDict()
 
     def create(self, topics: Sequence[Topic]) -> None:
-        """Nothing is made."""
+        """Create nothing."""
 
     def settings(self, topic: str) -> Topic:
         if self._bus is not None:
@@ -42,9 +44,9 @@ class WholeLog:
         return self.settings(topic).partitions
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
-        """Bytes that are no record stay where they are; anything else is refused."""
+        """Ignore dead letters; refuse any other append."""
         if not topic.endswith(".dead"):
-            raise BusError(f"{topic}: this log is only read")
+            raise BusError(f"{topic}: this log is read-only")
         return [0] * len(entries)
 
     def read(
@@ -57,7 +59,9 @@ class WholeLog:
         wait_s: float = 0.0,
         exact: bool = True,
     ) -> list[Message]:
-        """From the archive below what the log keeps; `PositionLost` where neither has it."""
+        """As `Bus.read`, from the archive below the first kept record. Raises `PositionLost` if
+        neither has it.
+        """
         kept = {} if self._bus is None else self._bus.begin(topic)
         found: list[Message] = []
         live: dict[int, int] = {}
@@ -73,7 +77,7 @@ class WholeLog:
                 topic, live, records_max=records_max, bytes_max=bytes_max, wait_s=wait_s,
                 exact=exact,
             )  # fmt: skip
-        except PositionLost:  # truncated just now: what went is archived, below its new begin
+        except PositionLost:  # truncated just now: those records are archived
             return self.read(topic, live, records_max=records_max, bytes_max=bytes_max)
 
     def begin(self, topic: str) -> dict[int, int]:
@@ -88,11 +92,11 @@ class WholeLog:
         return found if self._bus is None else found | self._bus.end(topic)
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        raise BusError(f"{topic}: this log is only read")
+        raise BusError(f"{topic}: this log is read-only")
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """What was truncated is here, so its fence is read and need not be known: only what no
-        archive has counts.
+        """The group's positions of partitions without an archive. In an archived partition the
+        truncated records can be read, so their fence need not be known.
         """
         if self._bus is None:
             return {}
@@ -101,10 +105,10 @@ class WholeLog:
         return {partition: at for partition, at in found.items() if partition not in archived}
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
-        raise BusError(f"{topic}: this log is only read")
+        raise BusError(f"{topic}: this log is read-only")
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        raise BusError(f"{topic}: this log is only read")
+        raise BusError(f"{topic}: this log is read-only")
 
     def close(self) -> None:
         if self._bus is not None:
@@ -125,7 +129,7 @@ class WholeLog:
 
     def _from_archive(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
         found = self._in_file(topic, partition, offset, most)
-        if not found and self._bus is not None:  # archived and truncated since we listed
+        if not found and self._bus is not None:  # archived and truncated since the listing
             self._files.pop(topic, None)
             found = self._in_file(topic, partition, offset, most)
         if found:
@@ -137,7 +141,7 @@ class WholeLog:
         )
 
     def _in_file(self, topic: str, partition: int, offset: int, most: int) -> list[Message]:
-        """From the file that has this offset; [] if none has."""
+        """Messages from the file with this offset; [] if there is none."""
         files = self._archived(topic).get(partition, [])
         below = [file for file in files if file.first <= offset]
         if not below:

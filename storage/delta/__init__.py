@@ -1,4 +1,6 @@
-"""Delta codec: one tensor's bytes as their difference from the parent version's, and back."""
+"""Delta codec: encodes one tensor's bytes as the difference from the parent version's, and applies
+it.
+"""
 
 from storage.delta.apply import apply_tensor
 from storage.delta.coded import Changes, Coded, Coding, Values, squash

@@ -1,8 +1,8 @@
-"""Applying a coded difference in place.
+"""Applies an encoded difference in place.
 
-Nothing is written before the whole payload was read and found to fit: after `CorruptObject` the
-tensor is what it was. That the result is the right one only its hash can say, which the caller
-checks: a payload that fits may still have met another base than its parent.
+Nothing is written before the complete payload was read and found to fit: after `CorruptObject` the
+tensor is unchanged. Only the tensor's hash, which the caller checks, proves that the result is
+right: a payload that fits may have been applied to another base than its parent.
 """
 
 import numpy as np
@@ -21,13 +21,13 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 def apply_tensor(
     coding: Coding, values: Values, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
-    """Turn the parent's bytes into the new ones; memory beside them grows with what changed.
+    """Turn the parent's bytes into the new ones. Extra memory grows with the number of changes.
 
-    Returns what was replaced, or None where more than half was: then all of it counts as replaced.
+    Returns the replaced elements, or None if more than half were replaced: then all of them count.
     """
     element = element_of(dtype)
     target = bits_of(into.data if isinstance(into, np.ndarray) else into, element)
-    assert target.flags.writeable or not len(target), "a tensor that cannot be written to"
+    assert target.flags.writeable or not len(target), "the tensor is read-only"
     known = ("ulp", "absolute") if coding == "sparse" else ("",)
     if coding not in ("same", "sparse", "dense") or values not in known:
         raise CorruptObject(f"a delta names coding {coding!r} with values {values!r}, unknown here")

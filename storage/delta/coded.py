@@ -1,8 +1,8 @@
-"""What a coded difference is: one tensor's bytes, told from its parent's.
+"""The types of an encoded difference between one tensor's bytes and its parent's.
 
-`same` has no payload. `sparse` holds what differs and needs the parent's bytes beneath it. `dense`
-holds all of the new bytes and needs nothing. Which elements differ is decided on bits, never on
-values: −0 and +0 differ, two NaNs with different payloads differ.
+`same` has no payload. `sparse` holds the changed elements and needs the parent's bytes. `dense`
+holds all new bytes and needs no base. Elements are compared as bits, never as values: −0 and +0
+differ, and so do two NaNs with different payloads.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of a dtype as raw bits, unsigned and signed; `is_float` where the top bit is a
-    sign and the others a magnitude.
+    """An element of a dtype as raw bits, unsigned and signed. `is_float` if the top bit is a sign
+    and the others a magnitude.
     """
 
     bits: np.dtype[np.unsignedinteger]
@@ -51,7 +51,7 @@ ELEMENTS = {
 
 
 def element_of(dtype: str) -> Element:
-    """By safetensors' name; `CorruptObject` for one that nobody here writes."""
+    """The element type for safetensors' dtype name; raises `CorruptObject` for an unknown one."""
     if dtype not in ELEMENTS:
         known = ", ".join(ELEMENTS)
         raise CorruptObject(f"a delta names dtype {dtype!r}, unknown here (known: {known})")
@@ -60,8 +60,8 @@ def element_of(dtype: str) -> Element:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """One tensor's difference from its parent's tensor; `changed` counts elements (all of them for
-    `dense`), `values` says how a sparse one codes its elements.
+    """One tensor's difference from its parent's tensor. `changed` counts elements (all of them for
+    `dense`); `values` is how a sparse difference encodes its elements.
     """
 
     coding: Coding
@@ -72,14 +72,16 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Elements that were replaced: flat ascending positions and their new raw bits."""
+    """Replaced elements: flat ascending positions and their new raw bits."""
 
     indices: Indices
     values: Bits
 
 
 def squash(changes: Sequence[Changes]) -> Changes:
-    """Changes of consecutive versions of one tensor, oldest first, as one; the later value wins."""
+    """Changes of consecutive versions of one tensor, oldest first, merged into one; later values
+    win.
+    """
     assert changes, "nothing to squash"
     indices = np.concatenate([each.indices for each in reversed(changes)])
     values = np.concatenate([each.values for each in reversed(changes)])

@@ -1,5 +1,4 @@
-"""Choosing a coding for one tensor: what is smallest, of the same bytes again, a sparse difference
-and the new bytes themselves.
+"""Chooses the smallest coding for one tensor: unchanged, a sparse difference, or all new bytes.
 
 Pure functions of bytes, bit-exact for every pattern of every dtype.
 """
@@ -11,7 +10,7 @@ from storage.delta.sparse import encode_sparse, segments
 from storage.delta.streams import StreamWriter
 from storage.objects import Data
 
-SURELY_SPARSE = 4  # below a fourth of the raw bytes nobody tries whether dense is smaller
+SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tried
 
 
 def encode_tensor(base: Data, new: Data, dtype: str) -> Coded:
@@ -30,7 +29,7 @@ def encode_tensor(base: Data, new: Data, dtype: str) -> Coded:
 
 
 def encode_whole(new: Data, dtype: str) -> Coded:
-    """All of a tensor, for one that is new, was reshaped or changed nearly everywhere."""
+    """The complete tensor: for one that is new, was reshaped or changed nearly everywhere."""
     element = element_of(dtype)
     bits = bits_of(new, element)
     writer = StreamWriter()
@@ -42,5 +41,5 @@ def encode_whole(new: Data, dtype: str) -> Coded:
 def bits_of(data: Data, element: Element) -> Bits:
     """The elements' raw bits, sharing the memory."""
     raw = memoryview(data).cast("B")
-    assert raw.nbytes % element.bytes == 0, "half an element"
+    assert raw.nbytes % element.bytes == 0, "not a whole number of elements"
     return np.frombuffer(raw, element.bits) if raw.nbytes else np.zeros(0, element.bits)

@@ -1,9 +1,10 @@
-"""Ascending positions as the gaps between them, in byte planes.
+"""Encodes ascending positions as the gaps between them, in byte planes.
 
 A gap is the number of unchanged elements before a changed one. It is split into low bytes, as many
-as make the rest small, and that rest, the escaped plane: a byte below 255, after a byte 255 for
-every 255 that it is larger. Gaps between random positions are geometric, which has no memory, so
-this plane compresses near its entropy at any density; the planes beneath it are noise.
+as make the rest small, and that rest, the escaped plane: a byte below 255, preceded by a byte 255
+for every 255 that it is larger. Gaps between random positions are geometrically distributed, hence
+memoryless, so this plane compresses near its entropy at any density; the planes beneath it are
+noise.
 """
 
 import numpy as np
@@ -12,12 +13,12 @@ from storage.delta.coded import Bytes, Indices
 from storage.delta.streams import StreamReader, StreamWriter, corrupt
 
 ESCAPE = 255
-LOW_PLANES_MAX = 2  # what is left of a gap in a segment is below 256 then
+LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
 GAP_MEAN_MAX = 256  # of the escaped part
 
 
 def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> None:
-    """One or more ascending positions below `elements`."""
+    """Write one or more ascending positions below `elements`."""
     planes = 0
     while elements // len(positions) >> (8 * planes) > GAP_MEAN_MAX:
         planes += 1
@@ -31,7 +32,9 @@ def write_positions(writer: StreamWriter, positions: Indices, elements: int) -> 
 
 
 def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
-    """`count` strictly ascending positions below `elements`, whatever the payload holds."""
+    """Read `count` positions, checked to ascend strictly below `elements` whatever the payload
+    holds.
+    """
     planes = reader.number(LOW_PLANES_MAX)
     size = reader.number(count + (elements >> (8 * planes)) // ESCAPE)
     gaps = _unescape(reader.stream(size), count)
@@ -60,7 +63,7 @@ def _escape(gaps: Indices) -> Bytes:
 def _unescape(escaped: Bytes, count: int) -> Indices:
     ends = np.flatnonzero(escaped != ESCAPE)
     if len(ends) != count or not len(escaped) or ends[-1] != len(escaped) - 1:
-        raise corrupt("gaps that are not as many as positions")
+        raise corrupt("the number of gaps differs from that of positions")
     if len(ends) == len(escaped):
         return escaped.astype(np.int64)
     return np.diff(np.cumsum(escaped, dtype=np.int64)[ends], prepend=0)

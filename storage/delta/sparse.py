@@ -1,6 +1,6 @@
-"""Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), where
-elements changed and what they are now. A segment stands for itself, so encoding needs memory for
-one; decoding needs it for all that changed, because nothing is written before everything fits.
+"""Sparse payloads: segment after segment of 4 194 304 elements (the last may be shorter), each with
+the positions and new values of changed elements. Segments are independent, so encoding needs memory
+for one. Decoding needs memory for all changes, because nothing is written before everything fits.
 
     number n            changed elements; nothing follows a 0
     number p            low bytes of every gap, 0 to 2
@@ -10,14 +10,14 @@ one; decoding needs it for all that changed, because nothing is written before e
     values ulp:
       stream of ⌈n/8⌉   steps down, a bit each, the first in the lowest
       stream of ⌈n/8⌉   steps of more than 1, likewise; m of them
-      number w          bytes of each size; only if m > 0, as what follows
+      number w          bytes of each size; present only if m > 0, as are the following
       w streams of m    sizes − 2, the lowest bytes first
     values absolute:
       streams of n      the new elements' bytes, as many streams as an element has bytes
 
-A number is LEB128: seven bits a byte, the lowest first, the top bit says that more follow. A stream
-is a number, stored bytes × 2 + (1 if they are a zstd frame that carries its content's size), and
-those bytes; its full length is known from what came before. A dense payload is, per segment, as
+A number is LEB128: seven bits a byte, the lowest first; a set top bit means that more follow. A
+stream is a number, stored bytes × 2 + (1 if they are a zstd frame that carries its content's size),
+and those bytes; its full length follows from earlier fields. A dense payload is, per segment, as
 many streams of all its elements' bytes. Elements are little-endian.
 """
 
@@ -32,8 +32,8 @@ from storage.delta.ulps import differences, moved, read_steps, write_steps
 from storage.objects import Data
 
 SEGMENT = 1 << 22  # elements
-COMPARED = 1 << 17  # elements that are compared at a time, in cache
-TRIED = 1 << 14  # changed elements that decide between steps and absolute values
+COMPARED = 1 << 17  # elements compared at a time, so that they stay in cache
+TRIED = 1 << 14  # changed elements whose size decides between steps and absolute values
 
 
 def segments(elements: int) -> Iterator[slice]:
@@ -42,7 +42,7 @@ def segments(elements: int) -> Iterator[slice]:
 
 
 def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[Values, int, bytes]:
-    """How values are coded, how many elements changed, and the payload."""
+    """How values are coded, the number of changed elements, and the payload."""
     writer = StreamWriter()
     values: Values = ""
     total = 0
@@ -58,8 +58,8 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[Values, int,
 
 
 def decode_sparse(payload: Data, base: Bits, values: Values, element: Element) -> Changes:
-    """What the payload changes in these elements, nothing written yet; `CorruptObject` for one that
-    does not fit them.
+    """The changes that the payload makes to these elements; nothing is written. Raises
+    `CorruptObject` if it does not fit them.
     """
     reader = StreamReader(payload)
     indices: list[Indices] = []
@@ -72,12 +72,12 @@ def decode_sparse(payload: Data, base: Bits, values: Values, element: Element) -
             indices.append(where + part.start)
     reader.finish()
     if not indices:
-        raise corrupt("no change at all")
+        raise corrupt("no changes")
     return Changes(np.concatenate(indices), np.concatenate(bits))
 
 
 def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
-    """Positions that differ, what was there and what is; each piece is read from memory once."""
+    """Positions that differ, with their old and new bits. Each piece is read from memory once."""
     differs = np.empty(COMPARED, np.bool_)
     found: list[tuple[Indices, Bits, Bits]] = []
     for start in range(0, len(base), COMPARED):

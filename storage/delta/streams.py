@@ -1,8 +1,8 @@
-"""The bytes beneath the codec: numbers of variable length, and streams of bytes that zstd shortens
-where it can.
+"""The byte level of the codec: numbers of variable length, and byte streams that zstd compresses
+where that helps.
 
-A stream does not carry its full length: readers derive it from what came before, and check it
-before they allocate, so a damaged payload costs no more memory than an honest one.
+A stream does not carry its full length: readers derive it from earlier fields and check it before
+they allocate memory, so a damaged payload costs no more memory than a valid one.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -16,15 +16,15 @@ from streams.errors import CorruptObject
 
 NUMBER_BYTES_MAX = 10  # 64 bits, seven a byte
 
-# Streams are nearly memoryless, so all there is to gain is their Huffman code and long runs of one
-# byte; searching for matches costs time, and short ones cost size too.
+# Streams are nearly memoryless, so only Huffman coding and long runs of one byte save space.
+# Searching for matches costs time, and short matches cost size too.
 PARAMETERS = zstandard.ZstdCompressionParameters(
     compression_level=1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6
 )
 
 
 def corrupt(what: str) -> CorruptObject:
-    """A payload that no encoder wrote, or one that meets other weights than it was made against."""
+    """The error for a payload that no encoder wrote, or that was made against other weights."""
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
         "written, fetch it again or the anchor"
@@ -32,14 +32,16 @@ def corrupt(what: str) -> CorruptObject:
 
 
 class StreamWriter:
-    """A payload in the making."""
+    """A payload being written."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._compressor = zstandard.ZstdCompressor(compression_params=PARAMETERS)
 
     def number(self, value: int) -> None:
-        """LEB128: seven bits a byte, the lowest first, the top bit says that more follow."""
+        """Write LEB128: seven bits a byte, the lowest first; a set top bit means that more
+        follow.
+        """
         assert value >= 0
         out = bytearray()
         while value >= 0x80:
@@ -49,7 +51,7 @@ class StreamWriter:
         self._parts.append(bytes(out))
 
     def stream(self, data: Bytes) -> None:
-        """A number (stored length × 2, + 1 if it is a zstd frame) and the stored bytes."""
+        """Write a number (stored length × 2, + 1 if it is a zstd frame) and the stored bytes."""
         raw = np.ascontiguousarray(data).data
         packed = self._compressor.compress(raw) if raw.nbytes else b""
         if len(packed) < raw.nbytes:
@@ -60,11 +62,11 @@ class StreamWriter:
             self._parts.append(bytes(raw))
 
     def flags(self, flags: Flags) -> None:
-        """Eight to a byte, the first in the lowest bit."""
+        """Write flags, eight to a byte, the first in the lowest bit."""
         self.stream(np.packbits(flags, bitorder="little"))
 
     def planes(self, numbers: Bits, count: int) -> None:
-        """The lowest `count` bytes of each number, all lowest ones first."""
+        """Write the lowest `count` bytes of each number, all lowest bytes first."""
         columns = numbers.view(np.uint8).reshape(len(numbers), -1)
         for plane in range(count):
             self.stream(columns[:, plane])
@@ -74,7 +76,7 @@ class StreamWriter:
 
 
 class StreamReader:
-    """A payload being read; every method raises `CorruptObject` rather than pass its end."""
+    """A payload being read; every method raises `CorruptObject` rather than read past its end."""
 
     def __init__(self, payload: Data) -> None:
         self._data = memoryview(payload).cast("B")
@@ -82,7 +84,7 @@ class StreamReader:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def number(self, most: int) -> int:
-        """A number of at most `most`."""
+        """Read a number of at most `most`."""
         value = 0
         for index in range(NUMBER_BYTES_MAX):
             byte = self._take(1)[0]
@@ -94,7 +96,7 @@ class StreamReader:
         raise corrupt("a number without end")
 
     def stream(self, size: int) -> Bytes:
-        """A stream of exactly `size` bytes."""
+        """Read a stream of exactly `size` bytes."""
         stored, packed = divmod(self.number(2 * size + 1), 2)
         data = self._take(stored)
         if not packed:
@@ -116,7 +118,7 @@ class StreamReader:
         return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
     def planes(self, length: int, count: int, bits: np.dtype[np.unsignedinteger]) -> Bits:
-        """`length` numbers of `count` bytes each, as wide as `bits`."""
+        """Read `length` numbers of `count` bytes each, as wide as `bits`."""
         columns = np.zeros((length, bits.itemsize), np.uint8)
         for plane in range(count):
             columns[:, plane] = self.stream(length)

@@ -1,9 +1,10 @@
-"""New elements told from old ones by how many representable numbers lie between them.
+"""Encodes new elements by their distance from the old ones, counted in representable numbers
+(ulps).
 
-A float's sign and magnitude are mapped to an unsigned integer in numeric order (−NaN … −0, +0 …
-+NaN), one to one, and differences are taken modulo its width: every bit pattern comes back.
-Integers are their own order. An optimiser moves most weights that it moves at all by one or two
-such steps, where the changed bits themselves look random.
+A float's sign and magnitude are mapped one to one to an unsigned integer in numeric order (−NaN …
+−0, +0 … +NaN), and differences are taken modulo its width, so every bit pattern is restored.
+Integers are their own order. An optimiser moves most changed weights by one or two such steps,
+where the changed bits themselves look random.
 """
 
 import numpy as np
@@ -18,12 +19,14 @@ def differences(old: Bits, new: Bits, element: Element) -> Bits:
 
 
 def moved(old: Bits, steps: Bits, element: Element) -> Bits:
-    """The element that many steps from the old one; undoes `differences`."""
+    """The elements that many steps from the old ones; inverts `differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 
 def _ordered(bits: Bits, element: Element) -> Bits:
-    """Negative: all bits flipped, else the sign alone; a signed shift says which."""
+    """The elements as integers in numeric order. Negative floats get all bits flipped, others only
+    the sign; an arithmetic shift makes the mask.
+    """
     if not element.is_float:
         return bits
     flips = bits.view(element.signed) >> (8 * element.bytes - 1)
@@ -40,9 +43,11 @@ def _unordered(order: Bits, element: Element) -> Bits:
 
 
 def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
-    """Non-zero steps: which go down, which are larger than 1, and how far those lie above 2."""
+    """Write non-zero steps: which go down, which are larger than 1, and by how much those
+    exceed 2.
+    """
     signed = steps.view(element.signed)
-    sizes = np.abs(signed).view(element.bits)  # the lowest number's size is itself, unsigned
+    sizes = np.abs(signed).view(element.bits)  # right for the lowest number too, as unsigned
     far = sizes != 1
     beyond = sizes[np.flatnonzero(far)] - element.bits.type(2)
     writer.flags(signed < 0)
@@ -54,7 +59,7 @@ def write_steps(writer: StreamWriter, steps: Bits, element: Element) -> None:
 
 
 def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
-    """`count` non-zero steps."""
+    """Read `count` non-zero steps."""
     down = reader.flags(count).astype(element.bits)
     far = reader.flags(count)
     sizes = np.ones(count, element.bits)
@@ -62,5 +67,5 @@ def read_steps(reader: StreamReader, count: int, element: Element) -> Bits:
     if len(among):
         planes = reader.number(element.bytes)
         sizes[among] = reader.planes(len(among), planes, element.bits) + element.bits.type(2)
-    # Two's complement: −x is x with all bits flipped, and 1 more.
+    # Two's complement: −x is x with all bits flipped, plus 1.
     return (sizes ^ -down) + down

@@ -1,8 +1,8 @@
-"""Requests to an S3 server, one each, as typed values: the only file that knows boto3.
+"""Single requests to an S3 server as typed values; only this file uses boto3.
 
-A request either returns or raises `S3Failure`; nothing is tried again here. Checksums of boto3's
-own are off where S3 does not require them, because other servers reject the trailers; each body is
-covered by its signature instead and each object by its xxh3 (see `docs/s3.md`).
+A request either returns or raises `S3Failure`; nothing is retried here. boto3's own checksums are
+off where S3 does not require them, because other servers reject the trailers. Each body is covered
+by its signature instead, and each object by its xxh3 (see `docs/s3.md`).
 """
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
@@ -46,7 +46,7 @@ _NO_CREDENTIALS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object of `size` bytes as it was at the moment of one answer."""
+    """An object of `size` bytes, as it was at the moment of one response."""
 
     size: int
     etag: str
@@ -55,14 +55,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A piece of a listing: (name, bytes) in the server's order; `more` asks for the next one."""
+    """A page of a listing: (name, bytes) in the server's order; `more` is the token of the next
+    page.
+    """
 
     entries: list[tuple[str, int]]
     more: str | None
 
 
 def _session() -> Session:
-    """A session of its own, with the credentials of this moment."""
+    """A new session with the present credentials."""
     core = get_session()
     core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
     return Session(botocore_session=core)
@@ -70,14 +72,14 @@ def _session() -> Session:
 
 @functools.cache
 def _loader(path: str | None) -> Any:
-    """botocore's descriptions of services, 1.5 MB of JSON that each session else parses again: a
-    client then takes 13 ms instead of 140.
+    """botocore's service descriptions, shared by all sessions. They are 1.5 MB of JSON that each
+    session would parse again: creating a client then takes 13 ms instead of 140.
     """
     return create_loader(path)
 
 
 class S3Client:
-    """One bucket; safe to share between threads. Names are whole keys, prefix included."""
+    """One bucket; safe to share between threads. Names are complete keys, prefix included."""
 
     def __init__(self, place: S3Place, limits: Limits) -> None:
         config = Config(
@@ -91,9 +93,8 @@ class S3Client:
             tcp_keepalive=True,
         )
         try:
-            logging.getLogger("botocore").setLevel(
-                logging.WARNING
-            )  # not where credentials came from
+            # Below this level botocore logs the source of the credentials.
+            logging.getLogger("botocore").setLevel(logging.WARNING)
             self._s3: Any = _session().client(
                 "s3", region_name=place.region, endpoint_url=place.endpoint, config=config
             )
@@ -105,9 +106,10 @@ class S3Client:
     def get(
         self, name: str, wanted: Range, etag: str | None, take: Callable[[bytes], None]
     ) -> Found:
-        """Hand a range, cut off at the end, of the object that has `etag` to `take`, in chunks.
+        """Pass a range of the object that has `etag`, cut off at the object's end, to `take` in
+        chunks.
 
-        `take` may raise. What it took is right only once this has returned.
+        `take` may raise. The chunks are valid only once this has returned.
         """
         condition = {"IfMatch": etag} if etag else {}
         with _failures():
@@ -127,7 +129,9 @@ class S3Client:
         return Found(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def get_empty(self, name: str) -> Found:
-        """An object of no bytes, of which no range can be asked; with bytes it is `CONFLICT`."""
+        """The head of an object without bytes, of which no range can be requested. Raises
+        `CONFLICT` if it has bytes.
+        """
         with _failures():
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
             answer["Body"].close()
@@ -199,7 +203,7 @@ class S3Client:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a write counts: always, if the key is free, or if the object has this etag."""
+    """When a write takes effect: always, if the key is free, or if the object has this etag."""
 
     if_absent: bool = False
     if_etag: str | None = None
@@ -233,7 +237,7 @@ def _given_range(answer: Mapping[str, Any]) -> tuple[Range, int]:
 def _read(body: Any, take: Callable[[bytes], None]) -> int:
     taken = 0
     with body as raw:
-        # read1 returns what has come, so a server that drips cannot hold the operation.
+        # read1 returns the bytes that have arrived, so a slow server cannot block the operation.
         while chunk := raw.read1(CHUNK_BYTES):
             take(chunk)
             taken += len(chunk)
@@ -261,7 +265,7 @@ def _failures() -> Generator[None]:
     except _NOT_SENT as error:
         raise S3Failure(Kind.TRANSIENT, "Unreachable", str(error), False) from error
     except (boto.HTTPClientError, ResponseParserError, HTTPError, OSError) as error:
-        # The answer was lost, not the request: it may have taken effect.
+        # The response was lost, not the request: it may have taken effect.
         raise S3Failure(Kind.TRANSIENT, type(error).__name__, str(error), True) from error
     except boto.BotoCoreError as error:
         raise S3Failure(Kind.REFUSED, type(error).__name__, str(error), False) from error

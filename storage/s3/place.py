@@ -1,6 +1,7 @@
-"""From `s3://bucket/prefix?endpoint=…` to typed settings; credentials are never part of the URL.
+"""Parses `s3://bucket/prefix?endpoint=…` into typed settings; credentials are never part of the
+URL.
 
-Pure. Errors name the parameter and never echo a value that could be a secret.
+Pure. Errors name the parameter and never repeat a value that could be a secret.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,9 @@ CHAIN = (
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """Where the objects lie and how the server is spoken to; as text, what an error may show."""
+    """The place of a store's objects and how to reach its server; its text form is safe for error
+    messages.
+    """
 
     bucket: str
     prefix: str = ""
@@ -49,7 +52,7 @@ class S3Place:
 
 
 def parse_place(url: str) -> S3Place:
-    """The place that an `s3:` URL names, else `ConfigurationError`."""
+    """The place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
     try:
         split = urlsplit(url)
         given = dict(parse_qsl(split.query, True, strict_parsing=True)) if split.query else {}

@@ -1,11 +1,11 @@
-"""How large objects are cut: ranges of a read, parts of a multipart write. Pure."""
+"""Cuts large objects: ranges of a read, parts of a multipart write. Pure."""
 
 from dataclasses import dataclass
 
-PARTS_MAX = 10_000  # of S3, in one upload
+PARTS_MAX = 10_000  # S3's limit for one upload
 PART_BYTES = 16 << 20
-FIRST_BYTES = 4 << 20  # one request is all that an object up to this size costs
-RANGE_BYTES = 16 << 20  # as fast as one of boto3 with 8 MiB and the hash on top (measured)
+FIRST_BYTES = 4 << 20  # an object up to this size costs only one request
+RANGE_BYTES = 16 << 20  # hashing included, as fast as boto3's transfers of 8 MiB (measured)
 MIB = 1 << 20
 
 
@@ -18,11 +18,11 @@ class Range:
 
 
 def split(start: int, end: int, bytes_max: int) -> list[Range]:
-    """`[start, end)` in order, cut into ranges of `bytes_max`, the last one shorter."""
+    """`[start, end)` in order, cut into ranges of `bytes_max`; the last one may be shorter."""
     return [Range(at, min(end, at + bytes_max)) for at in range(start, end, bytes_max)]
 
 
 def plan_parts(size: int) -> list[Range]:
-    """The parts of a multipart write: 16 MiB, or more where `PARTS_MAX` would be exceeded."""
+    """The parts of a multipart write: 16 MiB each, or more if `PARTS_MAX` would be exceeded."""
     least = -(-size // PARTS_MAX)
     return split(0, size, max(PART_BYTES, -(-least // MIB) * MIB))

@@ -1,8 +1,9 @@
-"""Reading an object or a range of it, in parallel once it is large, all bytes of one moment.
+"""Reads an object or a range of it, in parallel if it is large; all returned bytes are of one
+moment.
 
-The first request tells size, etag and hash; the others ask for that very etag, so a read that
-crosses a swap starts again instead of mixing two objects. What came short is asked for again, a
-whole object is checked against its hash, and nothing else is ever returned.
+The first request returns size, etag and hash; the others require that etag, so a read during which
+the object is replaced starts again instead of mixing two objects. Missing bytes are requested
+again, and a complete object is checked against its hash. Nothing else is ever returned.
 """
 
 from concurrent.futures import Executor
@@ -20,25 +21,27 @@ from streams.errors import CorruptObject
 
 HASH = "xxh3"
 NONCE = "nonce"
-HASH_READS = 2  # damage on the way is gone the second time, damage in the store is not
+HASH_READS = 2  # a second read repairs damage in transit, but not damage in the store
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes of the object that was found."""
+    """Bytes of an object, and its head."""
 
     data: bytes
     found: Found
 
 
 class Reader:
-    """Reads of one bucket; `pool` bounds the requests in flight of all of them."""
+    """Reads of one bucket; `pool` bounds the requests in flight of all reads together."""
 
     def __init__(self, client: S3Client, pool: Executor, limits: Limits) -> None:
         self._client, self._pool, self._limits = client, pool, limits
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Content:
-        """Bytes `[start, end)`, cut off at the end; `CorruptObject` if a whole read is damaged."""
+        """Bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a complete
+        object is damaged.
+        """
         for _ in range(HASH_READS):
             content = self._consistent(name, start, end)
             expected = content.found.metadata.get(HASH)
@@ -51,14 +54,14 @@ class Reader:
         )
 
     def look(self, name: str, deadline: Deadline | None = None) -> Found:
-        """Size, etag and metadata. By a GET, because the answers to HEAD carry no error code: a
-        wrong access key would look like a missing object.
+        """Size, etag and metadata. Uses GET, because responses to HEAD carry no error code: a wrong
+        access key would look like a missing object.
         """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
         return self._first(name, Range(0, 1), attempts).found
 
     def _consistent(self, name: str, start: int, end: int | None) -> Content:
-        """The range, again from its beginning when the object was replaced in between."""
+        """The range, read again from its beginning if the object was replaced meanwhile."""
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
@@ -76,7 +79,7 @@ class Reader:
         if stop <= first_end:
             return first
         deadline = Deadline(allowance_s(self._limits.begin_s, stop - first_end))
-        # BytesIO lends its buffer for writing and then hands it out as bytes without a copy.
+        # BytesIO gives its buffer for writing and later returns it as bytes without a copy.
         buffer = BytesIO(bytes(stop - start))
         with buffer.getbuffer() as view:
             view[: len(first.data)] = first.data
@@ -89,7 +92,7 @@ class Reader:
         return Content(buffer.getvalue(), first.found)
 
     def _first(self, name: str, wanted: Range, attempts: Attempts) -> Content:
-        """The beginning of what is wanted, which may be nothing: S3 knows no empty range."""
+        """The first bytes of a range that may be empty, which S3 cannot express."""
         if wanted.start == wanted.end:
             return Content(b"", self._first(name, Range(0, 1), attempts).found)
         try:

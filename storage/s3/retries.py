@@ -15,9 +15,9 @@ from storage.s3.failures import Kind, S3Failure
 from streams.deadline import Deadline
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
-SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, eight of which go side by side
-BLOCKED_MAX = 4  # VersityGW says so, too, of a folder that a delete empties at that moment
-SLOWEST_BYTES_S = 8 << 20  # what a large object's deadline allows for beside `deadline_s`
+SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, with eight parts in parallel
+BLOCKED_MAX = 4  # VersityGW also reports a folder that a concurrent delete is emptying
+SLOWEST_BYTES_S = 8 << 20  # adds size / this rate to `deadline_s` of a large object
 AGAIN = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
 
 _T = TypeVar("_T")
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How `deadline_s` is spent: an operation that began its last request at `begin_s` still ends
+    """How `deadline_s` is divided: an operation that sent its last request at `begin_s` still ends
     in time, because connecting and silence have limits of their own.
     """
 
@@ -36,13 +36,13 @@ class Limits:
 
 
 def limits_of(deadline_s: float) -> Limits:
-    """The seconds in which requests may begin, to connect, and to hear nothing."""
+    """The time in which requests may start, the time to connect, and the time without any bytes."""
     quarter = min(SILENCE_S_MAX, deadline_s / 4)
     return Limits(deadline_s - 2 * quarter, quarter, quarter)
 
 
 def allowance_s(begin_s: float, size: int) -> float:
-    """Seconds in which requests of an operation on `size` bytes may begin."""
+    """Seconds in which requests of an operation on `size` bytes may start."""
     return begin_s + size / SLOWEST_BYTES_S
 
 
@@ -53,7 +53,9 @@ def pause_s(failures: int, draw: float) -> float:
 
 
 class Attempts:
-    """The requests of one operation; `in_doubt` once one of them may have taken effect unseen."""
+    """The requests of one operation. `in_doubt` is set once one of them may have taken effect
+    without a response.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Attempts:
         self._draw, self._sleep = draw, sleep
 
     def run(self, step: Callable[[], _T], again: Collection[Kind] = AGAIN) -> _T:
-        """What `step` returns, tried again while it fails in passing and time is left."""
+        """The result of `step`, retried while its failure is transient and time is left."""
         while True:
             try:
                 return step()
@@ -79,11 +81,11 @@ class Attempts:
                 self.wait(failure)
 
     def wait(self, failure: S3Failure) -> None:
-        """Pause before the next attempt, or raise the failure where no time is left for one."""
+        """Pause before the next attempt; raise the failure if no time is left for one."""
         self._failures += 1
-        if self._failures == 3:  # once: below that it is an ordinary day
+        if self._failures == 3:  # logged once; fewer failures are ordinary
             left = self.deadline.remaining_s()
-            _log.warning("object store: %s; trying again for %.0f s", failure, left)
+            _log.warning("object store: %s; retrying for %.0f s", failure, left)
         pause = pause_s(self._failures, self._draw())
         self._sleep(min(pause, self.deadline.remaining_s()))
         if self.deadline.passed():

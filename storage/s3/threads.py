@@ -1,4 +1,6 @@
-"""The same work on many pieces at once; the first failure stops what has not begun."""
+"""Runs the same work on many pieces in parallel; the first failure cancels those not yet
+started.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, wait
@@ -9,9 +11,9 @@ _T = TypeVar("_T")
 
 
 def all_of(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
-    """What `work` returned for each piece, in order, or the failure of one of them.
+    """The results of `work` for each piece, in order. Raises the failure of one of them.
 
-    No piece is still being worked on when it returns or raises.
+    No piece is still running when it returns or raises.
     """
     futures = [pool.submit(work, piece) for piece in pieces]
     try:

@@ -1,8 +1,8 @@
-"""Writing an object: in one request, or in parts that appear together; conditional or not.
+"""Writes an object in one request, or in parts that appear together; conditional or not.
 
-A conditional write that is sent again after its answer was lost meets its own earlier self. Each
-write therefore carries a nonce in the object's metadata, and a condition that fails after a request
-in doubt is settled by looking whose nonce is there.
+A conditional write that is repeated after its response was lost may find its own object. Each write
+therefore puts a nonce into the object's metadata. If a condition fails after a request in doubt,
+the object's nonce shows whose write it was.
 """
 
 import logging
@@ -20,13 +20,13 @@ from storage.s3.retries import AGAIN, Attempts, Limits, allowance_s
 from storage.s3.threads import all_of
 from streams.deadline import Deadline
 
-UPLOADS = 3  # a completion that conflicts must upload its parts again, so S3 says
+UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
 _log = logging.getLogger(__name__)
 _LOST = (Kind.PRECONDITION, Kind.MISSING, Kind.NO_UPLOAD)
 
 
 class Writer:
-    """Writes to one bucket; `pool` bounds the requests in flight of all of them."""
+    """Writes to one bucket; `pool` bounds the requests in flight of all writes together."""
 
     def __init__(self, client: S3Client, reader: Reader, pool: Executor, limits: Limits) -> None:
         self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
@@ -37,18 +37,19 @@ class Writer:
         return self._at_once(name, data, Condition())
 
     def create(self, name: str, data: Data) -> str:
-        """The etag; `S3Failure` of kind `PRECONDITION` if another's object is there."""
+        """The etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object exists."""
         condition = Condition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
             return self._at_once(name, data, condition)
-        if self._is_there(name):  # only to save the upload: the condition is what decides
-            raise S3Failure(Kind.PRECONDITION, "PreconditionFailed", "it is there", False)
+        if self._is_there(name):  # only saves an upload: the write's condition decides
+            raise S3Failure(Kind.PRECONDITION, "PreconditionFailed", "it exists", False)
         return self._in_parts(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
-        """The new etag; `S3Failure` of kind `PRECONDITION` or `MISSING` if it was lost.
+        """The new etag. Raises `S3Failure` of kind `PRECONDITION` or `MISSING` if the swap was
+        lost.
 
-        Always one request: some servers forget If-Match when parts are completed.
+        Always one request: some servers ignore If-Match when parts are completed.
         """
         return self._at_once(name, data, Condition(if_etag=etag))
 
@@ -80,7 +81,7 @@ class Writer:
         condition: Condition,
         attempts: Attempts,
     ) -> str:
-        """(1) open the upload, (2) send its parts, (3) complete it, or else abort it."""
+        """(1) Open the upload, (2) send its parts, (3) complete it, or abort it on failure."""
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
         def send(piece: tuple[int, Range]) -> str:
@@ -109,7 +110,9 @@ class Writer:
         write: Callable[[], str],
         again: Collection[Kind] = AGAIN,
     ) -> str:
-        """What `write` returns; a lost condition after a request in doubt is looked into."""
+        """The result of `write`. A condition that failed after a request in doubt is resolved by
+        the nonce.
+        """
         try:
             return attempts.run(write, again)
         except S3Failure as failure:
@@ -139,12 +142,14 @@ class Writer:
         return True
 
     def _abort(self, name: str, upload: str) -> None:
-        """Free the parts if the server can be reached; what stays is collected by lifecycle."""
+        """Free the parts if the server can be reached; other parts are removed by the bucket's
+        lifecycle rule.
+        """
         try:
             self._client.abort_upload(name, upload)
         except S3Failure as failure:
             if failure.kind is not Kind.NO_UPLOAD:
-                _log.warning("object store: upload of %s not aborted: %s", name, failure)
+                _log.warning("object store: upload of %s was not aborted: %s", name, failure)
 
 
 def _view(data: Data) -> memoryview:

@@ -1,27 +1,33 @@
 """When a version must be an anchor. Pure (invariant 9).
 
-A chain is an anchor and the deltas on it. It ends, and the next version is an anchor, where going
-on would cost a late reader more than an anchor saves (`BYTES_SHARE`), or where its length would
-make retention choose between versions that are needed: two whole chains always fit in
-`versions_max`, so the believed version and any that a rollout of the chain before still holds are
-kept together.
+A chain is an anchor and the deltas on it. It ends, and the next version is an anchor, in two cases:
+when another delta would cost a late reader more than an anchor saves (`BYTES_SHARE`), and when its
+length would make retention choose between needed versions. Two complete chains always fit in
+`versions_max`, so the believed version is kept together with any version of the previous chain that
+a rollout still holds.
 """
 
 from dataclasses import dataclass
 
 BYTES_SHARE = 1 / 3
-"""Deltas of a chain together, as a share of a full version; above it the chain ends."""
+"""Most bytes of a chain's deltas together, as a share of a full version; above it the chain
+ends.
+"""
 BESIDE_SHARE = 1 / 2
-"""An anchor holds its delta too, for readers of its parent, up to this share of a full version."""
+"""An anchor also holds its delta, for readers of its parent, if the delta is at most this share of
+a full version.
+"""
 MULTIPLES_MIN = 4
-"""Multiples of `keep_every` that must fit in `versions_max` with all that lies between them; where
-they do not, each of them is an anchor, which needs nothing else kept.
+"""Multiples of `keep_every` that must fit in `versions_max` together with all versions between
+them. If they do not fit, each multiple is an anchor, which needs no other version kept.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorRule:
-    """`every`: longest chain, in versions; the bounds are those of retention."""
+    """When anchors are due. `every` is the longest chain, in versions; the other bounds are those
+    of retention.
+    """
 
     every: int
     versions_max: int
@@ -34,8 +40,8 @@ class AnchorRule:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The believed version's chain: versions in it, its anchor among them, bytes of its deltas, and
-    of one full version.
+    """The believed version's chain: the number of its versions including the anchor, the bytes of
+    its deltas, and those of one full version.
     """
 
     length: int
@@ -54,5 +60,5 @@ def anchor_due(number: int, chain: Chain | None, rule: AnchorRule) -> bool:
 
 
 def is_kept_beside(delta_bytes: int, full_bytes: int) -> bool:
-    """Whether an anchor holds its delta too."""
+    """Whether an anchor also holds its delta."""
     return delta_bytes <= BESIDE_SHARE * full_bytes

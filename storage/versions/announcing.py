@@ -1,11 +1,11 @@
-"""What the `weights` topic says of a version: a manifest in the words of its announcement."""
+"""The record on the `weights` topic that announces a version."""
 
 from storage.manifest import Manifest, manifest_key
 from streams.records import WeightsAnnounced
 
 
 def announcement(manifest: Manifest, time_s: float) -> WeightsAnnounced:
-    """The same for whoever makes it, but for the time."""
+    """The announcement of this manifest: the same from every caller, except for the time."""
     return WeightsAnnounced(
         run=manifest.run,
         version=manifest.version,

@@ -1,4 +1,4 @@
-"""Reading manifests from a version back through its parents, no more of them than are needed."""
+"""Reads manifests from a version back through its parents, only as many as are needed."""
 
 from collections.abc import Collection, Iterator
 
@@ -10,10 +10,10 @@ from streams.errors import CorruptObject, ObjectMissing
 
 
 def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """The manifest, then its parents as far as each says how it differs from the one before.
+    """The manifest, then its parents as long as each one is a difference from the one before.
 
-    Each is the very one that its child was made from. `ObjectMissing` where one is gone,
-    `CorruptObject` where it is another.
+    Each parent is exactly the one that its child was made from. Raises `ObjectMissing` if one is
+    gone, `CorruptObject` if it is another one.
     """
     yield manifest
     while manifest.delta is not None and manifest.parent is not None:
@@ -28,10 +28,11 @@ def find_ways(
     held: Held | None = None,
     prices: Prices | None = None,
 ) -> dict[str, Way]:
-    """The cheapest way to each of these tensors, by the names that the manifest keeps them under.
+    """The cheapest way to each of these tensors, by the names that the manifest stores them
+    under.
 
-    `ObjectMissing` or `CorruptObject` where a tensor has none, with the reason. A manifest that is
-    gone or damaged is no error where another way is left.
+    Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none. A missing or
+    damaged manifest is no error if another way exists.
     """
     planning = Planning(names, held or Held(), prices or Prices())
     reason: ObjectMissing | CorruptObject | None = None
@@ -47,7 +48,7 @@ def find_ways(
     lost = [name for name in ways if name not in found]
     if lost:
         kind = type(reason) if reason is not None else CorruptObject
-        why = reason or "nothing that is stored leads to it any more"
+        why = reason or "no stored anchor or delta leads to it any more"
         raise kind(
             f"version {manifest.version}: tensor {lost[0]} ({len(lost)} of {len(ways)}) cannot be "
             f"made: {why}; fetch another version"
@@ -56,7 +57,7 @@ def find_ways(
 
 
 def chain_of(store: ObjectStore, manifest: Manifest) -> Chain:
-    """The chain that this version is the newest of; raises like `lineage`."""
+    """The chain whose newest version this is; raises as `lineage` does."""
     length, delta_bytes = 0, 0
     for one in lineage(store, manifest):
         length += 1

@@ -1,4 +1,4 @@
-"""How two versions of a run differ, tensor by tensor, on bits."""
+"""Compares two versions of a run, tensor by tensor, as bits."""
 
 # pyright: reportUnknownMemberType=false
 
@@ -15,13 +15,13 @@ from storage.shards import plan_shards
 from storage.tensors import DTYPE_NAMES, tensor_bytes
 from storage.versions.fetch import fetch
 
-BATCH_BYTES = 256 << 20  # of tensors that are in memory twice
+BATCH_BYTES = 256 << 20  # of tensors in memory at a time, in both versions
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A tensor that differs; `changed` elements of `elements`, all where only one version has it or
-    the shapes differ. `largest` is the largest absolute difference, None where there is none.
+    """A tensor that differs: `changed` of `elements` elements, all of them if only one version has
+    it or the shapes differ. `largest` is the largest absolute difference, None if there is none.
     """
 
     name: str
@@ -31,7 +31,9 @@ class Difference:
 
 
 def compare(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[Difference]:
-    """Tensors that differ, in the order of the second version, then what only the first has."""
+    """Tensors that differ, in the order of the second version; then those that only the first
+    has.
+    """
     mine, other = first.weights, second.weights
     both = [name for name in other.tensors if name in mine.names]
     alike = {n for n in both if mine.entry(n).hash == other.entry(n).hash}

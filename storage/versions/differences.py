@@ -1,7 +1,7 @@
 """The delta files of a version: every tensor as its difference from the parent's, in shards.
 
-A file is a valid safetensors file whose tensors are the payloads, as U8. A tensor that did not
-change has no payload; equal inputs give equal bytes.
+A file is a valid safetensors file whose tensors are the payloads, as U8. An unchanged tensor has no
+payload. Equal inputs give equal bytes.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """A version's tensors, encoded: what the manifest says of each, and the payloads. All of the
+    """A version's encoded tensors: what the manifest states about each, and the payloads. All
     payloads are in memory, at most about one full version.
     """
 
@@ -44,7 +44,9 @@ class Differences:
 
 
 def encode_version(tensors: Mapping[str, torch.Tensor], parent: Parent) -> Differences:
-    """Every tensor against the parent's of the same name; new and reshaped ones are whole."""
+    """Encode every tensor against the parent's of the same name; new and reshaped ones
+    completely.
+    """
     kept, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
     coded: dict[str, Coded] = {}
@@ -64,7 +66,7 @@ def encode_version(tensors: Mapping[str, torch.Tensor], parent: Parent) -> Diffe
 
 
 def _base(name: str, tensor: torch.Tensor, parent: Parent) -> TensorEntry | None:
-    """The parent's tensor, if this one can be told as its difference."""
+    """The parent's tensor if this one can be encoded as its difference, else None."""
     if name not in parent.tensors or name not in parent.manifest.weights.names:
         return None
     entry = parent.manifest.weights.entry(name)
@@ -80,7 +82,7 @@ def write_delta(
     shard_bytes: int,
     stem: str = STEM,
 ) -> Delta:
-    """Create `folder/stem-0000i-of-0000n.safetensors`; equal ones that are there are left."""
+    """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
     sizes = {name: len(payload) for name, payload in payloads.items()}
     shards = plan_shards(sizes, shard_bytes)

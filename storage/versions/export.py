@@ -1,6 +1,7 @@
-"""A version as a folder that transformers and vLLM load: whole tensors, an index, model files.
+"""Exports a version as a folder that transformers and vLLM load: complete tensors, an index, the
+model's files.
 
-The folder appears at once when everything is in it.
+The folder appears at once, when it is complete.
 """
 
 import os
@@ -21,7 +22,7 @@ from streams.records import Version
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """What was written, and where."""
 
     version: Version
     folder: Path
@@ -30,9 +31,10 @@ class Exported:
 
 
 def export(store: ObjectStore, version: Version, folder: Path, shard_bytes: int) -> Exported:
-    """Write the version there, every tensor verified; raises like `fetch`.
+    """Write the version into `folder`, every tensor verified; raises as `fetch` does.
 
-    `ConfigurationError` if the folder holds anything; it is as it was then, and after any failure.
+    Raises `ConfigurationError` if the folder is not empty. After any failure it is as it was
+    before.
     """
     _check_empty(folder)
     manifest, tensors = fetch(store, version)
@@ -65,7 +67,7 @@ def export(store: ObjectStore, version: Version, folder: Path, shard_bytes: int)
 def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(
-            f"{folder} is not empty: nothing in it is replaced, so name a new folder"
+            f"{folder} is not empty and nothing in it is replaced: name a new folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""Fetching any tensors of a weight version, each verified before it is returned (invariant 6)."""
+"""Fetches any tensors of a weight version, each verified before it is returned (invariant 6)."""
 
 from collections.abc import Iterable
 
@@ -18,13 +18,13 @@ def fetch(
     manifest_hash: str | None = None,
     tensors: Iterable[str] | None = None,
 ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """The version's manifest and these of its tensors (all without a choice), read by ranges; of a
-    delta the anchor's and all changes since.
+    """The version's manifest and these of its tensors (all by default), read by ranges. For a delta
+    they are made from the anchor and all changes since.
 
-    Give the announced hash of the manifest to be sure of the very version that was announced. The
-    memory is the caller's own, tied names share it. `ObjectMissing` if the version or what it
-    builds on is not there (any more) or has no such tensor, `CorruptObject` with the name of the
-    tensor and file that failed; nothing is returned then.
+    Give the announced hash of the manifest to be sure of exactly the announced version. The caller
+    owns the memory; tied names share it. Raises `ObjectMissing` if the version, its base or such a
+    tensor does not (or no longer) exist, and `CorruptObject`, which names the tensor and the file;
+    then nothing is returned.
     """
     held = HeldWeights(tensors)
     manifest = held.move(store, version, manifest_hash).manifest
@@ -32,7 +32,9 @@ def fetch(
 
 
 def fetch_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
-    """One of the model's files (`config.json`, the tokenizer's), verified. An anchor has them."""
+    """One of the model's files (`config.json`, the tokenizer's), verified. They are stored with the
+    anchor.
+    """
     entry = next((entry for entry in manifest.model_files if entry.name == name), None)
     if entry is None:
         raise ObjectMissing(f"version {manifest.version} has no file {name}")

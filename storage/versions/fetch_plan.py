@@ -1,11 +1,11 @@
-"""From which objects a reader makes the tensors of a version: the cheapest way, for each tensor by
-itself. Pure (invariant 9).
+"""From which objects a reader makes the tensors of a version: the cheapest way, for each tensor
+separately. Pure (invariant 9).
 
-A tensor's way begins with what the reader holds (recognised by its hash, so a wrong base cannot be
-taken), with the tensor whole in an anchor, or with a delta that replaces all of it; sparse deltas
-follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor and deltas, a
-full version, and the repair of a move that failed half-way. Manifests are looked at from the wanted
-version back, one by one, so a caller reads no more of them than can make a way cheaper.
+A tensor's way starts with the tensor that the reader holds (recognised by its hash, so a wrong base
+cannot be used), with the complete tensor in an anchor, or with a delta that replaces all of it;
+sparse deltas follow, oldest first. So one plan covers the parent's delta, several deltas, an anchor
+and deltas, a full version, and the repair of an update that failed half-way. Manifests are examined
+from the wanted version back, one by one, so a caller reads only those that can make a way cheaper.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from storage.manifest import DeltaEntry, Manifest, TensorEntry
 from streams.records import Version
 
-CHAIN_MAX = 512  # manifests that one plan looks at
+CHAIN_MAX = 512  # most manifests that one plan examines
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Bytes to read of a tensor of `version`: its payload, or itself where `delta` is None."""
+    """Bytes to read for a tensor of `version`: its payload, or the complete tensor if `delta` is
+    None.
+    """
 
     version: Version
     name: str
@@ -44,14 +46,14 @@ class Step:
 
     @property
     def is_whole(self) -> bool:
-        """Replaces every element, so nothing before it is needed."""
+        """Whether it replaces every element, so that nothing before it is needed."""
         return self.delta is None or self.delta.coding == "dense"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Steps to a tensor, oldest first; what is held is its base unless the first step is whole. No
-    steps: what is held is the tensor.
+    """Steps to a tensor, oldest first. The held tensor is its base unless the first step is whole.
+    Without steps the held tensor is the wanted one.
     """
 
     name: str
@@ -66,7 +68,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a reader has: hashes by tensor name, as of `number` (nothing older can match them)."""
+    """The reader's tensors: hashes by name, as of version `number` (nothing older can match
+    them).
+    """
 
     hashes: Mapping[str, str] = field(default_factory=dict[str, str])
     number: int = 0
@@ -74,9 +78,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a byte costs by version (1.0 unless given), for a reader beside a relay that has some.
+    """The price of a byte by version (1.0 by default), for a reader beside a relay that has some
+    versions.
 
-    `broken` steps, by version, name and whether it is a delta, were read and did not match.
+    `broken` steps (version, name, whether it is a delta) were read and did not match their hash.
     """
 
     of: Mapping[Version, float] = field(default_factory=dict[Version, float])
@@ -90,8 +95,9 @@ class Prices:
 
 
 class Planning:
-    """Looks at manifests, the wanted version's first, each one's parent next; once there is a way,
-    no further back than the held version, or without one the nearest that has the tensor whole.
+    """Examines manifests, first the wanted version's, then each one's parent. Once a tensor has a
+    way it goes no further back than the held version or, without one, than the nearest version that
+    has the tensor complete.
     """
 
     def __init__(self, names: Iterable[str], held: Held, prices: Prices) -> None:
@@ -101,26 +107,28 @@ class Planning:
 
     @property
     def is_settled(self) -> bool:
-        """Looking further back is in vain."""
+        """Whether older manifests cannot improve any way."""
         return not self._open or self._looks >= CHAIN_MAX
 
     def look(self, manifest: Manifest) -> None:
-        """Raises nothing: a manifest that does not fit its child ends the ways through it."""
+        """Examine one manifest. Raises nothing: a manifest that does not fit its child ends the
+        ways through it.
+        """
         self._looks += 1
         for walk in self._open:
             walk.look(manifest)
         self._open = [walk for walk in self._open if not walk.closed]
 
     def ways(self) -> dict[str, Way | None]:
-        """The cheapest way to each tensor, None where what was looked at has none."""
+        """The cheapest way to each tensor; None if the examined manifests have none."""
         return {walk.name: walk.best for walk in self._walks}
 
 
 def plan_fetch(
     chain: Iterable[Manifest], names: Iterable[str], held: Held, prices: Prices
 ) -> dict[str, Way | None]:
-    """The cheapest way to each tensor of the first manifest, by the names that it keeps them
-    under; `chain` goes from there to older parents.
+    """The cheapest way to each tensor of the first manifest, by the names that it stores them
+    under; `chain` leads from there to older parents.
     """
     planning = Planning(names, held, prices)
     for manifest in chain:
@@ -131,7 +139,7 @@ def plan_fetch(
 
 
 class _Walk:
-    """One tensor's, from the wanted version back to where it can begin."""
+    """The search of one tensor, from the wanted version back to where a way can start."""
 
     def __init__(self, name: str, held: Held, prices: Prices) -> None:
         self.name, self._prices = name, prices
@@ -139,9 +147,9 @@ class _Walk:
         self.best: Way | None = None
         self.closed = False
         self._entry: TensorEntry | None = None  # of the wanted version
-        self._base: str | None = None  # hash that the next manifest must have
-        self._at = name  # the name in the next manifest
-        self._later: list[Step] = []  # newest first
+        self._base: str | None = None  # hash that the tensor must have in the next manifest
+        self._at = name  # the tensor's name in the next manifest
+        self._later: list[Step] = []  # steps so far, newest first
         self._cost = 0.0
 
     def look(self, manifest: Manifest) -> None:

@@ -1,8 +1,8 @@
-"""The tensors of one version in this process's memory, moved from version to version in place.
+"""The tensors of one version in this process's memory, updated from version to version in place.
 
-For each tensor (DESIGN.md, Weight versions): its hash is the new one → nothing; a parent's → the
-deltas are applied, then it is checked; else it is read anew from an anchor. Until every tensor
-matches, `version` is None and nothing may be served from here; the next move repairs what an
+For each tensor: if its hash is the new one, nothing happens; if it is a parent's, the deltas are
+applied and the result is checked; else the tensor is read again from an anchor. Until every tensor
+matches, `version` is None and nothing may be served from this memory. The next move repairs what an
 interrupted one left.
 """
 
@@ -27,7 +27,7 @@ from streams.records import Version
 
 log = logging.getLogger(__name__)
 
-ROUNDS_MAX = 4  # each excludes what did not match, so a second is rare and a third rarer
+ROUNDS_MAX = 4  # each round excludes the steps that did not match, so a second one is rare
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What a move did. From `base` only the elements in `patches` and the tensors in `whole`
-    differ; where `patches` is None nothing is known of what was there before.
+    """The result of a move. Relative to `base` only the elements in `patches` and the tensors in
+    `whole` differ. If `patches` is None, the earlier content is unknown.
     """
 
     manifest: Manifest
@@ -55,19 +55,19 @@ class Moved:
 
 
 class HeldWeights:
-    """`names` are the tensors wanted; all of each version without a choice. Of one thread."""
+    """`names` are the wanted tensors, by default all of each version. For one thread only."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         self._names = None if names is None else tuple(names)
-        self._memory: dict[str, torch.Tensor] = {}  # by the name that `_last` keeps it under
+        self._memory: dict[str, torch.Tensor] = {}  # by the name that `_last` stores it under
         self._last: Manifest | None = None
         self.version: Version | None = None
         self.manifest: Manifest | None = None
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This memory, by all names, tied ones sharing it: it changes in `move` alone, and is
-        nobody's version while `version` is None.
+        """This memory by all names; tied names share it. It changes only in `move`, and belongs to
+        no version while `version` is None.
         """
         if self._last is None:
             return {}
@@ -75,11 +75,12 @@ class HeldWeights:
         return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
 
     def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> Moved:
-        """Make the tensors those of `target`, every one verified, reading what is cheapest.
+        """Make the tensors those of `target`, every one verified, reading as few bytes as
+        possible.
 
-        Give the announced hash of the manifest to be sure of the very version that was announced.
-        `ObjectMissing` if the version, a tensor of it, or all that leads to one is gone,
-        `CorruptObject` naming the tensor and object that differ, else what the store raises.
+        Give the announced hash of the manifest to be sure of exactly the announced version. Raises
+        `ObjectMissing` if the version, one of its tensors, or every way to one is gone,
+        `CorruptObject`, which names the tensor and object that differ, and any error of the store.
         """
         manifest = read_manifest(store, target, manifest_hash)
         owners = self._owners(manifest)
@@ -109,7 +110,7 @@ class HeldWeights:
         return manifest.weights.names if self._names is None else self._names
 
     def _owners(self, manifest: Manifest) -> list[str]:
-        """The wanted tensors by the names that the manifest keeps them under, each once."""
+        """The wanted tensors by the names that the manifest stores them under, each once."""
         wanted = self._wanted(manifest)
         unknown = sorted(set(wanted).difference(manifest.weights.names))
         if unknown:
@@ -119,7 +120,9 @@ class HeldWeights:
     def _arranged(
         self, manifest: Manifest, owners: Iterable[str]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Memory for every tensor, what is held where it fits, and the hashes of what is held."""
+        """Memory for every tensor (the held one where it fits), and the hashes of the held
+        tensors.
+        """
         tied = self._last.weights.tied if self._last else {}
         hashes: dict[str, str] = {}
         memory: dict[str, torch.Tensor] = {}
@@ -138,7 +141,9 @@ class HeldWeights:
         return memory, hashes
 
     def _bring(self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, Way]) -> Outcome:
-        """Carry out plans until every tensor matches; what failed is not taken from there again."""
+        """Execute plans until every tensor matches; steps that failed are excluded from the next
+        plan.
+        """
         done = carry_out(store, ways, self._memory)
         for _ in range(ROUNDS_MAX - 1):
             if not done.failed:
@@ -154,8 +159,8 @@ class HeldWeights:
         return done
 
     def _again(self, store: ObjectStore, manifest: Manifest, done: Outcome) -> dict[str, Way]:
-        """Other ways to the failed tensors, from the store alone; the first failure if there are
-        none.
+        """Other ways to the failed tensors, only from the store; raises the first failure if there
+        are none.
         """
         try:
             return find_ways(store, manifest, tuple(done.failed), None, Prices(broken=done.broken))

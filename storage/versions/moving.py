@@ -1,7 +1,7 @@
-"""Carrying out a fetch plan: bytes from the store into tensors of this process, in place.
+"""Executes a fetch plan: bytes from the store into tensors of this process, in place.
 
-One range at a time is worked on while the next is on its way, so the memory beyond the tensors is
-two ranges. A payload or a whole tensor is compared with its hash before anything is written, the
+While one range is processed the next one is fetched, so the memory beyond the tensors is two
+ranges. A payload or a complete tensor is compared with its hash before anything is written, and the
 tensor again after its last step.
 """
 
@@ -27,9 +27,9 @@ class Outcome:
     """What was done to the tensors, by name."""
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
-    """Elements replaced, one item a step; no key for a tensor that was replaced whole."""
+    """Replaced elements, one item per step; no key for a tensor that was replaced completely."""
     failed: dict[str, CorruptObject] = field(default_factory=dict[str, CorruptObject])
-    """Tensors that are not what they must be, and why."""
+    """Tensors that do not match their hash, and why."""
     broken: set[tuple[Version, str, bool]] = field(default_factory=set[tuple[Version, str, bool]])
     """Steps whose stored bytes did not match."""
     fetched_bytes: int = 0
@@ -47,8 +47,8 @@ def carry_out(
 ) -> Outcome:
     """Make every tensor what its way leads to; each must have the wanted dtype and shape.
 
-    Those whose bytes did not match are in `failed` and may hold anything. What the store raises
-    goes through, and tensors may hold anything then.
+    Tensors whose bytes did not match are in `failed` and have undefined content. Errors of the
+    store are raised; then all tensors may have undefined content.
     """
     outcome = Outcome(changes={name: [] for name in ways})
     for request, data in _fetched(store, _requests(ways)):
@@ -69,7 +69,7 @@ def carry_out(
             _check(ways[name], tensors[name])
         except CorruptObject as error:
             outcome.failed[name] = error
-            if ways[name].steps[0].is_whole:  # nothing held is to blame
+            if ways[name].steps[0].is_whole:  # the held tensor was not involved
                 outcome.broken.update(step.key for step in ways[name].steps)
     return outcome
 
@@ -82,7 +82,7 @@ def _note(outcome: Outcome, name: str, changes: Changes | None) -> None:
 
 
 def _requests(ways: Mapping[str, Way]) -> Iterator[_Request]:
-    """In the order in which steps build on each other: by version."""
+    """The requests in the order in which steps build on each other: by version."""
     groups: dict[tuple[Version, bool], dict[str, Step]] = {}
     for name, way in ways.items():
         for step in way.steps:
@@ -96,7 +96,7 @@ def _requests(ways: Mapping[str, Way]) -> Iterator[_Request]:
 def _fetched(
     store: ObjectStore, requests: Iterable[_Request]
 ) -> Iterator[tuple[_Request, memoryview]]:
-    """Each request and its bytes; the next one is read while the caller works on this one."""
+    """Each request and its bytes; the next one is fetched while the caller processes this one."""
 
     def get(request: _Request) -> bytes:
         key = f"{version_folder(request.version)}/{request.range.file}"
@@ -114,7 +114,7 @@ def _fetched(
 
 
 def _apply(way: Way, step: Step, part: memoryview, tensor: torch.Tensor) -> Changes | None:
-    """Take one step; returns what it changed, None for all of the tensor."""
+    """Execute one step; returns the elements that it changed, None for all of the tensor."""
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
     if entry.bytes != way.entry.bytes or entry.dtype != way.entry.dtype:
@@ -131,8 +131,8 @@ def _apply(way: Way, step: Step, part: memoryview, tensor: torch.Tensor) -> Chan
 
 
 def _check(way: Way, tensor: torch.Tensor) -> None:
-    """Nothing to do where nothing was applied, or the last step was a tensor whose hash was
-    compared.
+    """Check the tensor's hash. Skipped if nothing was applied, or if the last step was a complete
+    tensor whose hash was compared already.
     """
     entry = way.entry
     if not way.steps or (way.steps[-1].delta is None and entry.bytes):
@@ -141,7 +141,7 @@ def _check(way: Way, tensor: torch.Tensor) -> None:
         last = way.steps[-1]
         raise CorruptObject(
             f"tensor {way.name} is not that of version {last.version} after its delta was applied: "
-            "the memory beneath it had changed, or the delta was made from another base"
+            "its memory had changed before, or the delta was made from another base"
         )
 
 

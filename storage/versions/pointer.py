@@ -1,8 +1,9 @@
-"""`weights/latest.json`: which version is believed, and whose trainer may move it (invariant 6).
+"""`weights/latest.json`: the believed version, and the term of the trainer that may move it
+(invariant 6).
 
-The pointer carries the term of its owner beside the version. A new trainer first swaps it to carry
-its own term at the same version; every swap of a lower term loses from then on, also one that was
-already under way.
+The pointer carries its owner's term beside the version. A new trainer first swaps it to carry its
+own term at the same version; from then on every swap of a lower term loses, also one that was
+already in flight.
 """
 
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ from streams.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissi
 from streams.records import Version
 
 POINTER_KEY = "weights/latest.json"
-SWAPS_MAX = 100  # rivals are trainers with a lower term, each of which publishes every few seconds
+SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """`version` is believed, None before the first; only the trainer of `term` may move this on."""
+    """`version` is believed (None before the first); only the trainer of `term` may move the
+    pointer.
+    """
 
     run: str
     term: int
@@ -39,15 +42,17 @@ def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
 
 
 def believed(store: ObjectStore) -> Pointer | None:
-    """The pointer with the believed version, or None if no version was believed yet."""
+    """The pointer, or None if no version is believed yet."""
     present = read_pointer(store)
     return present[0] if present and present[0].version else None
 
 
 def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
-    """Make the pointer carry `term` at the version it has; after that no lower term can move it.
+    """Make the pointer carry `term` at its present version; from then on no lower term can
+    move it.
 
-    `Fenced` if a higher term has it, `ConfigurationError` if it is another run's. Twice is once.
+    Raises `Fenced` if a higher term has it, `ConfigurationError` if it belongs to another run.
+    Idempotent.
     """
     for _ in range(SWAPS_MAX):
         present = read_pointer(store)
@@ -71,11 +76,11 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
 
 
 def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
-    """Swap the pointer to this complete version; calling it again changes nothing.
+    """Swap the pointer to this complete version; idempotent.
 
-    The caller's term must own the pointer: `Fenced` if a higher one does, `SwapLost` if a lower one
-    does (`take_pointer` comes first) or the believed number is not below this one. `ObjectMissing`
-    or `CorruptObject` if the manifest in the store is not this one.
+    The caller's term must own the pointer. Raises `Fenced` if a higher term does, and `SwapLost` if
+    a lower one does (`take_pointer` comes first) or the believed number is not below this one.
+    Raises `ObjectMissing` or `CorruptObject` if the stored manifest is not this one.
     """
     version = manifest.version
     wanted = Pointer(
@@ -99,7 +104,7 @@ def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
         store.swap(POINTER_KEY, encode(wanted), etag)
     except SwapLost:
         after = read_pointer(store)
-        if after is None or after[0] != wanted:  # equal: it happened, only its answer was lost
+        if after is None or after[0] != wanted:  # equal: the swap took effect, its answer was lost
             if after is not None:
                 _check_owner(after[0], manifest.run, version.term)
             raise
@@ -107,7 +112,9 @@ def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
 
 
 def check_term(store: ObjectStore, term: int) -> None:
-    """`Fenced` if a trainer of a higher term has the pointer: what stays is its decision."""
+    """Raise `Fenced` if a trainer of a higher term has the pointer: only that one decides
+    retention.
+    """
     present = read_pointer(store)
     if present is not None and present[0].term > term:
         raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
@@ -117,7 +124,7 @@ def _check_owner(pointer: Pointer, run: str, term: int) -> None:
     if pointer.run != run:
         raise ConfigurationError(
             f"this store belongs to run {pointer.run!r}, not to {run!r}: "
-            "give each run a store of its own"
+            "give each run its own store"
         )
     if pointer.term > term:
         raise Fenced(f"{POINTER_KEY} carries term {pointer.term}: the trainer of {term} must exit")

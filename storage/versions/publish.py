@@ -1,8 +1,8 @@
-"""Publishing a weight version (invariant 6): an anchor, which is an ordinary Hugging Face
-checkpoint folder, or a delta, which says how its tensors differ from the parent's.
+"""Publishes a weight version (invariant 6): an anchor, which is an ordinary Hugging Face checkpoint
+folder, or a delta, which holds the differences of its tensors from the parent's.
 
-Objects under the version's folder are only ever created, the manifest last; a writer that was
-killed half-way calls `publish` again and finds its own objects there. Nobody reads the version
+Objects under the version's folder are only ever created, the manifest last. A writer that was
+killed half-way calls `publish` again and finds its own objects there. No reader uses the version
 before `believe` (`pointer.py`).
 """
 
@@ -42,14 +42,15 @@ def publish(
     parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
-    """Write the whole version and return its manifest; calling it again changes nothing.
+    """Write the complete version and return its manifest; idempotent.
 
-    An anchor if one is due or the parent's tensors are not given; it holds its delta too where that
-    is small. `tensors` are published as they are (cast them before); those that share memory are
-    stored once, those of several processes by each of them. A delta has the anchor's model files,
-    whatever is given here.
-    (1) the shards, (2) of an anchor the index and the model's files, (3) the manifest. `StoreError`
-    when the version exists with other content.
+    It is an anchor if one is due or the parent's tensors are not given; an anchor also holds its
+    delta if that is small. `tensors` are published as they are (cast them before); tensors that
+    share memory are stored once, and distributed tensors are stored by each of their processes. A
+    delta keeps the anchor's model files, whatever is given here.
+
+    (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. Raises
+    `StoreError` if the version exists with other content.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
@@ -70,7 +71,7 @@ def _encode(
     tensors: Tensors, parent: Manifest, parent_tensors: Tensors
 ) -> Differences | SpreadDifferences:
     if isinstance(tensors, Spread):
-        assert isinstance(parent_tensors, Spread), "the base lies in one process"
+        assert isinstance(parent_tensors, Spread), "the base is in one process"
         return tensors.differences(parent, parent_tensors)
     return encode_version(tensors, Parent(parent, whole(parent_tensors)))
 
@@ -126,14 +127,14 @@ def _anchor(
 
 
 def index_of(weights: TensorFiles) -> bytes:
-    """The list of shards in the form that transformers and vLLM read."""
+    """The index of shards in the form that transformers and vLLM read."""
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1).encode()
 
 
 def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Create the manifest, or return the one that an earlier call for the same content left."""
+    """Create the manifest, or return the one that an earlier call with the same content left."""
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:
         store.create(key, encode(manifest))

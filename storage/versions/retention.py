@@ -1,8 +1,8 @@
-"""Which weight versions go, and removing them (invariant 11).
+"""Which weight versions to delete, and deleting them (invariant 11).
 
-The plan is a pure function over values. Removal takes the newest first, so that no delta is left
-without its base, and of each the manifest first, so that what is left of a version whose removal
-was interrupted is never mistaken for a whole one.
+The plan is a pure function over values. Deletion takes the newest version first, so that no delta
+is left without its base, and the manifest of each version first, so that the rest of a partly
+deleted version is never taken for a complete one.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ from streams.records import Version
 
 @dataclass(frozen=True, slots=True)
 class StoredVersion:
-    """A version's folder; a delta applies to `base`; not `whole` without a manifest."""
+    """A version's folder. A delta applies to `base`; without a manifest it is not `whole`."""
 
     version: Version
     base: Version | None = None
@@ -26,7 +26,9 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Versions to delete, oldest first; the bound took `unpinned` although something needs them."""
+    """Versions to delete, oldest first. `unpinned` are those among them that are still needed but
+    exceed the bound.
+    """
 
     delete: tuple[Version, ...]
     unpinned: tuple[Version, ...]
@@ -39,13 +41,13 @@ def plan_retention(
     keep_every: int,
     versions_max: int,
 ) -> RetentionPlan:
-    """Keep at most `versions_max` whole versions, with every base that one of them needs.
+    """Keep at most `versions_max` complete versions, with every base that one of them needs.
 
-    What is above the pointer under its term or a higher one is being published and stays. Then,
-    until the bound is reached: the believed one (always), the newest before it (its fetch may be
-    under way), pinned ones, multiples of `keep_every`, the rest; each newest first, so the oldest
-    pinned are given up first. Leftovers without a manifest or without a base go, and versions of
-    lower terms above the pointer, which will never be believed.
+    Versions above the pointer, under its term or a higher one, are being published and stay. Then,
+    until the bound is reached: the believed version (always), the newest one before it (its fetch
+    may be under way), pinned ones, multiples of `keep_every`, the rest. Each kind goes newest
+    first, so the oldest pinned versions are given up first. Versions without a manifest or a base
+    are deleted, and so are versions of lower terms above the pointer, which will never be believed.
     """
     whole = {stored.version: stored for stored in versions if stored.whole}
     coming = [stored.version for stored in versions if _is_coming(stored.version, pointer)]
@@ -64,7 +66,7 @@ def plan_retention(
 
 
 def _is_readable(version: Version, whole: dict[Version, StoredVersion]) -> bool:
-    """Whether everything below it is there, down to its anchor."""
+    """Whether every version below it exists, down to its anchor."""
     return all(whole[v].base is None or whole[v].base in whole for v in _chain(version, whole))
 
 
@@ -103,7 +105,7 @@ def _chain(version: Version, stored: dict[Version, StoredVersion]) -> set[Versio
 
 
 def listed_versions(store: ObjectStore) -> list[Version]:
-    """Versions that anything lies of under `weights/`, oldest first."""
+    """Versions with any object under `weights/`, oldest first."""
     keys = (entry.key.split("/") for entry in store.list("weights/"))
     folders = sorted({parts[1] for parts in keys if len(parts) > 2})
     return [version for name in folders if (version := parse_version(name)) is not None]
@@ -112,9 +114,9 @@ def listed_versions(store: ObjectStore) -> list[Version]:
 def stored_versions(
     store: ObjectStore, known: Collection[StoredVersion] = ()
 ) -> list[StoredVersion]:
-    """What lies under `weights/`, oldest first, by listing: for a trainer, and for people.
+    """The versions under `weights/`, oldest first, by listing: for the trainer and for people.
 
-    A whole version never changes, so manifests of `known` ones are not read again.
+    A complete version never changes, so the manifests of `known` ones are not read again.
     """
     seen = {stored.version: stored for stored in known if stored.whole}
     return [seen.get(version) or _stored(store, version) for version in listed_versions(store)]
@@ -126,20 +128,20 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     except ObjectMissing:
         return StoredVersion(version, whole=False)
     except CorruptObject:
-        return StoredVersion(version)  # ages out like a whole one: damage is no reason to hurry
+        return StoredVersion(version)  # retained like a complete one: damage needs no early delete
     return StoredVersion(version, manifest.parent if manifest.kind == "delta" else None)
 
 
 def retain(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
-    """Delete what the plan says, newest first, the manifest of each version first.
+    """Delete the versions of the plan, newest first, the manifest of each version first.
 
-    Calling it again, or after an interruption, is fine. `Fenced` if `term` lost the pointer.
+    Idempotent, also after an interruption. Raises `Fenced` if `term` lost the pointer.
     """
     for version in reversed(plan.delete):
         present = read_pointer(store)
         if present is not None and present[0].term > term:
             raise Fenced(f"a trainer of term {present[0].term} decides what stays, not {term}")
-        assert present is None or present[0].version != version, "the believed version never goes"
+        assert present is None or present[0].version != version, "the believed version must stay"
         store.delete(manifest_key(version))
         for entry in store.list(f"{version_folder(version)}/"):
             store.delete(entry.key)

@@ -1,4 +1,6 @@
-"""Rows of one tensor straight from the store, for a tensor-parallel rank that needs its slice."""
+"""Fetches rows of one tensor straight from the store, for a tensor-parallel rank that needs a
+slice.
+"""
 
 # pyright: reportUnknownMemberType=false
 
@@ -27,13 +29,13 @@ def fetch_rows(
     stop: int,
     manifest_hash: str | None = None,
 ) -> torch.Tensor:
-    """Rows `[start, stop)` of the tensor's first dimension, in memory of the caller's own.
+    """Rows `[start, stop)` of the tensor's first dimension, in memory that the caller owns.
 
-    Reads those rows of the anchor's tensor by one range, and the payload of each delta since whole:
-    its changes outside the rows are left out. Verified are the manifests (against the announced
-    hash and each against its child), every payload, and that sizes fit; the rows of the anchor
-    cannot be, because the hash covers the whole tensor, except when all rows are asked for. Raises
-    like `fetch`.
+    Reads these rows of the anchor's tensor by one range, and the complete payload of each delta
+    since; changes outside the rows are dropped. Verified are the manifests (against the announced
+    hash, and each against its child), every payload, and that sizes fit. The rows of the anchor
+    cannot be verified, because the hash covers the complete tensor, unless all rows are requested.
+    Raises as `fetch` does.
     """
     manifest = read_manifest(store, version, manifest_hash)
     if name not in manifest.weights.names:
@@ -57,14 +59,14 @@ def fetch_rows(
 
 
 class _Rows:
-    """Bytes `[start, end)` of a tensor, taken through its steps."""
+    """Bytes `[start, end)` of a tensor, updated step by step."""
 
     def __init__(self, entry: TensorEntry, start: int, end: int) -> None:
         self._entry, self._start, self._end = entry, start, end
         self.bytes: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
     def begin(self, store: ObjectStore, step: Step) -> None:
-        """From the anchor's tensor, or from a payload that replaces all of it."""
+        """Start from the anchor's tensor, or from a payload that replaces all of it."""
         size = step.entry.bytes
         if size != self._entry.bytes or step.entry.dtype != self._entry.dtype:
             raise CorruptObject(f"tensor {step.name} of version {step.version}: its size differs")
@@ -81,11 +83,11 @@ class _Rows:
         self.bytes = np.array(np.frombuffer(data, np.uint8))
 
     def change(self, payload: bytes, step: Step) -> None:
-        """Apply what a sparse payload changes in these rows."""
-        assert step.delta is not None, "a way begins with at most one whole tensor"
+        """Apply the changes of a sparse payload to these rows."""
+        assert step.delta is not None, "a way starts with at most one complete tensor"
         element = element_of(self._entry.dtype)
         width = element.bits.itemsize
-        # Zeros that are only read take no memory; what they decode to is left out.
+        # Zeros that are only read take no memory; the changes decoded from them are dropped.
         whole = np.zeros(self._entry.bytes, np.uint8)
         whole[self._start : self._end] = self.bytes
         changes = decode_sparse(payload, whole.view(element.bits), step.delta.values, element)

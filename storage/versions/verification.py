@@ -1,4 +1,4 @@
-"""Whether a stored version is what its manifest says: every hash is computed again."""
+"""Verifies a stored version against its manifest: every hash is computed again."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from streams.records import Version
 
 
 def verify(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
-    """The manifest and "", or what is wrong first, naming the tensor and the object.
+    """The manifest and "", or the first problem, which names the tensor and the object.
 
-    (1) every file, and where one differs the tensor in it; (2) every tensor, made from what is
-    stored as a reader without any would make it.
+    (1) every file and, if one differs, the tensor in it; (2) every tensor, made from the stored
+    objects as a reader without any tensors would make it.
     """
     manifest = None
     try:
@@ -29,7 +29,7 @@ def verify(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
 
 
 def _files(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
-    """What is wrong with the version's own objects, one file in memory at a time."""
+    """Problems of the version's own objects, with one file in memory at a time."""
     folder = version_folder(manifest.version)
     for file in manifest.files:
         try:
