@@ -195,7 +195,9 @@ def test_another_manifest_than_the_announced_one_is_refused(store):
     with pytest.raises(CorruptObject, match="announced"):
         fetch(store, V1, other.hash)
     store.put(manifest_key(V2), store.get(manifest_key(V1)))
-    with pytest.raises(CorruptObject, match=f"is the manifest of another version, {manifest.version}"):
+    with pytest.raises(
+        CorruptObject, match=f"is the manifest of another version, {manifest.version}"
+    ):
         fetch(store, V2)
 
 
