@@ -1,43 +1,21 @@
 """`python -m benchmarks [NAME …] [--quick] [--json]`: every measured promise is a case of some
-module here.
+module here; `--list` prints each case with its file and its goal.
 
-A NAME is a module of a subfolder with `cases(quick) -> Iterator[Case]`; without names all of them
-run. Each case is printed as soon as it is measured, also a bad one; the exit status is 0 when every
-case was measured.
+A NAME is a module with `cases(quick) -> Iterator[Case]` (`catalogue.py`); without names all of them
+run, but for those that need an installation of their own. Each case is printed as soon as it is
+measured, also a bad one; the exit status is 0 when every case was measured.
 """
 
 import argparse
 import dataclasses
 import importlib
 import json
+import sys
 from collections.abc import Sequence
 
 from benchmarks.case import Case
+from benchmarks.catalogue import BENCHMARKS, BY_NAME_ONLY, lines
 
-MODULES = {
-    "archive": "benchmarks.storage.archive",
-    "asking": "benchmarks.analysis.asking",
-    "audit": "benchmarks.analysis.audit",
-    "bus": "benchmarks.streams.bus",
-    "chaos": "benchmarks.chaos.chaos",
-    "cloud": "benchmarks.pipeline.cloud",
-    "delta": "benchmarks.weights.delta",
-    "engine": "benchmarks.engine.engine",
-    "histospec": "benchmarks.histospec.histospec",
-    "hostile": "benchmarks.chaos.hostile",
-    "kafka": "benchmarks.streams.kafka",
-    "pipeline": "benchmarks.pipeline.pipeline",
-    "planner": "benchmarks.repack.planner",
-    "relay": "benchmarks.weights.relay",
-    "repack": "benchmarks.repack.repack",
-    "resume": "benchmarks.resume.resume",
-    "s3": "benchmarks.storage.s3",
-    "simulator": "benchmarks.simulator.simulator",
-    "skew": "benchmarks.upgrade.skew",
-    "weights": "benchmarks.weights.weights",
-}
-EXTRA = {"vllm": "benchmarks.vllm.vllm"}  # by name only: it needs `make vllm`
-KNOWN = {**MODULES, **EXTRA}
 COLUMNS = "{:<26} {:>12} {:<12} {:>12} {:>7} {:>6} {:<4} {}"
 
 
@@ -47,19 +25,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Measure what the project promises.",
         epilog="example: python -m benchmarks bus engine --quick",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(KNOWN)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(BENCHMARKS)}")
+    parser.add_argument(
+        "--list", action="store_true", help="print case, file and goal, measure nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller and noisier")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     chosen = parser.parse_args(arguments)
-    unknown = sorted(set(chosen.names) - set(KNOWN))
+    unknown = sorted(set(chosen.names) - set(BENCHMARKS))
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}")
+    if chosen.list:
+        print("\n".join(lines()))
+        return
     if not chosen.json:
         titles = ("case", "value", "unit", "reference", "ratio", "goal", "met", "note")
         print(COLUMNS.format(*titles))
-    for name in chosen.names or MODULES:
-        module = importlib.import_module(KNOWN[name])
+    for name in chosen.names or [name for name in BENCHMARKS if name not in BY_NAME_ONLY]:
+        module = importlib.import_module(BENCHMARKS[name].module)
         for case in module.cases(chosen.quick):
+            if not BENCHMARKS[name].lists(case.case):
+                print(f"{case.case} is missing in benchmarks/catalogue.py", file=sys.stderr)
             print(json.dumps(dataclasses.asdict(case)) if chosen.json else _row(case), flush=True)
 
 

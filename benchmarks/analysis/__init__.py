@@ -1,0 +1,1 @@
+"""Asking the log, and auditing it: NAMEs asking and audit."""

@@ -1,0 +1,1 @@
+"""Runs that are killed or meet hostile records: NAMEs chaos and hostile."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.chaos.run import chaos_run
-from benchmarks.pipeline.pipeline import warm_model
+from benchmarks.runs.quickstart import warm_model
 from testbed.kills import every_kind
 from testbed.stepped import batches, trials
 

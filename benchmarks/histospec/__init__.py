@@ -1,0 +1,1 @@
+"""Drafts from history on the torch engine: NAME histospec."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.case import Case, against
-from benchmarks.histospec.runs import Pass, history_of
+from benchmarks.runs.epochs import Pass, history_of
 from producers.engines.drafts import History, prompt_key
 from producers.engines.drafts.chances import Agreement, Chances
 from producers.engines.drafts.plan import Row

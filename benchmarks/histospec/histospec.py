@@ -24,7 +24,7 @@ import torch
 from benchmarks.case import Case, against, alone, paired
 from benchmarks.histospec.acceptance import acceptance, suffix_tree
 from benchmarks.histospec.quickstart import quickstart
-from benchmarks.histospec.runs import (
+from benchmarks.runs.epochs import (
     Generated,
     Pass,
     batched,

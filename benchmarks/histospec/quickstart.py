@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.case import Case, paired
-from benchmarks.pipeline.pipeline import QUICKSTART, warm_model
 from benchmarks.runs.measured import run
+from benchmarks.runs.quickstart import QUICKSTART, warm_model
 
 
 def quickstart(pairs: int) -> Iterator[Case]:

@@ -1,0 +1,1 @@
+"""Whole runs of the quickstart: NAMEs pipeline and cloud."""

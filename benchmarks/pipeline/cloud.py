@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.case import Case, against, alone, paired
-from benchmarks.pipeline.pipeline import ASYNC, QUICKSTART, warm_model
 from benchmarks.runs.measured import Measured, run
+from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 from rollstream.config import load
 from rollstream.folder import bus_url
 from storage.metrics import read_metrics

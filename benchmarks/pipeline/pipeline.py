@@ -17,16 +17,14 @@ from pathlib import Path
 
 from benchmarks.case import Case, alone, paired
 from benchmarks.runs.measured import Measured, evaluated, run
-from testbed.repository import EXAMPLES
+from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
 
-QUICKSTART = EXAMPLES / "quickstart.toml"
 PAIRS, PAIRS_QUICK = 5, 1
 SAMPLES = 16  # per held-out prompt, for the accuracy after the last step
 TRL_S = (
     180.0  # GRPOTrainer from the same warm-up with two threads, measured before the project began
 )
 TARGET = 0.75
-ASYNC = ["evaluation.enabled=false", "weights.keep_every=1", "weights.versions_max=80"]
 SYNC = [*ASYNC, "dispatch.max_lag=0"]
 
 
@@ -62,15 +60,6 @@ def cases(quick: bool) -> Iterator[Case]:
         yield from _accuracy(ours, sync)
         yield _time_to_target(ours)
         yield from _memory(ours)
-
-
-def warm_model(base: Path) -> Path:
-    """The quickstart's warm model of seed 0, made once per benchmark."""
-    folder = base / "warm"
-    overrides = ["--run", str(folder), "--set", "trainer.steps=1"]
-    command = [sys.executable, "-m", "rollstream", "run", str(QUICKSTART), *overrides]
-    subprocess.run(command, check=True, capture_output=True, timeout=900)
-    return folder / "model"
 
 
 def _pair(base: Path, warm: Path, pair: int, threads: Sequence[int]) -> Pair:

@@ -1,0 +1,1 @@
+"""Moving trajectories between rollouts: NAMEs repack and planner."""

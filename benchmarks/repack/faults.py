@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.repack.runs import Watched, slots_of, watched
-from benchmarks.resume.killed_runs import role
+from benchmarks.runs.killed import role
+from benchmarks.runs.watched import Watched, slots_of, watched
 from streams.records import Partial, RolloutStatus, Trajectory
 from testbed.run_process import read
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.case import Case, alone, paired
 from benchmarks.repack.faults import gap_cases, kill_cases
 from benchmarks.repack.move_costs import Cost, cost_of
-from benchmarks.repack.runs import Slots, slots_of, throughput, watched
+from benchmarks.runs.watched import Slots, slots_of, throughput, watched
 
 PAIRS, PAIRS_QUICK = 5, 1
 WINDOW_S, WINDOW_QUICK_S = 90.0, 45.0  # three cycles of draw and drain

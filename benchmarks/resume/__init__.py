@@ -1,0 +1,1 @@
+"""What a kill costs and what the durable log costs: NAME resume."""

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from benchmarks.case import Case, alone
 from benchmarks.runs.measured import run
+from benchmarks.runs.quickstart import QUICKSTART
 from testbed.repository import ROOT
 
-QUICKSTART = ROOT / "examples" / "quickstart.toml"
 PAIRS, PAIRS_QUICK = 7, 1
 STEPS, STEPS_QUICK = 6, 3
 COST_MAX = 0.05

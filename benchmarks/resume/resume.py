@@ -17,8 +17,9 @@ from pathlib import Path
 from subprocess import Popen
 
 from benchmarks.case import Case, alone
-from benchmarks.pipeline.pipeline import warm_model
-from benchmarks.resume.killed_runs import (
+from benchmarks.resume import promise
+from benchmarks.resume.lost_tokens import Lost, tokens_lost
+from benchmarks.runs.killed import (
     attempts,
     hashes,
     quickstart,
@@ -27,8 +28,7 @@ from benchmarks.resume.killed_runs import (
     step_noted,
     until,
 )
-from benchmarks.resume.lost_tokens import Lost, tokens_lost
-from benchmarks.resume.resume import promise
+from benchmarks.runs.quickstart import warm_model
 from rollstream.supervisor import Limits
 from storage.metrics import read_metrics
 from testbed.run_process import kill_all

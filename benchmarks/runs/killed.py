@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from benchmarks.pipeline.pipeline import QUICKSTART
+from benchmarks.runs.quickstart import QUICKSTART
 from storage.metrics import read_metrics
 from streams.records import StepDone
 from testbed.run_process import read, run_line, running

@@ -1,0 +1,1 @@
+"""The simulator against published and against real runs: NAME simulator."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.repack.runs import Watched
+from benchmarks.runs.watched import Watched
 from rollstream.config import Configuration
 from simulator.predict import Prediction
 from streams.bus import Bus

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, alone
-from benchmarks.pipeline.pipeline import QUICKSTART, warm_model
-from benchmarks.repack.runs import EXAMPLE, SETTINGS, watched
+from benchmarks.runs.quickstart import QUICKSTART, warm_model
+from benchmarks.runs.watched import EXAMPLE, SETTINGS, watched
 from benchmarks.simulator.expected import expected_of, machine_of
 from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
 from rollstream.config import load

@@ -1,0 +1,1 @@
+"""Object store and archive: NAMEs s3 and archive."""

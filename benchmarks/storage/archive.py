@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.case import Case, alone, paired
-from benchmarks.pipeline.pipeline import ASYNC, QUICKSTART, warm_model
 from benchmarks.runs.measured import run
-from benchmarks.streams.bus import BATCH, _trajectory
+from benchmarks.runs.quickstart import ASYNC, QUICKSTART, warm_model
+from benchmarks.streams.bus import BATCH, trajectory_of
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import table_of
@@ -57,7 +57,7 @@ def cases(quick: bool) -> Iterator[Case]:
     """Writing, keeping up, and the price of it."""
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    records = [_trajectory(TOKENS, seed) for seed in range(256)]
+    records = [trajectory_of(TOKENS, seed) for seed in range(256)]
     pairs = PAIRS_QUICK if quick else PAIRS
     yield _write(records, pairs)
     yield _stream(records, pairs)

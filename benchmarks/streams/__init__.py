@@ -1,0 +1,1 @@
+"""The buses and the codec: NAMEs bus and kafka."""

@@ -57,7 +57,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def _at_length(
     tokens: int, suffix: str, pairs: int, count: int, goals: tuple[float, float]
 ) -> Iterator[Case]:
-    records = [_trajectory(tokens, seed) for seed in range(count)]
+    records = [trajectory_of(tokens, seed) for seed in range(count)]
     encoded = [encode(record) for record in records]
     mean_bytes = sum(map(len, encoded)) / count
     total = int(STREAM_BYTES / mean_bytes) // BATCH * BATCH
@@ -152,7 +152,8 @@ class _RawSide:
         self._writer.close()
 
 
-def _trajectory(tokens: int, seed: int) -> Trajectory:
+def trajectory_of(tokens: int, seed: int) -> Trajectory:
+    """A finished trajectory of so many tokens, drawn from the seed."""
     random = np.random.default_rng(seed)
     generated = tokens - PROMPT_TOKENS
     sources = np.repeat(np.array([0, 1], np.uint8), [PROMPT_TOKENS, generated])

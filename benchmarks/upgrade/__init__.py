@@ -1,0 +1,1 @@
+"""Two releases in one run: NAME skew."""

@@ -1,5 +1,5 @@
 """Drafts from history on vLLM: tokens per second through our engine with drafts on against drafts
-off, on the passes of `examples/epochs.toml` as `benchmarks/histospec/runs.py` records them.
+off, on the passes of `examples/epochs.toml` as `benchmarks/runs/epochs.py` records them.
 
 The history holds the answers of the pass before; in the worst case each of them under another
 prompt, so that next to nothing of it is right. vLLM computes inside of one process with one thread;
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.case import Case, paired
-from benchmarks.histospec.runs import (
+from benchmarks.runs.epochs import (
     CONTEXT,
     Pass,
     history_of,

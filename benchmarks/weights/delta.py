@@ -28,8 +28,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.case import Case, alone
-from benchmarks.pipeline.pipeline import ASYNC, QUICKSTART
 from benchmarks.runs.measured import run
+from benchmarks.runs.quickstart import ASYNC, QUICKSTART
 from storage.connect import open_store
 from storage.delta import Coded, apply_tensor, encode_tensor
 from storage.manifest import parse_version

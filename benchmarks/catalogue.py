@@ -1,0 +1,263 @@
+"""Which NAME measures which case, in which file, and what its goal is.
+
+A test compares this list with the files: every case is in its file, and every file of this package
+is reached from here. A `*` stands for a part that a run fills in (a role, a topic, a batch size).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+Goals = Mapping[str, str]
+"""Case → goal, "" where none was set; "×" is a ratio to the case's reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One NAME: the module with `cases(quick)`, and its cases by the file that measures them."""
+
+    module: str
+    files: Mapping[str, Goals]
+
+    def lists(self, case: str) -> bool:
+        """Whether a measured case is in the list."""
+        return any(fnmatchcase(case, one) for goals in self.files.values() for one in goals)
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "archive": Benchmark(
+        "benchmarks.storage.archive",
+        {
+            "storage/archive.py": {
+                "archive_write": "≥ 0.5 ×",
+                "archive_stream": "≥ 1 ×",
+                "archive_cost": "≤ 0.03",
+            }
+        },
+    ),
+    "asking": Benchmark(
+        "benchmarks.analysis.asking",
+        {
+            "analysis/asking.py": {
+                "query_overhead": "≤ 1.3 ×",
+                "query_startup": "≤ 1.5 ×",
+                "cli_help_s": "≤ 0.3 s",
+            }
+        },
+    ),
+    "audit": Benchmark(
+        "benchmarks.analysis.audit",
+        {"analysis/audit.py": {"audit_found": "≥ 0.95", "audit_false": "0"}},
+    ),
+    "bus": Benchmark(
+        "benchmarks.streams.bus",
+        {
+            "streams/bus.py": {
+                "bus_write": "≥ 0.6 ×",
+                "bus_read": "≥ 0.5 ×",
+                "bus_write_8k": "≥ 0.8 ×",
+                "bus_read_8k": "≥ 0.7 ×",
+                "bus_jsonl_*": "",
+            }
+        },
+    ),
+    "chaos": Benchmark(
+        "benchmarks.chaos.chaos",
+        {
+            "chaos/chaos.py": {
+                "boundary_violations": "0",
+                "seeded_violations": "0",
+                "kind_violations": "0",
+                "chaos_lost_*": "0",
+                "chaos_twice_*": "0",
+            }
+        },
+    ),
+    "cloud": Benchmark(
+        "benchmarks.pipeline.cloud",
+        {
+            "pipeline/cloud.py": {
+                "cloud_form_cost": "≥ 0.8 ×",
+                "cloud_cpu_*": "",
+                "cloud_records_*": "",
+            }
+        },
+    ),
+    "delta": Benchmark(
+        "benchmarks.weights.delta",
+        {
+            "weights/delta.py": {
+                "delta_sparse": "≥ 0.95",
+                "delta_dense": "≥ 0.93",
+                "delta_encode": "≥ 1 GB/s",
+                "delta_apply": "≥ 1 GB/s",
+                "delta_real": "",
+                "delta_real_quickstart": "",
+            }
+        },
+    ),
+    "engine": Benchmark(
+        "benchmarks.engine.engine",
+        {
+            "engine/engine.py": {
+                "engine_equal": "≥ 1.65 ×",
+                "engine_generic": "≥ 1 ×",
+                "engine_longtail": "≥ 6 ×",
+                "engine_longtail_*": "",
+            }
+        },
+    ),
+    "histospec": Benchmark(
+        "benchmarks.histospec.histospec",
+        {
+            "histospec/histospec.py": {
+                "draft_insert": "≥ 200,000 tokens/s",
+                "draft_bytes_per_token": "≤ 400 B",
+                "draft_lookup": "≤ 35 µs, or 1.1 × of a suffix tree's time",
+                "histospec_batch_1": "≥ 2.5 ×",
+                "histospec_batch_8": "≥ 1.86 ×",
+                "histospec_batch_*": "",
+                "histospec_busy_batch_*": "",
+                "histospec_busy_others_*": "",
+                "histospec_old": "",
+                "histospec_others_*": "",
+                "histospec_accepted": "",
+                "histospec_worst": "≥ 0.97",
+            },
+            "histospec/acceptance.py": {"draft_accept_vs_vllm": "≥ 1 ×"},
+            "histospec/quickstart.py": {"histospec_quickstart": "≥ 0.97 ×"},
+        },
+    ),
+    "hostile": Benchmark(
+        "benchmarks.chaos.hostile",
+        {
+            "chaos/hostile.py": {"hostile_deaths": "0", "hostile_accounted": "1"},
+            "chaos/false_deaths.py": {"false_deaths": "0", "false_deaths_found": "1"},
+        },
+    ),
+    "kafka": Benchmark(
+        "benchmarks.streams.kafka",
+        {
+            "streams/kafka.py": {
+                "kafka_produce": "≥ 0.9 ×",
+                "kafka_consume": "≥ 0.9 ×",
+                "kafka_produce_encode": "",
+                "kafka_consume_decode": "",
+                "kafka_stopped_growth_mb": "≤ its buffer",
+            }
+        },
+    ),
+    "pipeline": Benchmark(
+        "benchmarks.pipeline.pipeline",
+        {
+            "pipeline/pipeline.py": {
+                "pipeline_vs_plain_loop": "≥ 1.1 ×",
+                "pipeline_async_speedup": "",
+                "pipeline_busy": "≥ 0.85",
+                "pipeline_accuracy_gap": "≤ 0.02",
+                "time_to_75": "≤ a seventh of TRL's",
+                "peak_memory_*": "",
+            }
+        },
+    ),
+    "planner": Benchmark(
+        "benchmarks.repack.planner", {"repack/planner.py": {"planner_10000_ms": "≤ 100 ms"}}
+    ),
+    "relay": Benchmark(
+        "benchmarks.weights.relay",
+        {
+            "weights/relay.py": {
+                "relay_chain": "≤ 1.1 ×",
+                "relay_publish": "≤ 1.2 ×",
+                "relay_egress": "≤ 1 ×",
+                "relay_chain_*": "",
+            }
+        },
+    ),
+    "repack": Benchmark(
+        "benchmarks.repack.repack",
+        {
+            "repack/repack.py": {
+                "repack_real": "≥ 1.26 ×",
+                "slots_busy": "≥ 0.9",
+                "repack_move_ms": "",
+            },
+            "repack/faults.py": {
+                "kill_kept": "≥ 0.95",
+                "kill_pause_steps": "≤ 1",
+                "dispatch_gap_idle": "≤ 0.02",
+            },
+        },
+    ),
+    "resume": Benchmark(
+        "benchmarks.resume.resume",
+        {
+            "resume/resume.py": {"resume_identical": "1", "recovery_time": "≤ 1.5 ×"},
+            "resume/promise_reads.py": {
+                "audit_read": "≥ 0.5 ×",
+                "audit_read_8k": "≥ 0.5 ×",
+                "replay_read": "≥ 0.5 ×",
+                "replay_read_8k": "≥ 0.5 ×",
+            },
+            "resume/promise_partials.py": {"partials_amplification": "≤ 1.5"},
+            "resume/promise_cost.py": {"promise_cost": "≤ 0.05"},
+        },
+    ),
+    "s3": Benchmark(
+        "benchmarks.storage.s3", {"storage/s3.py": {"s3_put": "≥ 0.9 ×", "s3_get": "≥ 0.9 ×"}}
+    ),
+    "simulator": Benchmark(
+        "benchmarks.simulator.simulator",
+        {
+            "simulator/simulator.py": {
+                "sim_laminar_sync_error": "",
+                "sim_laminar_one_step_error": "",
+                "sim_laminar_partial_error": "",
+                "sim_published_order": "1",
+                "sim_repack_throughput_error": "",
+                "sim_repack_kv_error": "",
+                "sim_rhymerl_histopipe_error": "",
+                "sim_areal_error": "",
+                "sim_ours_over_laminar": "",
+                "sim_cluster_s": "≤ 60 s",
+            },
+            "simulator/real.py": {"sim_vs_real_error": "≤ 0.1"},
+        },
+    ),
+    "skew": Benchmark("benchmarks.upgrade.skew", {"upgrade/skew.py": {"upgrade_skew": "0"}}),
+    "weights": Benchmark(
+        "benchmarks.weights.weights",
+        {
+            "weights/weights.py": {
+                "publish_to_applied_delta": "≤ 1.3 ×",
+                "publish_to_applied_full": "≤ 1.3 ×",
+                "publish_to_applied_slow_link": "≥ 10 ×",
+            },
+            "weights/step.py": {"publish_stall": "≤ 1.2 ×", "inflight_gap": "≤ 1 ×"},
+        },
+    ),
+    "vllm": Benchmark(
+        "benchmarks.vllm.vllm",
+        {
+            "vllm/exact.py": {"vllm_logprob_error": "≤ 0.0001"},
+            "vllm/overhead.py": {"vllm_overhead": "≥ 0.95 ×"},
+            "vllm/pause.py": {"vllm_update_pause*": "≤ 1.3 ×", "vllm_updates_lost": "0"},
+            "vllm/drafts.py": {
+                "vllm_drafts_batch_1": "",
+                "vllm_drafts_batch_8": "",
+                "vllm_drafts_worst": "≥ 0.97 ×",
+            },
+        },
+    ),
+}
+BY_NAME_ONLY = ("vllm",)  # it needs `make vllm`
+
+
+def lines() -> Iterator[str]:
+    """The list as text, one case a line."""
+    pattern = "{:<30} {:<10} {:<38} {}"
+    yield pattern.format("case", "NAME", "file", "goal")
+    for name, benchmark in BENCHMARKS.items():
+        for file, goals in benchmark.files.items():
+            for case, goal in goals.items():
+                yield pattern.format(case, name, f"benchmarks/{file}", goal).rstrip()
