@@ -58,8 +58,8 @@ def build_rollout(place: Place) -> Rollout | None:
     if fetched is None:
         return None
     started = time.perf_counter()
-    keeping = _keeping(place)
-    engine, most = _opened(place, fetched, keeping)
+    draft_feed = _keeping(place)
+    engine, most = _opened(place, fetched, draft_feed)
     pulse = Pulse(c.rollouts.status_s)
     voice = Voice(
         place.bus,
@@ -81,10 +81,12 @@ def build_rollout(place: Place) -> Rollout | None:
         late=c.task.reward == "late",
         context_max=c.rollouts.context_max,
     )
-    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, keeping=keeping)
-    rollout.work.bounds = bounds_of(c, None)  # an engine knows no token beyond its vocabulary
+    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed)
+    rollout.in_progress.bounds = bounds_of(
+        c, None
+    )  # an engine knows no token beyond its vocabulary
     if place.grace_s is not None:
-        rollout.judged_s = place.grace_s / 2  # the rest is for the log
+        rollout.outcome_wait_s = place.grace_s / 2  # the rest is for the log
     return rollout
 
 
@@ -103,24 +105,24 @@ def _keeping(place: Place) -> Keeping | None:
 
     folder = segment_folder(c.run, place.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
-    keeping = Keeping(bus, earlier, node)
-    keeping.look()  # what a killed run left goes before anybody reads it
-    return keeping
+    draft_feed = Keeping(bus, earlier, node)
+    draft_feed.poll()  # what a killed run left goes before anybody reads it
+    return draft_feed
 
 
-def _drafts(place: Place, keeping: Keeping) -> DraftSource:
+def _drafts(place: Place, draft_feed: Keeping) -> DraftSource:
     """The node's history and, beside it, what runs in this engine."""
     rollouts = place.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
-    return WithRunning(keeping.node, History(most, choice=rollouts.drafts_choice))
+    return WithRunning(draft_feed.node, History(most, choice=rollouts.drafts_choice))
 
 
-def _opened(place: Place, fetched: Fetched, keeping: Keeping | None) -> tuple[Engine, int]:
+def _opened(place: Place, fetched: Fetched, draft_feed: Keeping | None) -> tuple[Engine, int]:
     """As `engine_of`; a refusal says whether it is for good."""
     rollouts = place.configuration.rollouts
     is_first = fetched.announced.version.number == 0
     with opening(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
-        return engine_of(place, fetched, None if keeping is None else _drafts(place, keeping))
+        return engine_of(place, fetched, None if draft_feed is None else _drafts(place, draft_feed))
 
 
 def engine_of(

@@ -53,10 +53,10 @@ class Simulated:
         if now_s >= self.dies_s:
             return None
         if now_s < self.sticks_s and not any(u <= now_s < u + UPDATE_S for u in self.updates):
-            self.repeats.turned_s = now_s
+            self.repeats.iterated_s = now_s
             if self.repeats.last is None or now_s - self.repeats.sent_s >= STATUS_S:
                 record = replace(_FIRST, rollout=self.name, time_s=now_s)
-                self.repeats.sent(record, now_s)
+                self.repeats.note_sent(record, now_s)
                 return record
         elif self.repeats.wait_s(now_s) == 0.0:
             return self.repeats.repeat(now_s, now_s)
@@ -124,7 +124,7 @@ class Simulation:
             if one.dies_s < float("inf"):
                 since_s, most_s = one.dies_s, TIMEOUT_S
             elif one.sticks_s < float("inf"):
-                since_s, most_s = one.repeats.turned_s, STUCK_S
+                since_s, most_s = one.repeats.iterated_s, STUCK_S
             else:
                 continue
             before_s = self.ran_s[int(since_s / TICK_S)]
@@ -144,7 +144,7 @@ class Simulation:
         by_name = {one.name: one for one in self.rollouts}
         for name in self._judged():
             one = by_name[name]
-            is_gone = self.now_s >= one.dies_s or self.now_s - one.repeats.turned_s > STUCK_S
+            is_gone = self.now_s >= one.dies_s or self.now_s - one.repeats.iterated_s > STUCK_S
             self.false += not is_gone
             if is_gone:
                 self.found_s.setdefault(name, (self.now_s, ran_s))

@@ -55,7 +55,7 @@ def _roll_out(bus: Bus, tokens: int) -> None:
     now = [0.0]
     outbox, settings = Outbox(bus), RolloutSettings()
     voice = Voice(bus, outbox, "rollout-0", 3, settings, Pulse(1.0), clock=lambda: now[0])
-    growing = [Growing.begin(_order(index), None, 0.0) for index in range(RUNNING)]
+    growing = [Growing.start(_order(index), None, 0.0) for index in range(RUNNING)]
     random = np.random.default_rng(0)
     drawn = random.integers(0, 150_000, (tokens, RUNNING, 1), np.uint32)
     logprobs = -random.random((tokens, RUNNING, 1), np.float32)
@@ -63,12 +63,12 @@ def _roll_out(bus: Bus, tokens: int) -> None:
         now[0] += 1 / TOKENS_PER_S
         version = Version(41 + at // VERSION_TOKENS, 1)
         for index, one in enumerate(growing):
-            name = one.order.trajectory
+            name = one.assignment.trajectory
             one.extend(Emission(name, drawn[at, index], logprobs[at, index], version, None))
         voice.partials(growing)
         if any(one.flushing for one in growing):
             outbox.flush()
-    voice.trajectories([one.finished(3, "length", now[0], Version(45, 1), 1.0) for one in growing])
+    voice.trajectories([one.to_record(3, "length", now[0], Version(45, 1), 1.0) for one in growing])
     outbox.flush()
 
 

@@ -38,7 +38,7 @@ class Following:
         self.reader = TopicReader(self.earlier, self.topic, start)
         self._catching_up = ends
 
-    def look(self, most: int) -> list[Record]:
+    def poll(self, most: int) -> list[Record]:
         """Return at most `most` of the next records that have arrived."""
         try:
             received = self.reader.follow(records_max=most)
@@ -46,17 +46,17 @@ class Following:
             if isinstance(error, StoreError) and not self._catching_up:
                 raise
             log.info("%s; drafts continue with the records that are left", error)
-            self._go_on(from_begin(self.bus, self.topic))
+            self._continue_at(from_begin(self.bus, self.topic))
             self.reader.lost += isinstance(error, PositionLost)
             return []
         if self._catching_up and self._has_caught_up():
-            self._go_on(self.reader.positions)
+            self._continue_at(self.reader.positions)
         return [one.record for one in received]
 
-    def hurry(self, behind_max: int) -> None:
+    def skip_if_behind(self, behind_max: int) -> None:
         """Skip to the end of the topic if more than `behind_max` records are unread."""
         if self.reader.behind() > behind_max:
-            self._go_on(from_end(self.bus, self.topic))
+            self._continue_at(from_end(self.bus, self.topic))
 
     def _begins(self) -> Mapping[int, int]:
         """Return the first readable offsets; without a readable archive, those of the log."""
@@ -67,7 +67,7 @@ class Following:
             self.earlier = self.bus
             return self.bus.begin(self.topic)
 
-    def _go_on(self, positions: Mapping[int, Position]) -> None:
+    def _continue_at(self, positions: Mapping[int, Position]) -> None:
         """Continue in the log at `positions`; counters carry over."""
         before, self.reader = self.reader, TopicReader(self.bus, self.topic, positions)
         self.reader.dead, self.reader.void = before.dead, before.void

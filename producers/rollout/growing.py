@@ -40,7 +40,7 @@ class Growing:
     or in the prompt.
     """
 
-    order: Assignment
+    assignment: Assignment
     started_s: float
     flushed_s: float
     tokens: list[Tokens]
@@ -65,36 +65,38 @@ class Growing:
     """
 
     @classmethod
-    def begin(cls, order: Assignment, gained: Gained | None, now_s: float) -> "Growing":
+    def start(cls, assignment: Assignment, gained: Gained | None, now_s: float) -> "Growing":
         """Start from the prompt, or from the content of its chain of partials."""
-        prompt = np.full(len(order.tokens), PROMPT, np.uint8)
-        growing = cls(order, now_s, now_s, [order.tokens], [prompt], length=len(order.tokens))
+        prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
+        running = cls(
+            assignment, now_s, now_s, [assignment.tokens], [prompt], length=len(assignment.tokens)
+        )
         if gained is not None:
-            growing.tokens.append(gained.tokens)
-            growing.sources.append(gained.sources)
-            growing.logprobs.append(gained.logprobs)
-            growing.spans = list(gained.spans)
-            growing.parts = [(len(gained.logprobs), gained.drafts)]
-            growing.length += len(gained.tokens)
-            growing.generated = len(gained.logprobs)
-            growing.environment = gained.environment
-            growing.partial = order.partial
-        growing.flushed, growing.flushed_generated = growing.length, growing.generated
-        growing.flushed_parts = len(growing.parts)
-        return growing
+            running.tokens.append(gained.tokens)
+            running.sources.append(gained.sources)
+            running.logprobs.append(gained.logprobs)
+            running.spans = list(gained.spans)
+            running.parts = [(len(gained.logprobs), gained.drafts)]
+            running.length += len(gained.tokens)
+            running.generated = len(gained.logprobs)
+            running.environment = gained.environment
+            running.partial = assignment.partial
+        running.flushed, running.flushed_generated = running.length, running.generated
+        running.flushed_parts = len(running.parts)
+        return running
 
     def request(self, hold: bool) -> Request:
         """The request with which an engine starts or resumes it. `hold`: keep the slot when a turn
         ends.
         """
-        order, (tokens, sources) = self.order, self.content()
+        assignment, (tokens, sources) = self.assignment, self.content()
         return Request(
-            trajectory=order.trajectory,
-            group=order.group,
+            trajectory=assignment.trajectory,
+            group=assignment.group,
             tokens=tokens,
             sources=sources,
-            sampling=order.sampling,
-            seed=order.seed,
+            sampling=assignment.sampling,
+            seed=assignment.seed,
             logprobs=_joined(self.logprobs),
             spans=tuple(self.spans),
             hold=hold,
@@ -123,7 +125,7 @@ class Growing:
         self.length += len(tokens)
         self.environment = state
 
-    def has_news(self) -> bool:
+    def has_unpublished(self) -> bool:
         """Whether a partial can be made now."""
         return self.length > self.flushed and not self.flushing
 
@@ -135,9 +137,9 @@ class Growing:
         first, gained = self.flushed_generated, self.length - self.flushed
         sources = _tail(self.sources, gained, np.uint8)
         record = Partial(
-            trajectory=self.order.trajectory,
-            group=self.order.group,
-            attempt=self.order.attempt,
+            trajectory=self.assignment.trajectory,
+            group=self.assignment.group,
+            attempt=self.assignment.attempt,
             rollout=rollout,
             rollout_term=term,
             previous=self.partial,
@@ -157,11 +159,11 @@ class Growing:
         self.flushing = True
         return record
 
-    def landed(self, at: Address) -> None:
+    def partial_published(self, at: Address) -> None:
         """Note that the newest partial is durable at this address."""
         self.partial, self.flushing = at, False
 
-    def finished(
+    def to_record(
         self,
         term: int,
         finish: Literal["stop", "length", "dead"],
@@ -172,14 +174,14 @@ class Growing:
         reason: str = "",
     ) -> Trajectory:
         """The record of the whole trajectory."""
-        order, (tokens, sources) = self.order, self.content()
+        assignment, (tokens, sources) = self.assignment, self.content()
         return Trajectory(
-            trajectory=order.trajectory,
-            group=order.group,
-            index=order.index,
-            attempt=order.attempt,
-            task=order.task,
-            rollout=order.rollout,
+            trajectory=assignment.trajectory,
+            group=assignment.group,
+            index=assignment.index,
+            attempt=assignment.attempt,
+            task=assignment.task,
+            rollout=assignment.rollout,
             rollout_term=term,
             tokens=tokens,
             sources=sources,
@@ -190,14 +192,14 @@ class Growing:
             trainer_version=newest,
             started_s=self.started_s,
             finished_s=now_s,
-            temperature=order.sampling.temperature,
+            temperature=assignment.sampling.temperature,
             reason=reason,
             scores=scores,
             environment=self.environment,
-            moves=order.moves,
-            wave=order.wave,
-            reference=order.reference,
-            predicted=order.predicted,
+            moves=assignment.moves,
+            wave=assignment.wave,
+            reference=assignment.reference,
+            predicted=assignment.predicted,
             drafts=joined(self.parts),
         )
 

@@ -45,9 +45,9 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def turned(self) -> None:
+    def note_iteration(self) -> None:
         """Note that the loop has started another iteration."""
-        self._repeats.turned_s = self._timer()
+        self._repeats.iterated_s = self._timer()
 
     def send(self, record: RolloutStatus) -> None:
         """Queue the record behind earlier ones; returns at once."""
@@ -89,7 +89,7 @@ class Heartbeat:
                 wait_s = self._repeats.wait_s(now)
                 if self._waiting:
                     records, self._waiting = self._waiting, []
-                    self._repeats.sent(records[-1], now)
+                    self._repeats.note_sent(records[-1], now)
                     return records
                 if self._ended:
                     return []

@@ -48,44 +48,47 @@ class Judging:
     clock: Callable[[], float] = time.time
     late: bool = False
     context_max: int = CONTEXT_MAX
-    _judged: dict[str, tuple[Growing, Finish]] = field(
+    _awaiting_reward: dict[str, tuple[Growing, Finish]] = field(
         default_factory=dict[str, tuple[Growing, Finish]]
     )
-    _asked: dict[str, Growing] = field(default_factory=dict[str, Growing])
-    _unjudged: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
+    _awaiting_reply: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    _awaiting_scorer: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
     def __len__(self) -> int:
-        return len(self._judged) + len(self._asked) + len(self._unjudged)
+        return len(self._awaiting_reward) + len(self._awaiting_reply) + len(self._awaiting_scorer)
 
-    def has(self, trajectory: str) -> bool:
+    def holds(self, trajectory: str) -> bool:
         """Whether the trajectory's turn has ended without a decision. A partial published now would
         be resumed past the turn's end.
         """
-        return any(trajectory in by for by in (self._asked, self._judged, self._unjudged))
+        return any(
+            trajectory in waiting
+            for waiting in (self._awaiting_reply, self._awaiting_reward, self._awaiting_scorer)
+        )
 
-    def ended(self, growing: Growing, finish: Finish) -> None:
+    def submit(self, running: Growing, finish: Finish) -> None:
         """Take over a trajectory whose turn ended. An environment replies to turns that end by
         `stop` only.
         """
-        self.forget(growing.order.trajectory)  # of an earlier attempt
+        self.drop(running.assignment.trajectory)  # of an earlier attempt
         if self.dialogue and finish == "stop":
-            self._asked[growing.order.trajectory] = growing
-            reference, turns = growing.order.reference, turns_of(*growing.content())
-            self.rewards.submit_turn(_key(growing), reference, growing.environment, turns)
+            self._awaiting_reply[running.assignment.trajectory] = running
+            reference, turns = running.assignment.reference, turns_of(*running.content())
+            self.rewards.submit_turn(_key(running), reference, running.environment, turns)
         else:
-            self._judge(growing, finish)
+            self._judge(running, finish)
 
-    def forget(self, trajectory: str) -> None:
+    def drop(self, trajectory: str) -> None:
         """Drop the trajectory: it was released or assigned again. A later outcome for it is
         ignored.
         """
-        for by in (self._judged, self._asked, self._unjudged):
-            by.pop(trajectory, None)
+        for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
+            waiting.pop(trajectory, None)
 
-    def forget_all(self) -> None:
+    def drop_all(self) -> None:
         """Drop all trajectories; later outcomes are ignored."""
-        for by in (self._judged, self._asked, self._unjudged):
-            by.clear()
+        for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
+            waiting.clear()
 
     def poll(self) -> list[Trajectory | Continued]:
         """Return what was decided since the last call: finished trajectories, and turns that
@@ -94,57 +97,60 @@ class Judging:
         decided: list[Trajectory | Continued] = []
         for key, outcome in self.rewards.poll():
             trajectory = key.rpartition(_ATTEMPT)[0]
-            asked, judged = self._asked.get(trajectory), self._judged.get(trajectory)
-            if asked is not None and key == _key(asked):
-                del self._asked[trajectory]
-                decided += self._answered(asked, outcome)
-            elif judged is not None and key == _key(judged[0]):
-                del self._judged[trajectory]
-                decided.append(self._finished(*judged, outcome))
-        decided += self._unjudged.values()
-        self._unjudged.clear()
+            awaiting_reply, awaiting_reward = (
+                self._awaiting_reply.get(trajectory),
+                self._awaiting_reward.get(trajectory),
+            )
+            if awaiting_reply is not None and key == _key(awaiting_reply):
+                del self._awaiting_reply[trajectory]
+                decided += self._answered(awaiting_reply, outcome)
+            elif awaiting_reward is not None and key == _key(awaiting_reward[0]):
+                del self._awaiting_reward[trajectory]
+                decided.append(self._finished(*awaiting_reward, outcome))
+        decided += self._awaiting_scorer.values()
+        self._awaiting_scorer.clear()
         return decided
 
-    def died(self, growing: Growing, reason: str) -> Trajectory:
+    def dead_record(self, running: Growing, reason: str) -> Trajectory:
         """The completion that records a failure (invariant 2)."""
-        return growing.finished(self.term, "dead", self.clock(), self.newest(), reason=reason)
+        return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
-    def _judge(self, growing: Growing, finish: Finish) -> None:
-        trajectory = growing.order.trajectory
+    def _judge(self, running: Growing, finish: Finish) -> None:
+        trajectory = running.assignment.trajectory
         if self.late:
-            record = growing.finished(self.term, finish, self.clock(), self.newest())
-            self._unjudged[trajectory] = record
+            record = running.to_record(self.term, finish, self.clock(), self.newest())
+            self._awaiting_scorer[trajectory] = record
             return
-        self._judged[trajectory] = (growing, finish)
-        turns = turns_of(*growing.content())
-        self.rewards.submit(_key(growing), growing.order.reference, turns)
+        self._awaiting_reward[trajectory] = (running, finish)
+        turns = turns_of(*running.content())
+        self.rewards.submit(_key(running), running.assignment.reference, turns)
 
-    def _answered(self, growing: Growing, outcome: Verdict | Reply) -> list[Trajectory | Continued]:
+    def _answered(self, running: Growing, outcome: Verdict | Reply) -> list[Trajectory | Continued]:
         if isinstance(outcome, Verdict):
-            return [self.died(growing, f"environment: {outcome.reason}")]
+            return [self.dead_record(running, f"environment: {outcome.reason}")]
         if not outcome.tokens:  # the dialogue is over
-            growing.environment = outcome.state
-            self._judge(growing, "stop")
+            running.environment = outcome.state
+            self._judge(running, "stop")
             return []
         # Cut the reply here: an engine keeps only the part that fits its context. Otherwise the
         # record would hold tokens that no engine saw, and a resumed attempt would end differently.
-        tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - growing.length]
-        growing.extend_environment(tokens, outcome.state)
-        if growing.length >= self.context_max:
-            self._judge(growing, "length")
+        tokens = np.array(outcome.tokens, np.uint32)[: self.context_max - running.length]
+        running.extend_environment(tokens, outcome.state)
+        if running.length >= self.context_max:
+            self._judge(running, "length")
             return []
-        return [Continued(growing.order.trajectory, tokens)]
+        return [Continued(running.assignment.trajectory, tokens)]
 
-    def _finished(self, growing: Growing, finish: Finish, outcome: Verdict | Reply) -> Trajectory:
+    def _finished(self, running: Growing, finish: Finish, outcome: Verdict | Reply) -> Trajectory:
         assert isinstance(outcome, Verdict), "the reward pool replied instead of giving a reward"
         if outcome.dead:
-            return self.died(growing, f"reward: {outcome.reason}")
+            return self.dead_record(running, f"reward: {outcome.reason}")
         scores = dict(outcome.scores)
-        return growing.finished(
+        return running.to_record(
             self.term, finish, self.clock(), self.newest(), outcome.reward, scores
         )
 
 
-def _key(growing: Growing) -> str:
+def _key(running: Growing) -> str:
     """The name of an attempt in the reward pool."""
-    return f"{growing.order.trajectory}{_ATTEMPT}{growing.order.attempt}"
+    return f"{running.assignment.trajectory}{_ATTEMPT}{running.assignment.attempt}"

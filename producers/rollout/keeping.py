@@ -34,36 +34,36 @@ class Keeping:
     bus: Bus
     earlier: Callable[[], Bus]
     node: NodeHistory
-    remembering: Remembering | None = None
+    history_feed: Remembering | None = None
     clock: Callable[[], float] = time.perf_counter
-    rests_until: float = 0.0
+    idle_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         atexit.register(self.node.leave)  # also after an engine's refusal, a higher term, an error
 
-    def look(self, drafts: bool = True) -> None:
+    def poll(self, drafts: bool = True) -> None:
         """Read a bounded number of records into the history, or try to become the process that
         fills it. While the engine drafts nothing, as where no prompt repeats, this takes at most
         1/50 of the time.
         """
         began = self.clock()
-        if drafts or began >= self.rests_until:
-            self._look()
+        if drafts or began >= self.idle_until_s:
+            self._poll()
             now = self.clock()
-            self.rests_until = now + min(REST * (now - began), REST_S)
+            self.idle_until_s = now + min(REST * (now - began), REST_S)
 
-    def _look(self) -> None:
-        if self.remembering is None:
+    def _poll(self) -> None:
+        if self.history_feed is None:
             history = self.node.take_over()
             if history is None:
                 return
             log.info("drafts: this process fills the history in %s", self.node.folder)
-            self.remembering = Remembering(self.bus, self.earlier(), history)
-        self.remembering.look()
+            self.history_feed = Remembering(self.bus, self.earlier(), history)
+        self.history_feed.poll()
 
-    def conclude(self, drafts: DraftStats) -> None:
+    def close(self, drafts: DraftStats) -> None:
         """Log the draft statistics and release the history."""
-        records = 0 if self.remembering is None else self.remembering.records
+        records = 0 if self.history_feed is None else self.history_feed.records
         log.info(
             "drafts: %d answers in the history, %d of %d lookups found a draft, "
             "%d of %d draft tokens accepted, "
@@ -81,5 +81,5 @@ class Keeping:
 
     def readers(self) -> list[TopicReader]:
         """Empty while another process fills the history. Any thread may call it."""
-        remembering = self.remembering
-        return [] if remembering is None else remembering.readers()
+        history_feed = self.history_feed
+        return [] if history_feed is None else history_feed.readers()

@@ -57,18 +57,18 @@ class Orders:
             else:
                 released.append(record)
                 if not record.onward:
-                    self.take(record.trajectory)
+                    self.remove(record.trajectory)
         self.waiting = deque(sorted(self.waiting, key=_urgency))
         return released
 
-    def take(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
+    def remove(self, trajectory: str, attempt: int | None = None) -> Assignment | None:
         """Remove and return the waiting assignment of this trajectory (and attempt); None if there
         is none.
         """
-        for order in self.waiting:
-            if order.trajectory == trajectory and attempt in (None, order.attempt):
-                self.waiting.remove(order)
-                return order
+        for assignment in self.waiting:
+            if assignment.trajectory == trajectory and attempt in (None, assignment.attempt):
+                self.waiting.remove(assignment)
+                return assignment
         return None
 
     def _poll(self) -> list[Received]:
@@ -87,11 +87,11 @@ class Orders:
         return TopicReader(self._bus, "assignments", {self._partition: begin})
 
 
-def _urgency(order: Assignment) -> tuple[bool, int, bool, int]:
+def _urgency(assignment: Assignment) -> tuple[bool, int, bool, int]:
     """Resumes first, because their version drains. Then the oldest wave; in it one probe of each
     group of unknown length (Seer), then the longest expected answer first. An unknown length counts
     as the largest.
     """
-    is_probe = not order.predicted and order.index == 0
-    length = order.predicted or order.sampling.tokens_max
-    return order.kind == "start", order.wave, not is_probe, -length
+    is_probe = not assignment.predicted and assignment.index == 0
+    length = assignment.predicted or assignment.sampling.tokens_max
+    return assignment.kind == "start", assignment.wave, not is_probe, -length

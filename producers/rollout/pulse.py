@@ -19,28 +19,28 @@ class Pulse:
     """
 
     every_s: float
-    said_s: float = 0.0
+    sent_s: float = 0.0
     health: Health = "starting"
     tokens: int = 0
     idle_s: float = 0.0
-    looked_s: float = 0.0
+    checked_s: float = 0.0
     kv_reports: tuple[tuple[float, int], ...] = ()
     """(time, KV used) of the newest reports, oldest first."""
 
-    def look(self, health: Health, busy: bool, now_s: float) -> bool:
+    def is_due(self, health: Health, busy: bool, now_s: float) -> bool:
         """Whether a status is due. The time between two calls counts as idle if nothing ran."""
-        if self.looked_s and not busy:
-            self.idle_s += now_s - self.looked_s
-        self.looked_s = now_s
-        return health != self.health or now_s - self.said_s >= self.every_s
+        if self.checked_s and not busy:
+            self.idle_s += now_s - self.checked_s
+        self.checked_s = now_s
+        return health != self.health or now_s - self.sent_s >= self.every_s
 
-    def said(self, health: Health, tokens: int, now_s: float) -> float:
+    def note_sent(self, health: Health, tokens: int, now_s: float) -> float:
         """Note that a status is sent now; returns tokens per second since the previous one."""
-        speed = (tokens - self.tokens) / max(1e-3, now_s - self.said_s) if self.said_s else 0.0
-        self.said_s, self.health, self.tokens = now_s, health, tokens
+        speed = (tokens - self.tokens) / max(1e-3, now_s - self.sent_s) if self.sent_s else 0.0
+        self.sent_s, self.health, self.tokens = now_s, health, tokens
         return speed
 
-    def kv_before(self, kv_used: int, now_s: float) -> int:
+    def previous_kv(self, kv_used: int, now_s: float) -> int:
         """Note the KV use reported now; returns that of the report before (for the first report,
         its own).
 
@@ -61,11 +61,11 @@ class Repeats:
     """
 
     every_s: float
-    turned_s: float
+    iterated_s: float
     last: RolloutStatus | None = None
     sent_s: float = 0.0
 
-    def sent(self, record: RolloutStatus, now_s: float) -> None:
+    def note_sent(self, record: RolloutStatus, now_s: float) -> None:
         """Note that the loop's record was published."""
         self.last, self.sent_s = record, now_s
 
@@ -79,4 +79,4 @@ class Repeats:
         """
         assert self.last is not None, "nothing to repeat before the first status"
         self.sent_s = now_s
-        return replace(self.last, time_s=time_s, stalled_s=max(0.0, now_s - self.turned_s))
+        return replace(self.last, time_s=time_s, stalled_s=max(0.0, now_s - self.iterated_s))

@@ -36,40 +36,40 @@ class Remembering:
     records: int = 0
     _trajectories: Following = field(init=False)
     _annotations: Following = field(init=False)
-    _siblings: Siblings = field(init=False)
-    _early: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
+    _partials: Siblings = field(init=False)
+    _early_rewards: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
 
     def __post_init__(self) -> None:
         back = self.history.tokens_max // SHORTEST
         self._trajectories = Following(self.bus, self.earlier, "trajectories", back)
         self._annotations = Following(self.bus, self.earlier, "annotations", back)
-        self._siblings = Siblings(self.bus, self.history.context)
+        self._partials = Siblings(self.bus, self.history.context)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read a bounded number of records into the history."""
         finished = [
             record
-            for record in self._trajectories.look(LOOK_RECORDS)
+            for record in self._trajectories.poll(LOOK_RECORDS)
             if isinstance(record, Trajectory)
         ]
-        pieces = self._siblings.look()
+        pieces = self._partials.poll()
         answers = [self._answer(record) for record in finished if record.finish != "dead"]
         self.history.insert_all([*pieces, *answers])
         self.records += len(answers)
         for record in finished:
-            self._siblings.finished(record.trajectory)
-        self._hear_rewards(self._annotations.look(LOOK_RECORDS))
+            self._partials.finished(record.trajectory)
+        self._add_rewards(self._annotations.poll(LOOK_RECORDS))
 
     def readers(self) -> list[TopicReader]:
         """The readers of all topics. Any thread may call it."""
         own = [self._trajectories.reader, self._annotations.reader]
-        return [*own, *self._siblings.readers()]
+        return [*own, *self._partials.readers()]
 
     def _answer(self, record: Trajectory) -> Answer:
-        early = self._early.pop(record.trajectory, None)
+        early = self._early_rewards.pop(record.trajectory, None)
         return answer_of(record, early)
 
-    def _hear_rewards(self, records: Sequence[Record]) -> None:
+    def _add_rewards(self, records: Sequence[Record]) -> None:
         for record in records:
             if not isinstance(record, Annotation) or record.name != REWARD:
                 continue
@@ -79,9 +79,9 @@ class Remembering:
             ):  # the annotation records that there is no reward
                 continue
             if not self.history.judged(record.trajectory, reward):
-                self._early.setdefault(record.trajectory, reward)  # the first one counts
-                while len(self._early) > EARLY_MAX:
-                    self._early.popitem(last=False)
+                self._early_rewards.setdefault(record.trajectory, reward)  # the first one counts
+                while len(self._early_rewards) > EARLY_MAX:
+                    self._early_rewards.popitem(last=False)
 
 
 def answer_of(record: Trajectory, late: float | None = None) -> Answer:

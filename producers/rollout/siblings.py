@@ -41,7 +41,7 @@ class Siblings:
     context: int
     _prompts: Following = field(init=False)
     _partials: Following = field(init=False)
-    _asked: OrderedDict[int, _Asked] = field(default_factory=OrderedDict[int, _Asked])
+    _group_prompts: OrderedDict[int, _Asked] = field(default_factory=OrderedDict[int, _Asked])
     _ends: OrderedDict[str, tuple[int, Tokens]] = field(
         default_factory=OrderedDict[str, tuple[int, Tokens]]
     )
@@ -51,14 +51,14 @@ class Siblings:
         self._prompts = Following(self.bus, self.bus, "prompts", GROUPS_MAX)
         self._partials = Following(self.bus, self.bus, "partials", BEHIND_MAX)
 
-    def look(self) -> list[Answer]:
+    def poll(self) -> list[Answer]:
         """Return the pieces that arrived since the last call, a bounded number."""
-        for record in self._prompts.look(LOOK_PROMPTS):
+        for record in self._prompts.poll(LOOK_PROMPTS):
             if isinstance(record, Prompt):
-                self._learn(record)
-        partials = self._partials.look(LOOK_PARTIALS)
+                self._add_prompt(record)
+        partials = self._partials.poll(LOOK_PARTIALS)
         if len(partials) == LOOK_PARTIALS:
-            self._partials.hurry(BEHIND_MAX)
+            self._partials.skip_if_behind(BEHIND_MAX)
         return self.pieces(partials)
 
     def pieces(self, records: Sequence[Record]) -> list[Answer]:
@@ -73,15 +73,15 @@ class Siblings:
     def readers(self) -> list[TopicReader]:
         return [self._prompts.reader, self._partials.reader]
 
-    def _learn(self, prompt: Prompt) -> None:
+    def _add_prompt(self, prompt: Prompt) -> None:
         tokens = prompt.tokens
         key = prompt_key(tokens, np.full(len(tokens), PROMPT, np.uint8))
-        self._asked[prompt.group] = _Asked(key, len(tokens), tokens[-self.context :].copy())
-        while len(self._asked) > GROUPS_MAX:
-            self._asked.popitem(last=False)
+        self._group_prompts[prompt.group] = _Asked(key, len(tokens), tokens[-self.context :].copy())
+        while len(self._group_prompts) > GROUPS_MAX:
+            self._group_prompts.popitem(last=False)
 
     def _piece(self, partial: Partial) -> Answer | None:
-        asked = self._asked.get(partial.group)
+        asked = self._group_prompts.get(partial.group)
         if asked is None:
             return None
         known, before = self._ends.pop(partial.trajectory, (asked.length, asked.end))

@@ -13,22 +13,22 @@ from streams.records import RolloutStatus
 FINISHES = ("stop", "length", "dead")
 
 
-def tell(voice: Voice, follower: WeightsFollower, judged: int, oldest_s: float) -> Figures:
+def tell(publisher: Voice, follower: WeightsFollower, judged: int, oldest_s: float) -> Figures:
     """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
     newest = follower.newest
     figures: dict[str, Figure] = {
-        "rollout_term": voice.term,
-        "rollout_trajectories_total": {name: voice.finishes[name] for name in FINISHES},
+        "rollout_term": publisher.term,
+        "rollout_trajectories_total": {name: publisher.finishes[name] for name in FINISHES},
         "rollout_rewards_outstanding": judged,
         "rollout_oldest_trajectory_age_seconds": max(0.0, oldest_s),
         "rollout_version_newest": 0 if newest is None else newest.version.number,
         "rollout_fetched_bytes_total": follower.fetched_bytes,
         "rollout_fetch_seconds": follower.fetch_s,
-        "rollout_apply_seconds": voice.apply_s,
+        "rollout_apply_seconds": publisher.apply_s,
     }
-    figures.update(_drafted(voice.drafts))
-    if voice.said is not None:
-        figures.update(_said(voice.said))
+    figures.update(_drafted(publisher.drafts))
+    if publisher.last_status is not None:
+        figures.update(_said(publisher.last_status))
     return figures
 
 

@@ -44,10 +44,10 @@ class Voice:
     settings: RolloutSettings
     pulse: Pulse
     clock: Callable[[], float] = time.time
-    said: RolloutStatus | None = None
+    last_status: RolloutStatus | None = None
     finishes: Counter[str] = field(default_factory=Counter[str])
     apply_s: Tally = field(default_factory=lambda: Tally(SECONDS))
-    _leaving: list[Growing] = field(default_factory=list[Growing])
+    _given_up: list[Growing] = field(default_factory=list[Growing])
     batch_max: int | None = None
     """B_max of the engine; None: its number of slots."""
     preemptible: bool = False
@@ -66,12 +66,12 @@ class Voice:
             records = [(str(t.group), t) for t in done]
             self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
-    def partials(self, growing: Sequence[Growing]) -> None:
+    def partials(self, running: Sequence[Growing]) -> None:
         """Publish partials that are due: `partial_tokens` new tokens, or new tokens after
         `partial_s` seconds.
         """
         now = self.clock()
-        due = [g for g in growing if g.has_news() and self._is_due(g, now)]
+        due = [g for g in running if g.has_unpublished() and self._is_due(g, now)]
         if not due:
             return
         self._send(due, [g.take_partial(self.name, self.term, now) for g in due])
@@ -81,22 +81,22 @@ class Voice:
 
         def then(addresses: list[Address]) -> None:
             for one, at in zip(due, addresses, strict=True):
-                one.landed(at)
+                one.partial_published(at)
 
         self.sender.send("partials", entries, then)
 
-    def give_up(self, growing: Sequence[Growing]) -> None:
+    def give_up(self, running: Sequence[Growing]) -> None:
         """Publish the last partial of each trajectory, once its previous partial is durable. Later
         calls publish the ones that had to wait.
         """
-        self._leaving += growing
-        due = [one for one in self._leaving if not one.flushing]
-        self._leaving = [one for one in self._leaving if one.flushing]
+        self._given_up += running
+        due = [one for one in self._given_up if not one.flushing]
+        self._given_up = [one for one in self._given_up if one.flushing]
         if due:
             now = self.clock()
             self._send(due, [g.take_partial(self.name, self.term, now, last=True) for g in due])
 
-    def farewell(self) -> None:
+    def flush_given_up(self) -> None:
         """Return when everything that was given up is durable."""
         self.sender.flush()
         self.give_up(())
@@ -136,12 +136,12 @@ class Voice:
             verified=condition.verified,
             health=condition.health,
             quota_left=condition.quota_left,
-            tokens_per_s=self.pulse.said(condition.health, stats.tokens, now),
+            tokens_per_s=self.pulse.note_sent(condition.health, stats.tokens, now),
             tokens_total=stats.tokens,
             idle_s=self.pulse.idle_s,
             time_s=now,
             busy_s=stats.busy_s,
-            kv_previous=self.pulse.kv_before(stats.kv_used, now),
+            kv_previous=self.pulse.previous_kv(stats.kv_used, now),
             decode_batch_max=stats.slots if self.batch_max is None else self.batch_max,
             pulling=condition.pulling,
             queued=condition.queued,
@@ -151,14 +151,14 @@ class Voice:
             self.sender.send("status", [(f"{self.name}/{self.term}", record)])
         else:
             self.heartbeat.send(record)
-        self.said, self.drafts = record, stats.drafts
+        self.last_status, self.drafts = record, stats.drafts
 
-    def turned(self) -> None:
+    def note_iteration(self) -> None:
         """Note that the loop has started another iteration, so it is not stalled."""
         if self.heartbeat is not None:
-            self.heartbeat.turned()
+            self.heartbeat.note_iteration()
 
-    def conclude(self) -> None:
+    def end(self) -> None:
         """Return when the last status is durable and no heartbeat can follow it."""
         if self.heartbeat is not None:
             self.heartbeat.end()
@@ -169,7 +169,7 @@ class Voice:
         if self.heartbeat is not None:
             self.heartbeat.close()
 
-    def _is_due(self, growing: Growing, now_s: float) -> bool:
-        gained = growing.length - growing.flushed
-        late = now_s - growing.flushed_s >= self.settings.partial_s
+    def _is_due(self, running: Growing, now_s: float) -> bool:
+        gained = running.length - running.flushed
+        late = now_s - running.flushed_s >= self.settings.partial_s
         return late or gained >= self.settings.partial_tokens

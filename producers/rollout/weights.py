@@ -80,7 +80,7 @@ class WeightsFollower:
         self._repairing, self._repairs = False, 0
         self.prepare: Callable[[Update], Update] = lambda update: update
         """The engine's own preparation, set once there is an engine."""
-        self.gone: Version | None = None
+        self.unavailable: Version | None = None
         """The version that `bring` was called with last, if it could not be fetched."""
         self.fetched_bytes = 0
         self.fetch_s = Tally(SECONDS)
@@ -177,7 +177,7 @@ class WeightsFollower:
         self._held = HeldWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
-    def bring(self, version: Version) -> None:
+    def fetch_version(self, version: Version) -> None:
         """Start to fetch this very version, which may be older than the newest one; does nothing
         while another fetch runs. If the version cannot be fetched, `gone` names it and no error is
         raised.
@@ -185,7 +185,7 @@ class WeightsFollower:
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:
             self._fetched = None  # fetched ahead, and not needed now
-        if self.gone != version and self._is_idle():
+        if self.unavailable != version and self._is_idle():
             self._begin(lambda: self._fetch_old(version))
 
     def _is_busy(self) -> bool:
@@ -247,7 +247,7 @@ class WeightsFollower:
             moved = self._held.move(self._store, version)
         except (ObjectMissing, CorruptObject, OSError) as error:
             log.warning("version %s cannot be fetched from history: %s", version, error)
-            self.gone = version
+            self.unavailable = version
             return
         self.fetch_s.add(self._timer() - started)
         self.fetched_bytes += moved.fetched_bytes

@@ -29,136 +29,144 @@ class Work:
     """The trajectories of one rollout under one term. `done` are finished and not yet published."""
 
     engine: Engine
-    judging: Judging
-    voice: Voice
+    ended_turns: Judging
+    publisher: Voice
     keep_version: bool
     clock: Callable[[], float] = time.time
     bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
-    growing: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    running: dict[str, Growing] = field(default_factory=dict[str, Growing])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
     chains: dict[tuple[str, int], Gained | DecodeError] = field(
         default_factory=dict[tuple[str, int], Gained | DecodeError]
     )
     """By trajectory and attempt: the chain that was read for an assignment that starts soon."""
-    broken: int = 0
+    broken_chains: int = 0
     """Chains that could not be resumed."""
 
-    def read_ahead(self, orders: Iterable[Assignment]) -> None:
+    def read_chains_ahead(self, assignments: Iterable[Assignment]) -> None:
         """Read the chains of all these assignments in one pass, for `start`. Chains read earlier
         are kept.
         """
-        due = [order for order in orders if order.partial is not None]
-        keys = {_key(order) for order in due}
+        due = [assignment for assignment in assignments if assignment.partial is not None]
+        keys = {_key(assignment) for assignment in due}
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
-        missing = [order for order in due if _key(order) not in self.chains]
+        missing = [assignment for assignment in due if _key(assignment) not in self.chains]
         if missing:
-            found = read_chains(self.voice.bus, [_wanted(order) for order in missing])
-            self.chains |= {_key(order): found[order.trajectory] for order in missing}
+            found = read_chains(self.publisher.bus, [_wanted(assignment) for assignment in missing])
+            self.chains |= {
+                _key(assignment): found[assignment.trajectory] for assignment in missing
+            }
 
-    def start(self, order: Assignment) -> None:
+    def start(self, assignment: Assignment) -> None:
         """Submit the trajectory to the engine, resuming from its partials if any. A broken chain
         restarts from the prompt, which costs the generated tokens. A trajectory that cannot be
         generated is published as dead.
         """
-        self.drop(order.trajectory)  # of an earlier attempt, replaced by this one
-        growing = Growing.begin(order, self._gained(order), self.clock())
-        exact = self.keep_version and order.kind == "resume"
-        if exact and order.version != self.engine.version:
+        self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
+        running = Growing.start(assignment, self._gained(assignment), self.clock())
+        exact = self.keep_version and assignment.kind == "resume"
+        if exact and assignment.version != self.engine.version:
             # The engine swapped since dispatch planned, or could not load the version. A resume
             # never continues under another version.
-            log.info("%s is given back: version %s is not held", order.trajectory, order.version)
-            self.voice.give_up([growing])
+            log.info(
+                "%s is given back: version %s is not held",
+                assignment.trajectory,
+                assignment.version,
+            )
+            self.publisher.give_up([running])
             return
-        if growing.partial is not None and not self._is_taken(growing):
-            growing = Growing.begin(order, None, self.clock())
-        if growing.partial is None:
+        if running.partial is not None and not self._can_resume(running):
+            running = Growing.start(assignment, None, self.clock())
+        if running.partial is None:
             try:
-                self.engine.submit(growing.request(hold=self.judging.dialogue))
+                self.engine.submit(running.request(hold=self.ended_turns.dialogue))
             except EngineRefused as error:
-                log.warning("%s cannot be generated: %s", order.trajectory, error)
-                self.done.append(self.judging.died(growing, f"engine: {error}"))
+                log.warning("%s cannot be generated: %s", assignment.trajectory, error)
+                self.done.append(self.ended_turns.dead_record(running, f"engine: {error}"))
                 return
-        self.growing[order.trajectory] = growing
+        self.running[assignment.trajectory] = running
 
-    def _gained(self, order: Assignment) -> Gained | None:
+    def _gained(self, assignment: Assignment) -> Gained | None:
         """The content of the assignment's chain; None for a start, and if the chain is broken."""
-        if order.partial is None:
+        if assignment.partial is None:
             return None
-        if _key(order) not in self.chains:
-            self.read_ahead([order])
-        found = self.chains.pop(_key(order))
+        if _key(assignment) not in self.chains:
+            self.read_chains_ahead([assignment])
+        found = self.chains.pop(_key(assignment))
         if isinstance(found, DecodeError):
-            self.broken += 1
-            log.warning("%s starts again from its prompt: %s", order.trajectory, found)
+            self.broken_chains += 1
+            log.warning("%s starts again from its prompt: %s", assignment.trajectory, found)
             return None
         return found
 
-    def _is_taken(self, growing: Growing) -> bool:
+    def _can_resume(self, running: Growing) -> bool:
         """Whether the engine accepts the trajectory with the content of its chain."""
         try:
-            self.engine.submit(growing.request(hold=self.judging.dialogue))
+            self.engine.submit(running.request(hold=self.ended_turns.dialogue))
         except EngineRefused as error:
-            self.broken += 1
-            log.warning("%s starts again from its prompt: %s", growing.order.trajectory, error)
+            self.broken_chains += 1
+            log.warning("%s starts again from its prompt: %s", running.assignment.trajectory, error)
             return False
         return True
 
     def drop(self, trajectory: str) -> None:
         """Remove the trajectory and free its slot; nothing of it is published."""
-        self.judging.forget(trajectory)
-        if self.growing.pop(trajectory, None) is not None:
+        self.ended_turns.drop(trajectory)
+        if self.running.pop(trajectory, None) is not None:
             self.engine.abort(trajectory)
 
-    def forget_all(self) -> None:
+    def drop_all(self) -> None:
         """Drop all trajectories in progress."""
-        for trajectory in list(self.growing):
+        for trajectory in list(self.running):
             self.drop(trajectory)
-        self.judging.forget_all()
+        self.ended_turns.drop_all()
 
     def give_up(self, released: Assignment) -> None:
         """Hand the trajectory over to another rollout. A trajectory whose turn is being judged ends
         or continues here first, because its completion may be on its way. A release of an older
         attempt changes nothing.
         """
-        growing = self.growing.get(released.trajectory)
-        if growing is None or growing.order.attempt != released.attempt:
+        running = self.running.get(released.trajectory)
+        if running is None or running.assignment.attempt != released.attempt:
             return
-        growing.leaving = True
-        if not self.judging.has(released.trajectory):
-            self._leave(growing)
+        running.leaving = True
+        if not self.ended_turns.holds(released.trajectory):
+            self._leave(running)
 
     def give_up_all(self, waiting: Iterable[Assignment]) -> None:
         """Hand over all trajectories that are not being judged, and all waiting assignments.
         Afterwards only trajectories that wait for their environment hold slots.
         """
-        for growing in list(self.growing.values()):
-            growing.leaving = True
-            if not self.judging.has(growing.order.trajectory):
-                self._leave(growing)
+        for running in list(self.running.values()):
+            running.leaving = True
+            if not self.ended_turns.holds(running.assignment.trajectory):
+                self._leave(running)
         # Resumes need no final partial: their chain is already in the log.
-        fresh = [order for order in waiting if order.partial is None]
-        self.voice.give_up([Growing.begin(order, None, self.clock()) for order in fresh])
+        fresh = [assignment for assignment in waiting if assignment.partial is None]
+        self.publisher.give_up(
+            [Growing.start(assignment, None, self.clock()) for assignment in fresh]
+        )
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens; if it finishes the turn, hand the trajectory to
         `judging`.
         """
-        growing = self.growing[emission.trajectory]
-        growing.extend(emission)
+        running = self.running[emission.trajectory]
+        running.extend(emission)
         if emission.finish is not None:
-            if not (self.judging.dialogue and emission.finish == "stop"):
-                del self.growing[emission.trajectory]
-            self.judging.ended(growing, emission.finish)
+            if not (self.ended_turns.dialogue and emission.finish == "stop"):
+                del self.running[emission.trajectory]
+            self.ended_turns.submit(running, emission.finish)
 
-    def collect_judged(self) -> None:
+    def collect_outcomes(self) -> None:
         """Move finished trajectories to `done`; trajectories with a reply continue in the slot that
         they kept.
         """
-        for decided in self.judging.poll():
+        for decided in self.ended_turns.poll():
             if isinstance(decided, Continued):
                 self._continue(decided)
                 continue
-            if self.growing.pop(decided.trajectory, None) is not None:
+            if self.running.pop(decided.trajectory, None) is not None:
                 self.engine.abort(decided.trajectory)  # its slot was held for the environment
             if decided.finish == "dead":
                 log.warning("%s died: %s", decided.trajectory, decided.reason)
@@ -167,10 +175,10 @@ class Work:
     def publish(self) -> None:
         """Publish finished trajectories, and partials that are due."""
         done, self.done = self.done, []
-        self.voice.trajectories([self._admissible(record) for record in done])
-        unfinished = [g for t, g in self.growing.items() if not self.judging.has(t)]
-        self.voice.partials(unfinished)
-        self.voice.give_up(())
+        self.publisher.trajectories([self._admissible(record) for record in done])
+        unfinished = [g for t, g in self.running.items() if not self.ended_turns.holds(t)]
+        self.publisher.partials(unfinished)
+        self.publisher.give_up(())
 
     def _admissible(self, record: Trajectory) -> Trajectory:
         """Turn a record that the trainer would refuse into a dead one with the reason (invariant
@@ -182,34 +190,36 @@ class Work:
         log.warning("%s died: %s", record.trajectory, refused)
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
-    def _leave(self, growing: Growing) -> None:
+    def _leave(self, running: Growing) -> None:
         """Free its slot and publish its last partial, unless it ends with this abort."""
-        emission = self.engine.abort(growing.order.trajectory)
+        emission = self.engine.abort(running.assignment.trajectory)
         if emission is not None and emission.finish is not None:
             self.grow(emission)
             return
         if emission is not None:
-            growing.extend(emission)
-        del self.growing[growing.order.trajectory]
-        self.voice.give_up([growing])
+            running.extend(emission)
+        del self.running[running.assignment.trajectory]
+        self.publisher.give_up([running])
 
     def _continue(self, decided: Continued) -> None:
-        if (growing := self.growing[decided.trajectory]).leaving:
-            self._leave(growing)
+        if (running := self.running[decided.trajectory]).leaving:
+            self._leave(running)
             return
         try:
             self.engine.append(decided.trajectory, decided.tokens)
         except EngineRefused as error:  # the environment's error ends one sample
-            growing = self.growing.pop(decided.trajectory)
+            running = self.running.pop(decided.trajectory)
             self.engine.abort(decided.trajectory)
-            self.done.append(self.judging.died(growing, f"environment: {error}"))
+            self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 
 
-def _key(order: Assignment) -> tuple[str, int]:
-    return order.trajectory, order.attempt
+def _key(assignment: Assignment) -> tuple[str, int]:
+    return assignment.trajectory, assignment.attempt
 
 
-def _wanted(order: Assignment) -> ChainRequest:
-    assert order.partial is not None, "only a resume has a chain"
-    most = order.sampling.tokens_max
-    return ChainRequest(order.trajectory, order.partial, order.first, len(order.tokens), most)
+def _wanted(assignment: Assignment) -> ChainRequest:
+    assert assignment.partial is not None, "only a resume has a chain"
+    most = assignment.sampling.tokens_max
+    return ChainRequest(
+        assignment.trajectory, assignment.partial, assignment.first, len(assignment.tokens), most
+    )

@@ -43,26 +43,28 @@ class Rollout:
     settings: RolloutSettings
     engine: Engine
     follower: WeightsFollower
-    orders: Orders
-    judging: Judging
-    voice: Voice
+    assignments: Orders
+    ended_turns: Judging
+    publisher: Voice
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
     """For durations, as `clock` is for times of day."""
     sleep: Callable[[float], None] = time.sleep
-    judged_s: float = 2.0
+    outcome_wait_s: float = 2.0
     """Seconds that a leaving rollout waits for rewards and replies."""
-    keeping: Keeping | None = None
+    draft_feed: Keeping | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
     passes: int = 0
     """Verification passes at the last check."""
-    work: Work = field(init=False)
+    in_progress: Work = field(init=False)
 
     def __post_init__(self) -> None:
         self.follower.prepare = self.engine.prepare
         keep_version = self.settings.on_update == "keep_version"
-        self.work = Work(self.engine, self.judging, self.voice, keep_version, self.clock)
+        self.in_progress = Work(
+            self.engine, self.ended_turns, self.publisher, keep_version, self.clock
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Generate until `stop`, then publish everything in progress as partials and leave. A
@@ -70,41 +72,41 @@ class Rollout:
         """
         try:
             while not stop.is_set():
-                self._turn(stop)
+                self._iterate(stop)
             self._leave()
         finally:
-            self.voice.close()
+            self.publisher.close()
 
     # ---- phases --------------------------------------------------------------------------------
 
-    def _turn(self, stop: threading.Event) -> None:
-        self.voice.turned()
-        self._take_orders()
+    def _iterate(self, stop: threading.Event) -> None:
+        self.publisher.note_iteration()
+        self._take_assignments()
         self._take_weights()
         self._start_waiting()
-        if self.keeping is not None:
-            self.keeping.look(self._has_drafted())
+        if self.draft_feed is not None:
+            self.draft_feed.poll(self._has_drafted())
         began = self.timer()
         emissions = self._generate()
         for emission in emissions:
-            self.work.grow(emission)
-        self.work.collect_judged()
+            self.in_progress.grow(emission)
+        self.in_progress.collect_outcomes()
         self._publish()
         if not emissions and self.timer() - began < IDLE_S:  # nothing to decode
             stop.wait(IDLE_S)
 
-    def _take_orders(self) -> None:
+    def _take_assignments(self) -> None:
         """Drop what dispatch released, or hand it over to another rollout; start and resume
         assignments wait in `orders`.
         """
-        for released in self.orders.read():
+        for released in self.assignments.read():
             if not released.onward:
-                self.work.drop(released.trajectory)
+                self.in_progress.drop(released.trajectory)
                 continue
-            waiting = self.orders.take(released.trajectory, released.attempt)
+            waiting = self.assignments.remove(released.trajectory, released.attempt)
             if waiting is not None:
-                self.work.start(waiting)
-            self.work.give_up(released)
+                self.in_progress.start(waiting)
+            self.in_progress.give_up(released)
 
     def _take_weights(self) -> None:
         """Swap to the version that is due: the newest one when the policy allows it and its tensors
@@ -114,12 +116,12 @@ class Rollout:
         self.follower.read()
         self._take_verdict()
         mode: UpdateMode = self.settings.on_update
-        asked = self._asked_from_history()
+        asked = self._version_from_history()
         if not self.follower.verified:
             self.follower.repair(keep=mode == "keep_version")
             mode = "in_flight_recompute"  # the cache was computed with the doubtful weights
         elif asked is not None:
-            self.follower.bring(asked)
+            self.follower.fetch_version(asked)
         else:
             load = self.load()
             if is_draining(mode, load) and load.busy:
@@ -140,17 +142,17 @@ class Rollout:
         self.follower.compare(fetched, self.engine.read_back, self.timer() - started)
         if version != before:
             self.drawn = 0 if version != asked else self._drawn_of(version)
-        self._say(self.health())
+        self._send_status(self.health())
 
-    def _asked_from_history(self) -> Version | None:
+    def _version_from_history(self) -> Version | None:
         """The version from history that the next assignment waits for. Only an empty engine loads
         it.
         """
-        waiting = self.orders.waiting
-        if not waiting or not waiting[0].from_history or self.work.growing:
+        waiting = self.assignments.waiting
+        if not waiting or not waiting[0].from_history or self.in_progress.running:
             return None
         version = waiting[0].version
-        return None if version in (self.engine.version, self.follower.gone) else version
+        return None if version in (self.engine.version, self.follower.unavailable) else version
 
     def _drawn_of(self, version: Version) -> int:
         """Trajectories that count as drawn under a version from history."""
@@ -164,9 +166,9 @@ class Rollout:
         if verdict is None:
             return
         if not verdict.compared.differing:
-            self.voice.applied(verdict)
+            self.publisher.applied(verdict)
         if verdict.compared.differing or verdict.fetched.repairs:
-            self._say(self.health())
+            self._send_status(self.health())
 
     def _start_waiting(self) -> None:
         """Submit assignments while there is room and the policy allows new trajectories.
@@ -175,25 +177,27 @@ class Rollout:
         poll is filled at once. Where the KV capacity is the limit, no more than that wait in the
         engine, because what has not started belongs to no version yet.
         """
-        waiting, few = self.orders.waiting, max(1, self.settings.slots // 8)
+        waiting, few = self.assignments.waiting, max(1, self.settings.slots // 8)
         room = self.settings.slots + few
         if waiting and self.engine.stats().waiting >= few:
             return
-        self.work.read_ahead(islice(waiting, max(0, room - len(self.work.growing))))
-        while waiting and len(self.work.growing) < room:
+        self.in_progress.read_chains_ahead(
+            islice(waiting, max(0, room - len(self.in_progress.running)))
+        )
+        while waiting and len(self.in_progress.running) < room:
             is_new = waiting[0].kind == "start"
             if is_new and not may_draw(self.settings.on_update, self.load()):
                 return
-            if self._asked_from_history() is not None:
+            if self._version_from_history() is not None:
                 return
-            self.work.start(waiting.popleft())
+            self.in_progress.start(waiting.popleft())
             self.drawn += is_new
 
     def _generate(self) -> list[Emission]:
         """The emissions of `POLL_S` seconds of decoding."""
         emissions: list[Emission] = []
-        deadline, growing = self.timer() + POLL_S, self.work.growing
-        while growing and self.follower.verified and (rest := deadline - self.timer()) > 0:
+        deadline, running = self.timer() + POLL_S, self.in_progress.running
+        while running and self.follower.verified and (rest := deadline - self.timer()) > 0:
             news = self.engine.poll(rest)
             if not news:  # the engine is idle, or the time is over
                 break
@@ -206,10 +210,10 @@ class Rollout:
         return self.passes != before
 
     def _publish(self) -> None:
-        self.work.publish()
+        self.in_progress.publish()
         health = self.health()
-        if self.voice.pulse.look(health, bool(self.work.growing), self.clock()):
-            self._say(health)
+        if self.publisher.pulse.is_due(health, bool(self.in_progress.running), self.clock()):
+            self._send_status(health)
 
     def _leave(self) -> None:
         """Leave in four steps.
@@ -218,70 +222,76 @@ class Rollout:
         Publish trajectories whose reward arrives within `judged_s`. 4. Publish `leaving` with
         nothing queued: dispatch resumes the rest elsewhere.
         """
-        self.work.give_up_all(self.orders.waiting)  # 1
-        self.orders.waiting.clear()
-        self.voice.farewell()
-        deadline = self.timer() + self.judged_s
-        if len(self.judging):
-            self._say("leaving")  # 2
-        while len(self.judging) and self.timer() < deadline:
-            self.voice.turned()
+        self.in_progress.give_up_all(self.assignments.waiting)  # 1
+        self.assignments.waiting.clear()
+        self.publisher.flush_given_up()
+        deadline = self.timer() + self.outcome_wait_s
+        if len(self.ended_turns):
+            self._send_status("leaving")  # 2
+        while len(self.ended_turns) and self.timer() < deadline:
+            self.publisher.note_iteration()
             self.sleep(IDLE_S)
-            self.work.collect_judged()  # 3
-            self.work.publish()
-        self.work.forget_all()
-        self.voice.sender.flush()  # completions are durable before the status that ends the rollout
-        self._say("leaving")  # 4
-        if self.keeping is not None:
-            self.keeping.conclude(self.voice.drafts)
-        self.voice.conclude()
+            self.in_progress.collect_outcomes()  # 3
+            self.in_progress.publish()
+        self.in_progress.drop_all()
+        self.publisher.sender.flush()  # completions are durable before the last status
+        self._send_status("leaving")  # 4
+        if self.draft_feed is not None:
+            self.draft_feed.close(self.publisher.drafts)
+        self.publisher.end()
 
     # ---- state ---------------------------------------------------------------------------------
 
     def load(self) -> Load:
         """The inputs of the update rules."""
-        waiting, newest = self.orders.waiting, self.follower.newest
+        waiting, newest = self.assignments.waiting, self.follower.newest
         held = self.engine.version
-        mine = sum(order.version == held for order in self._resumes())
+        mine = sum(assignment.version == held for assignment in self._resumes())
         return Load(
             held=held.number,
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
             quota=self.settings.quota or 2 * self.settings.slots,
-            busy=len(self.work.growing) + mine,
+            busy=len(self.in_progress.running) + mine,
             needed=waiting[0].version.number if waiting and waiting[0].kind == "start" else 0,
         )
 
     def _resumes(self) -> list[Assignment]:
-        return [order for order in self.orders.waiting if order.kind == "resume"]
+        return [
+            assignment for assignment in self.assignments.waiting if assignment.kind == "resume"
+        ]
 
     def figures(self) -> Figures:
-        started = [growing.started_s for growing in list(self.work.growing.values())]
+        started = [running.started_s for running in list(self.in_progress.running.values())]
         oldest_s = self.clock() - min(started) if started else 0.0
-        broken = {"rollout_chains_broken_total": self.work.broken}
-        return {**tell(self.voice, self.follower, len(self.judging), oldest_s), **broken}
+        broken_chains = {"rollout_chains_broken_total": self.in_progress.broken_chains}
+        return {
+            **tell(self.publisher, self.follower, len(self.ended_turns), oldest_s),
+            **broken_chains,
+        }
 
     def readers(self) -> list[TopicReader]:
-        more = [] if self.keeping is None else self.keeping.readers()
-        return [*self.orders.readers(), *self.follower.readers(), *more]
+        more = [] if self.draft_feed is None else self.draft_feed.readers()
+        return [*self.assignments.readers(), *self.follower.readers(), *more]
 
     def health(self) -> Health:
         load = self.load()
-        if not self.follower.verified or self._asked_from_history() is not None:
+        if not self.follower.verified or self._version_from_history() is not None:
             return "pulling"
         if is_draining(self.settings.on_update, load):
             return "draining" if load.busy else "pulling"
         return "generating"
 
-    def _say(self, health: Health) -> None:
+    def _send_status(self, health: Health) -> None:
         load, verified = self.load(), self.follower.verified
         pulling = not verified or wants_update(self.settings.on_update, load)
         condition = Condition(
             version=self.engine.version,
             health=health,
-            queued=len(self.orders.waiting) + (len(self.judging) if health == "leaving" else 0),
+            queued=len(self.assignments.waiting)
+            + (len(self.ended_turns) if health == "leaving" else 0),
             quota_left=quota_left(self.settings.on_update, load),
             verified=verified,
-            pulling=pulling or self._asked_from_history() is not None,
+            pulling=pulling or self._version_from_history() is not None,
         )
-        self.voice.status(condition, self.engine.stats())
+        self.publisher.status(condition, self.engine.stats())

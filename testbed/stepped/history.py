@@ -23,13 +23,13 @@ def remembering(
     process.
     """
     node = NodeHistory(folder / "rollstream-stepped-drafts", TOKENS)
-    keeping = Keeping(bus, lambda: earlier, node, clock=clock)
+    draft_feed = Keeping(bus, lambda: earlier, node, clock=clock)
     try:
-        yield keeping
+        yield draft_feed
     finally:
-        if keeping.remembering is not None:
+        if draft_feed.history_feed is not None:
             counts["histories taken over"] += 1
-            counts["remembered"] += keeping.remembering.records
+            counts["remembered"] += draft_feed.history_feed.records
         atexit.unregister(node.leave)
         node._shared.close()
         if node._written is not None:

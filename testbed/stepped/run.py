@@ -289,8 +289,8 @@ class SteppedRun:
             rollout.run(stop)  # type: ignore[arg-type]
             return
         whole = WholeLog(bus, store, RUN)
-        with remembering(self.folder, bus, whole, self.asked, clock) as keeping:
-            rollout.keeping = keeping
+        with remembering(self.folder, bus, whole, self.asked, clock) as draft_feed:
+            rollout.draft_feed = draft_feed
             rollout.run(stop)  # type: ignore[arg-type]
 
 

@@ -23,11 +23,11 @@ TOKENS = 4096
 
 def main() -> None:
     bus, node = open_bus(sys.argv[1]), NodeHistory(Path(sys.argv[2]), TOKENS)
-    keeping = Keeping(bus, lambda: bus, node)
+    draft_feed = Keeping(bus, lambda: bus, node)
     asked: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: [asked.put(line) for line in sys.stdin], daemon=True).start()
     while True:
-        keeping.look()
+        draft_feed.poll()
         try:
             what, *rest = json.loads(asked.get(timeout=0.01))
         except queue.Empty:
@@ -37,7 +37,7 @@ def main() -> None:
         elif what == "writes":
             print(json.dumps(node.writes), flush=True)
         else:
-            keeping.conclude(DraftStats())
+            draft_feed.close(DraftStats())
             bus.close()
             return
 

@@ -30,32 +30,32 @@ def remembering(bus: Bus) -> Remembering:
 def test_a_late_reward_decides_between_siblings(bus: Bus) -> None:
     memory = remembering(bus)
     tell(bus, answer(7, [4, 5, 6], "a", None), answer(7, [8, 9, 9], "b", None))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [8, 9, 9]
     tell(bus, reward(7, "a", [1.0]), reward(7, "b", [0.0]))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5, 6]
     tell(bus, reward(7, "b", [5.0]))  # the first one of a name counts
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5, 6]
 
 
 def test_a_reward_that_is_read_before_its_answer_counts(bus: Bus) -> None:
     memory = remembering(bus)
     tell(bus, reward(7, "a", [3.0]), reward(7, "a", [-3.0]))
-    memory.look()
+    memory.poll()
     tell(bus, answer(7, [4, 5, 6], "a", None), answer(7, [8, 9, 9], "b", 0.5))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5, 6]
 
 
 def test_a_reward_that_will_never_come_changes_nothing(bus: Bus) -> None:
     memory = remembering(bus)
     tell(bus, answer(7, [4, 5, 6], "a", None), reward(7, "a", []), reward(7, "a", [float("nan")]))
-    memory.look()
-    memory.look()
+    memory.poll()
+    memory.poll()
     tell(bus, answer(7, [8, 9, 9], "b", -1.0))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5, 6]
 
 
@@ -63,7 +63,7 @@ def test_partials_are_drafted_from_across_their_seams(bus: Bus) -> None:
     ask(bus, 8)
     memory = remembering(bus)
     tell(bus, partial(7, 3, [4, 5], "a"), partial(7, 5, [6, 7, 8], "a"))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5]
     assert guessed(memory.history.view, 7, [7, 4, 5]) == [6, 7, 8]
     assert guessed(memory.history.view, 6, [7, 4, 5]) == []  # another prompt's
@@ -73,10 +73,10 @@ def test_a_partial_whose_beginning_was_missed_goes_as_far_as_it_goes(bus: Bus) -
     ask(bus, 8)
     memory = remembering(bus)
     tell(bus, partial(7, 30, [4, 5, 6, 7], "a"), partial(900, 3, [4, 5, 6, 7], "b"))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, [4, 5, 6]) == [7]
     tell(bus, partial(7, 3, [8, 8, 8, 9], "a"))  # another attempt, from the prompt
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [8, 8, 8, 9]
 
 
@@ -84,9 +84,9 @@ def test_what_is_finished_takes_the_place_of_what_ran(bus: Bus) -> None:
     ask(bus, 8)
     memory = remembering(bus)
     tell(bus, partial(7, 3, [4, 5, 6], "a"))
-    memory.look()
+    memory.poll()
     tell(bus, answer(7, [4, 5, 6, 7, 8], "a", -1.0))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 7, asked(7)) == [4, 5, 6, 7, 8]
 
 
@@ -96,9 +96,9 @@ def test_partials_that_come_faster_than_they_are_read_are_passed_over(bus: Bus) 
     memory = remembering(bus)
     many = 2 * siblings.BEHIND_MAX
     tell(bus, *[partial(7, 3 + i, [5], f"t{i % 50}") for i in range(many)])
-    memory.look()
+    memory.poll()
     tell(bus, partial(6, 3, [4, 5, 6], "new"))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, 6, asked(6)) == [4, 5, 6]
 
 
@@ -107,20 +107,20 @@ def test_whoever_fills_the_history_reads_and_the_others_do_not(tmp_path: Path, b
         Keeping(bus, lambda: bus, NodeHistory(tmp_path / "node", 4096)) for _ in range(2)
     )
     tell(bus, answer(7, [4, 5, 6]))
-    for keeping in (first, second):
-        keeping.look()
+    for draft_feed in (first, second):
+        draft_feed.poll()
     assert [reader.topic for reader in first.readers()] == [
         "trajectories", "annotations", "prompts", "partials",
     ]  # fmt: skip
     assert second.readers() == []
     assert guessed(second.node.view(), 7, asked(7)) == [4, 5, 6]
-    first.conclude(DraftStats())
+    first.close(DraftStats())
     tell(bus, answer(6, [9, 9, 9]))
     for _ in range(3):
-        second.look()
+        second.poll()
     assert guessed(second.node.view(), 7, asked(7)) == [4, 5, 6]
     assert guessed(second.node.view(), 6, asked(6)) == [9, 9, 9]
-    second.conclude(DraftStats())
+    second.close(DraftStats())
     assert not (tmp_path / "node").exists()
 
 
@@ -130,15 +130,15 @@ def test_an_engine_that_drafts_nothing_spends_little_on_remembering(
     """By this clock a look takes as long as asking for one that is not made."""
     node = NodeHistory(tmp_path / "node", 4096)
     ticks = count()
-    keeping = Keeping(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)
-    keeping.look(drafts=False)
+    draft_feed = Keeping(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)
+    draft_feed.poll(drafts=False)
     tell(bus, answer(7, [4, 5, 6]))
     for _ in range(REST - 1):
-        keeping.look(drafts=False)
+        draft_feed.poll(drafts=False)
     assert guessed(node.view(), 7, asked(7)) == []
-    keeping.look(drafts=False)
+    draft_feed.poll(drafts=False)
     assert guessed(node.view(), 7, asked(7)) == [4, 5, 6]
     tell(bus, answer(6, [9, 9, 9]))
-    keeping.look(drafts=True)
+    draft_feed.poll(drafts=True)
     assert guessed(node.view(), 6, asked(6)) == [9, 9, 9]
-    keeping.conclude(DraftStats())
+    draft_feed.close(DraftStats())

@@ -43,7 +43,7 @@ def archived(bus: Bus, store: FileStore) -> str:
 def remembered(bus: Bus, store: FileStore) -> Remembering:
     memory = Remembering(bus, WholeLog(bus, store, RUN), History(4096))
     for _ in range(3):
-        memory.look()
+        memory.poll()
     return memory
 
 
@@ -66,5 +66,5 @@ def test_behind_a_damaged_archive_what_the_log_keeps_is_drafted_from(
     assert memory.records == 1
     assert guessed(memory.history.view, GROUP, asked(GROUP)) == [4, 5, 6, 8, 9]
     tell(bus, answer(GROUP + 1, [9, 9, 3]))
-    memory.look()
+    memory.poll()
     assert guessed(memory.history.view, GROUP + 1, asked(GROUP + 1)) == [9, 9, 3]

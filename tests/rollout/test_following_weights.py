@@ -67,12 +67,12 @@ def test_who_drains_has_the_newest_version_here_when_it_is_empty(run: Followed) 
     run.publish()
     engine = run.engine()
     rollout = run.rollout(engine, "keep_version")
-    rollout.work.growing["0.0"], rollout.drawn = growing(), 8
+    rollout.in_progress.running["0.0"], rollout.drawn = growing(), 8
     for _ in range(3):  # the one that is here is overtaken by the next
         newest = run.publish()
         looked_until(rollout, lambda v=newest: is_here(run, v))
         assert engine.version == Version(0, 1), "what it generates keeps its version"
-    del rollout.work.growing["0.0"]
+    del rollout.in_progress.running["0.0"]
     rollout._take_weights()
     assert engine.version == newest, "nothing was to be waited for"
     assert engine.read_back(run.tensors, run.tensors).differing == ()
@@ -93,10 +93,12 @@ def test_an_emptied_rollout_goes_straight_to_a_version_from_history(run: Followe
     run.publish()
     looked_until(rollout, lambda: engine.version > old)
     newest = run.publish()
-    rollout.work.growing["0.0"], rollout.drawn = growing(), 8
+    rollout.in_progress.running["0.0"], rollout.drawn = growing(), 8
     looked_until(rollout, lambda: is_here(run, newest))
-    del rollout.work.growing["0.0"]
-    rollout.orders.waiting.append(replace(growing().order, version=old, from_history=True))
+    del rollout.in_progress.running["0.0"]
+    rollout.assignments.waiting.append(
+        replace(growing().assignment, version=old, from_history=True)
+    )
     looked_until(rollout, lambda: engine.version == old)
     assert newest not in [a.version for a in run.records("applied", Applied)]
     tensors = run.follower._held.tensors
@@ -148,7 +150,7 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     said = run.records("status", RolloutStatus)[-1]
     assert not said.verified
     assert said.health == "pulling"
-    rollout.work.growing["0.0"] = growing()
+    rollout.in_progress.running["0.0"] = growing()
     engine.submit(growing().request(hold=False))
     assert rollout._generate() == []
     looked_until(rollout, lambda: run.follower.verified)
@@ -165,7 +167,7 @@ def growing() -> Growing:
         kind="start", trajectory="0.0", group=0, index=0, attempt=1, rollout="a", rollout_term=1,
         version=Version(0, 1), task="t", tokens=tokens, sampling=Sampling(tokens_max=4), seed=0,
     )  # fmt: skip
-    return Growing.begin(order, None, 0.0)
+    return Growing.start(order, None, 0.0)
 
 
 def test_an_engine_that_never_serves_what_it_is_given_ends_the_rollout(run: Followed) -> None:

@@ -77,11 +77,11 @@ class Scene:
         rollout, turns = of
         turns.left = rounds
         while not turns.is_set():
-            rollout._take_orders()
+            rollout._take_assignments()
             rollout._start_waiting()
             for emission in rollout._generate():
-                rollout.work.grow(emission)
-            rollout.work.collect_judged()
+                rollout.in_progress.grow(emission)
+            rollout.in_progress.collect_outcomes()
             rollout._publish()
         return rollout
 
@@ -120,7 +120,7 @@ def test_whoever_resumes_goes_on_to_the_very_tokens():
     scene.order(order("a"))
     scene.turn(source, 6)
     scene.order(release("a"))
-    assert scene.turn(source, 1).work.growing == {}
+    assert scene.turn(source, 1).in_progress.running == {}
     last = scene.records("partials", Partial)[-1]
     assert last.record.last
     assert len(read_chain(scene.bus, last.address, "3.1").tokens) == 6
@@ -145,7 +145,7 @@ def test_an_order_that_was_not_begun_is_given_up_with_what_it_came_with():
     scene = Scene()
     source = scene.rollout("a")
     scene.order(order("a"), release("a"))
-    assert scene.turn(source, 1).work.growing == {}
+    assert scene.turn(source, 1).in_progress.running == {}
     (last,) = scene.records("partials", Partial)
     assert last.record.last
     assert len(last.record.tokens) == 0
@@ -157,7 +157,7 @@ def test_a_release_of_an_earlier_attempt_changes_nothing():
     scene.order(order("a", attempt=2))
     scene.turn(source, 3)
     scene.order(release("a", attempt=1))
-    assert set(scene.turn(source, 1).work.growing) == {"3.1"}
+    assert set(scene.turn(source, 1).in_progress.running) == {"3.1"}
 
 
 def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
@@ -170,7 +170,7 @@ def test_a_resume_whose_version_is_gone_goes_back_with_all_it_has():
     scene.turn(source, 1)
     given_up = scene.records("partials", Partial)[-1]
     scene.order(order("b", kind="resume", attempt=2, partial=given_up.address))
-    assert scene.turn(destination, 1).work.growing == {}
+    assert scene.turn(destination, 1).in_progress.running == {}
     back = scene.records("partials", Partial)[-1]
     assert (back.record.attempt, back.record.last) == (2, True)
     assert len(read_chain(scene.bus, back.address, "3.1").tokens) == 6
@@ -199,8 +199,8 @@ def test_resumes_come_first_then_the_oldest_wave_its_probes_and_the_longest():
         "resume": order("a", trajectory="8.1", kind="resume", wave=3),
     }
     scene.order(*ask.values())
-    rollout.orders.read()
-    turn = [o.trajectory for o in rollout.orders.waiting]
+    rollout.assignments.read()
+    turn = [o.trajectory for o in rollout.assignments.waiting]
     named = {o.trajectory: name for name, o in ask.items()}
     wanted = ["resume", "probe", "unknown", "long", "short", "late"]
     assert [named[t] for t in turn] == wanted

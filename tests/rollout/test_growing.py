@@ -54,7 +54,7 @@ def emission(count: int, version: int) -> Emission:
 
 
 def grown(parts: list[tuple[int, int]]) -> Growing:
-    growing = Growing.begin(ORDER, None, now_s=0.0)
+    growing = Growing.start(ORDER, None, now_s=0.0)
     for count, version in parts:
         growing.extend(emission(count, version))
     return growing
@@ -75,16 +75,18 @@ def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environm
 ):
     bus = open_bus("memory:")
     bus.create(catalogue(2))
-    growing = Growing.begin(ORDER, None, now_s=0.0)
+    growing = Growing.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         growing.extend(emission(count, version))
         if index in told:
             growing.extend_environment(np.array([9, 8], np.uint32), str(index))
         if index in cuts or index == len(parts) - 1:
-            growing.landed(publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0)))
+            growing.partial_published(
+                publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0))
+            )
     assert growing.partial is not None
     gained = read_chain(bus, growing.partial, "3.1")
-    again = Growing.begin(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
+    again = Growing.start(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
     for mine, theirs in zip(again.content(), growing.content(), strict=True):
         assert (mine == theirs).all()
     assert again.spans == growing.spans
@@ -96,10 +98,10 @@ def test_a_zombies_partials_between_are_not_mixed_in():
     bus = open_bus("memory:")
     bus.create(catalogue(1))
     first, second = grown([(2, 0)]), grown([(2, 0)])
-    first.landed(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
-    second.landed(publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0)))
+    first.partial_published(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
+    second.partial_published(publish(bus, "partials", "3.1", second.take_partial("b", 1, 0.0)))
     first.extend(emission(3, 1))
-    first.landed(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
+    first.partial_published(publish(bus, "partials", "3.1", first.take_partial("a", 1, 0.0)))
     gained = read_chain(bus, first.partial, "3.1")
     assert gained.tokens.tolist() == [0, 1, 0, 1, 2]
     assert [span.version.number for span in gained.spans] == [0, 1]
@@ -118,7 +120,7 @@ def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
     growing = grown([(2, 0)])
     growing.extend_environment(np.array([9], np.uint32), '{"turn": 1}')
     growing.extend(emission(1, 1))
-    record = growing.finished(1, "stop", 5.0, Version(2, 1), reward=1.0)
+    record = growing.to_record(1, "stop", 5.0, Version(2, 1), reward=1.0)
     assert record.sources.tolist() == [PROMPT] * 3 + [GENERATED] * 2 + [ENVIRONMENT, GENERATED]
     assert len(record.logprobs) == 3
     assert [(s.start, s.end) for s in record.spans] == [(0, 2), (2, 3)]
@@ -128,7 +130,7 @@ def test_the_finished_record_holds_prompt_generated_and_environment_tokens():
 def test_nothing_is_published_twice_in_partials():
     growing = grown([(4, 0)])
     first = growing.take_partial("a", 1, 0.0)
-    growing.landed(Address(0, 0))
+    growing.partial_published(Address(0, 0))
     growing.extend(emission(3, 0))
     second = growing.take_partial("a", 1, 0.0)
     assert (first.start, len(first.tokens)) == (3, 4)
@@ -143,15 +145,15 @@ def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
     """Whether the engines before and after say so or not; without drafts no record has a field."""
     bus = open_bus("memory:")
     bus.create(catalogue(1))
-    growing = Growing.begin(ORDER, None, now_s=0.0)
+    growing = Growing.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         drafts = Drafts((1, count - 1), 1, count, 2, 1, 0.5) if index in guessed else None
         growing.extend(dataclasses.replace(emission(count, version), drafts=drafts))
         if index in cuts:
             at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0, last=True))
             gained = read_chain(bus, at, "3.1")
-            growing = Growing.begin(replace(ORDER, partial=at), gained, now_s=2.0)
-    record = growing.finished(1, "stop", 5.0, Version(9, 1))
+            growing = Growing.start(replace(ORDER, partial=at), gained, now_s=2.0)
+    record = growing.to_record(1, "stop", 5.0, Version(9, 1))
     known = [index for index in guessed if index < len(parts)]
     assert (record.drafts is None) == (not known)
     wanted = [index in guessed and at > 0 for index, (n, _) in enumerate(parts) for at in range(n)]

@@ -37,11 +37,11 @@ def sent(bus) -> list[RolloutStatus]:
 
 
 def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():
-    repeats = Repeats(every_s=0.5, turned_s=100.0)
+    repeats = Repeats(every_s=0.5, iterated_s=100.0)
     assert repeats.wait_s(200.0) is None
     for now_s in (100.0, 100.6, 101.2):
-        repeats.turned_s = now_s
-        repeats.sent(status("a", tokens_total=7), now_s)
+        repeats.iterated_s = now_s
+        repeats.note_sent(status("a", tokens_total=7), now_s)
         assert repeats.wait_s(now_s) == 1.0
     assert repeats.wait_s(102.2) == 0.0
     record = repeats.repeat(102.2, time_s=5.0)
@@ -56,7 +56,7 @@ def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
     followed.publish()
     engine, go = followed.engine(), threading.Event()
     rollout = followed.rollout(engine)
-    rollout.voice.heartbeat = Heartbeat(followed.bus, EVERY_S)
+    rollout.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
     update = engine.update
 
     def slow(*given) -> None:
@@ -78,14 +78,14 @@ def test_a_rollout_is_heard_while_its_engine_takes_weights(tmp_path: Path):
         thread.join(WAIT_S)
     last = sent(followed.bus)[-1]
     assert (last.health, last.running, last.waiting) == ("leaving", 0, 0)
-    assert not rollout.voice.heartbeat._thread.is_alive(), "nothing follows the last status"
+    assert not rollout.publisher.heartbeat._thread.is_alive(), "nothing follows the last status"
     followed.close()
 
 
 def test_statuses_are_sent_in_order_and_nothing_follows_the_last(bus: MemoryBus):
     heartbeat = Heartbeat(bus, EVERY_S)
     for number in range(40):
-        heartbeat.turned()
+        heartbeat.note_iteration()
         heartbeat.send(status("a", tokens_total=number))
     heartbeat.end()
     found = sent(bus)
@@ -98,16 +98,16 @@ def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
     followed = Followed(tmp_path)
     followed.publish()
     rollout = followed.rollout(followed.engine())
-    rollout.voice.heartbeat = Heartbeat(followed.bus, EVERY_S)
+    rollout.publisher.heartbeat = Heartbeat(followed.bus, EVERY_S)
 
     def fails() -> list:
         raise BusError("its log is away")
 
-    rollout.orders.read = fails  # type: ignore[method-assign]
+    rollout.assignments.read = fails  # type: ignore[method-assign]
     with pytest.raises(BusError):
         rollout.run(threading.Event())
-    rollout.voice.heartbeat._thread.join(WAIT_S)
-    assert not rollout.voice.heartbeat._thread.is_alive()
+    rollout.publisher.heartbeat._thread.join(WAIT_S)
+    assert not rollout.publisher.heartbeat._thread.is_alive()
     followed.close()
 
 

@@ -18,7 +18,7 @@ SCRIPT = '{"script": [7, 5, 9]}'
 
 
 def growing(attempt: int, reference: str = '{"answer": "031"}') -> Growing:
-    one = Growing.begin(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
+    one = Growing.start(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
     one.extend(emission(2, 0))
     return one
 
@@ -52,8 +52,8 @@ def decided(judging: Judging, is_over: Callable[[], bool]) -> list[Trajectory | 
 def test_a_verdict_on_an_earlier_attempt_finds_nobody(judging_of):
     """The attempt that was given up is answered first, and must not end the one that goes on."""
     judging = judging_of("remainder")
-    judging.ended(growing(1), "stop")
-    judging.ended(growing(2), "length")
+    judging.submit(growing(1), "stop")
+    judging.submit(growing(2), "length")
     found = decided(judging, lambda: not len(judging))
     assert [(one.attempt, one.finish) for one in found if isinstance(one, Trajectory)] == [
         (2, "length")
@@ -62,10 +62,10 @@ def test_a_verdict_on_an_earlier_attempt_finds_nobody(judging_of):
 
 def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
     judging = judging_of("scripted", dialogue=True)
-    judging.ended(growing(1, SCRIPT), "stop")
+    judging.submit(growing(1, SCRIPT), "stop")
     second = growing(2, SCRIPT)
-    judging.forget("3.1")  # dispatch ordered the second attempt
-    judging.ended(second, "stop")
+    judging.drop("3.1")  # dispatch ordered the second attempt
+    judging.submit(second, "stop")
     found = decided(judging, lambda: not len(judging))
     assert [type(one) for one in found] == [Continued]
     assert second.environment == "2"
@@ -74,8 +74,8 @@ def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
 
 def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
     judging = judging_of("no_such_task", late=True)
-    judging.ended(growing(1), "stop")
-    assert judging.has("3.1")
+    judging.submit(growing(1), "stop")
+    assert judging.holds("3.1")
     (record,) = judging.poll()
     assert isinstance(record, Trajectory)
     assert (record.reward, record.finish, record.reference) == (None, "stop", '{"answer": "031"}')
@@ -85,8 +85,8 @@ def test_a_late_reward_is_left_to_a_scorer_and_starts_no_process(judging_of):
 
 def test_a_released_answer_is_forgotten_with_late_rewards_too(judging_of):
     judging = judging_of("remainder", late=True)
-    judging.ended(growing(1), "stop")
-    judging.forget("3.1")
+    judging.submit(growing(1), "stop")
+    judging.drop("3.1")
     assert judging.poll() == []
 
 
@@ -95,7 +95,7 @@ def test_a_dialogue_that_is_over_is_published_unjudged_with_late_rewards(judging
     one = growing(1, SCRIPT)
     one.extend_environment(np.array([9], np.uint32), "3")  # all three digits were named
     one.extend(emission(2, 0))
-    judging.ended(one, "stop")
+    judging.submit(one, "stop")
     (record,) = decided(judging, lambda: not len(judging))
     assert isinstance(record, Trajectory)
     assert (record.reward, record.environment) == (None, "")
@@ -106,7 +106,7 @@ def test_a_reply_longer_than_the_context_is_cut_where_it_enters(judging_of):
     judging = judging_of("scripted", dialogue=True)
     one = growing(1, SCRIPT)
     judging.context_max = one.length + 1
-    judging.ended(one, "stop")
+    judging.submit(one, "stop")
     (record,) = decided(judging, lambda: not len(judging))
     assert isinstance(record, Trajectory)
     assert (len(record.tokens), record.finish) == (judging.context_max, "length")

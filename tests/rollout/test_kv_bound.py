@@ -31,7 +31,12 @@ def rollout_of(scene: Scene, kv_capacity: int) -> Rollout:
     shape = Shape(SETTINGS.slots, 64, kv_capacity, 19, SLOW, Lengths(LogNormal(30, 40), 0.0))
     engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
     return Rollout(
-        SETTINGS, engine, rollout.follower, rollout.orders, rollout.judging, rollout.voice
+        SETTINGS,
+        engine,
+        rollout.follower,
+        rollout.assignments,
+        rollout.ended_turns,
+        rollout.publisher,
     )
 
 
@@ -45,14 +50,14 @@ def started(kv_capacity: int) -> tuple[int, int]:
     scene = Scene()
     rollout = rollout_of(scene, kv_capacity)
     long_orders(scene, 9)
-    rollout._take_orders()
+    rollout._take_assignments()
     rollout._start_waiting()
-    assert len(rollout.work.growing) == SETTINGS.slots + 1, "one more than there are slots"
+    assert len(rollout.in_progress.running) == SETTINGS.slots + 1, "one more than there are slots"
     rollout.engine.poll(0.0)
-    rollout.work.drop(next(iter(rollout.work.growing)))
+    rollout.in_progress.drop(next(iter(rollout.in_progress.running)))
     rollout.engine.poll(0.0)  # who waits there takes its place, if there is room
     rollout._start_waiting()
-    return len(rollout.work.growing), len(rollout.orders.waiting)
+    return len(rollout.in_progress.running), len(rollout.assignments.waiting)
 
 
 def test_a_full_cache_keeps_orders_outside_although_slots_are_free() -> None:

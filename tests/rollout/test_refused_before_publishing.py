@@ -9,10 +9,10 @@ def finished(bounds: TrainingBounds) -> Trajectory:
     """The one completion of a rollout with these bounds."""
     scene = Scene()
     rollout, turns = scene.rollout("a")
-    rollout.work.bounds = bounds
+    rollout.in_progress.bounds = bounds
     scene.order(order("a"))
     scene.turn((rollout, turns), 60)
-    assert rollout.work.growing == {}
+    assert rollout.in_progress.running == {}
     assert not any(received.record.last for received in scene.records("partials", Partial))
     (received,) = scene.records("trajectories", Trajectory)
     return received.record

@@ -60,10 +60,10 @@ def bus(tmp_path: Path):
 def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> None:
     publish(bus, answer(7, [4, 5, 6, 7, 8]))
     remembering = Remembering(bus, bus, History(4096))
-    remembering.look()
+    remembering.poll()
     assert guessed(remembering.history, 7, [1, 2, 7]) == [4, 5, 6, 7, 8]
     publish(bus, answer(8, [9, 9, 9]), answer(9, [3, 3, 3], "dead"))
-    remembering.look()
+    remembering.poll()
     assert guessed(remembering.history, 8, [1, 2, 8]) == [9, 9, 9]
     assert guessed(remembering.history, 9, [1, 2, 9]) == []  # a failure is no answer
     assert remembering.records == 2
@@ -72,10 +72,10 @@ def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> Non
 def test_much_is_taken_in_bit_by_bit(bus: Bus) -> None:
     publish(bus, *[answer(group, [4, 5, 6, 7]) for group in range(100)])
     remembering = Remembering(bus, bus, History(1 << 16))
-    remembering.look()
+    remembering.poll()
     assert 0 < remembering.records < 100
     for _ in range(9):
-        remembering.look()
+        remembering.poll()
     assert remembering.records == 100
     assert guessed(remembering.history, 99, [1, 2, 99]) == [4, 5, 6, 7]
 
@@ -91,7 +91,7 @@ def test_what_the_log_forgot_is_read_in_the_archive(bus: Bus, tmp_path: Path) ->
     publish(bus, answer(30, [8, 8, 8]))
     remembering = Remembering(bus, WholeLog(bus, store, "r"), History(4096))
     for _ in range(20):
-        remembering.look()
+        remembering.poll()
     assert remembering.records == 21
     assert guessed(remembering.history, 13, [1, 2, 13]) == [4, 5, 6, 13]
     assert guessed(remembering.history, 30, [1, 2, 30]) == [8, 8, 8]
@@ -103,5 +103,5 @@ def test_a_position_that_is_gone_is_passed_over(bus: Bus) -> None:
     bus.truncate("trajectories", bus.end("trajectories"))
     publish(bus, answer(11, [8, 8, 8]))
     for _ in range(3):
-        remembering.look()
+        remembering.poll()
     assert guessed(remembering.history, 11, [1, 2, 11]) == [8, 8, 8]

@@ -19,29 +19,29 @@ def test_the_previous_kv_is_that_of_the_report_before(reports: list[tuple[float,
     pulse, now, before = Pulse(1.0), 50.0, reports[0][1]
     for later_s, kv in reports:
         now += later_s
-        assert pulse.kv_before(kv, now) == before
+        assert pulse.previous_kv(kv, now) == before
         before = kv
 
 
 def test_reports_that_follow_at_once_compare_with_the_heartbeat_before() -> None:
     pulse = Pulse(1.0)
-    assert pulse.kv_before(100, 10.0) == 100
-    assert pulse.kv_before(90, 11.0) == 100
-    assert pulse.kv_before(91, 11.01) == 100  # its health changed
-    assert pulse.kv_before(0, 11.02) == 100
-    assert pulse.kv_before(50, 12.0) == 90
+    assert pulse.previous_kv(100, 10.0) == 100
+    assert pulse.previous_kv(90, 11.0) == 100
+    assert pulse.previous_kv(91, 11.01) == 100  # its health changed
+    assert pulse.previous_kv(0, 11.02) == 100
+    assert pulse.previous_kv(50, 12.0) == 90
 
 
 def test_a_status_has_b_max_and_says_when_it_will_take_other_weights(tmp_path: Path) -> None:
     following = Followed(tmp_path)
     following.publish()
     rollout = following.rollout(following.engine(), "keep_version")
-    rollout._say("generating")
+    rollout._send_status("generating")
     assert (newest(following).decode_batch_max, newest(following).pulling) == (4, False)
-    rollout.voice.batch_max = 3
+    rollout.publisher.batch_max = 3
     following.publish()
     following.follower.read()
-    rollout._say("generating")
+    rollout._send_status("generating")
     status = newest(following)
     assert (status.decode_batch_max, status.pulling, status.kv_previous) == (3, True, 0)
     following.close()

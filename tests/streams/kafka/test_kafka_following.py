@@ -166,5 +166,5 @@ def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
     bus.truncate("b", {0: 4})
     found, end = 0, time.monotonic() + WAIT_S
     while found < 2 and time.monotonic() < end:
-        found += len(following.look(32))
+        found += len(following.poll(32))
     assert (found, following.reader.lost, told(bus)) == (2, 1, (0, 1))
