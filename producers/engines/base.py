@@ -1,14 +1,15 @@
-"""The engine contract: what a rollout worker asks of whatever generates tokens.
+"""The engine contract: the calls through which a rollout worker has tokens generated.
 
 * An engine stamps every generated token with the version that emitted it (invariant 3).
 * Sampling is a function of (seed, trajectory, position) alone (invariant 10), `seed` being the
   run's.
 * In-process engines step inside `poll`; nothing here blocks longer than the deadline given.
-* What cannot be served (model, request, sampling) raises `EngineRefused` and names the part; it
-  never dies later.
-* After a failed `update` the engine serves nothing until an update succeeded: `poll` returns []
+* A model, request or sampling parameter that the engine cannot serve raises `EngineRefused`, which
+  names it, before any token is generated.
+* After a failed `update` the engine serves nothing until an update succeeds: `poll` returns []
   meanwhile.
-* Weights are the tensors of a checkpoint, under its names; how an engine keeps them is its own.
+* Weights are passed as the tensors of a checkpoint, under its names; how an engine stores them is
+  its own choice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +26,14 @@ UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Generate on from here. `tokens` with their `sources` hold the prompt and everything gained so
-    far.
+    """One trajectory to generate. `tokens` with their `sources` hold the prompt and all tokens
+    generated or appended so far.
 
-    `logprobs` and `spans` belong to the generated ones among `tokens` (a resumed trajectory); the
-    engine never recomputes or repeats them. `group` lets an engine prefill the prompt of a group
-    once. `position` of a token, for its randomness, is its index in `tokens`. With `hold` the slot
-    and KV cache stay after a `stop`, until `append` brings the environment's tokens or `abort` ends
-    it.
+    `logprobs` and `spans` belong to the generated tokens among them (a resumed trajectory); the
+    engine never recomputes or emits these again. `group` lets an engine prefill the prompt of a
+    group once. The randomness of a token depends on its index in `tokens`. With `hold` the slot and
+    the KV cache stay reserved after a `stop`, until `append` adds the environment's tokens or
+    `abort` drops the trajectory.
     """
 
     trajectory: str
@@ -48,15 +49,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens that one trajectory gained since its previous emission, all under one version.
+    """The tokens generated for one trajectory since its previous emission, all under one version.
 
     An engine emits when a trajectory finishes a turn, before its version changes, and every
-    `emit_every` tokens (a setting of the engine), not at every decode step: objects per token would
-    cost more than decoding.
+    `emit_every` tokens (`EngineOptions`), not at every decode step: objects per token would cost
+    more than decoding.
 
-    `finish` is None while it goes on; `stop` (the stop token is the last of `tokens`), `length`
-    (`tokens_max` generated tokens, or the engine's context is full). `drafts` says which of the
-    tokens were guessed; None where nothing is drafted, or the engine cannot say.
+    `finish` is None while the turn continues; `stop` (the last of `tokens` is a stop token) or
+    `length` (`tokens_max` tokens are generated, or the engine's context is full). `drafts` marks
+    the tokens that were drafted; None where the engine does not draft or has no such counts.
     """
 
     trajectory: str
@@ -70,10 +71,10 @@ class Emission:
 @dataclass(frozen=True, slots=True)
 class Update:
     """The verified tensors of `version`, and how they differ from those of `base`: only in the
-    elements of `patches` and in the tensors named in `whole`. `patches` None: unknown, so all is
-    loaded.
+    elements of `patches` and in the tensors named in `whole`. With `patches` None the difference is
+    unknown and all tensors are loaded.
 
-    `tensors` must stay as they are until the update is done. `prepared` is the engine's own.
+    The caller must not change `tensors` until the update is done. `prepared` belongs to the engine.
     """
 
     version: Version
@@ -86,8 +87,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How many of the tensors asked for the engine serves, and which of these are not what it was
-    given.
+    """`count` tensors were compared; `differing` names those whose served bits differ from the
+    tensors that were passed.
     """
 
     count: int
@@ -96,10 +97,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class DraftStats:
-    """Drafts since the start; all 0 where nothing is drafted. `passes` verified drafts of so many
-    `rows` in all and gave `gained` tokens; of `asked` drafts the source had `found`, with
-    `proposed` tokens, of which `accepted` were right. `changes` counts how often drafting began or
-    ended, `lookup_s` is the time spent asking.
+    """Counts of speculative decoding since the start; all 0 where the engine does not draft.
+
+    `passes` verification passes over `rows` rows in all gave `gained` tokens. `asked` look-ups for
+    a draft returned `found` drafts; `proposed` drafted tokens were verified, `accepted` of them
+    accepted. `changes` counts how often drafting was turned on or off, `lookup_s` is the time spent
+    in look-ups.
     """
 
     passes: int = 0
@@ -115,8 +118,8 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Load now; KV figures count tokens. `busy_s` is CPU time spent in prefill and decode since the
-    start.
+    """The load now; `kv_used` and `kv_capacity` count tokens. `steps`, `tokens` and `busy_s` (CPU
+    time in prefill and decode) count from the start.
     """
 
     slots: int
@@ -134,37 +137,37 @@ class Engine(Protocol):
     version: Version
 
     def submit(self, request: Request) -> None:
-        """Queue it; the engine admits it between two decode steps when a slot is free."""
+        """Queue a trajectory; the engine admits it between two decode steps when a slot is free."""
         ...
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """Run until something is to be said or `deadline_s` seconds passed; an idle engine returns
-        [] at once.
+        """Run until there are emissions or `deadline_s` seconds passed, and return the emissions;
+        an idle engine returns [] at once.
         """
         ...
 
     def append(self, trajectory: str, tokens: Tokens) -> None:
-        """Environment tokens for a trajectory that finished a turn (`stop`); it generates on after
-        them.
+        """Add the environment's tokens to a held trajectory that finished a turn (`stop`);
+        generation continues after them.
         """
         ...
 
     def abort(self, trajectory: str) -> Emission | None:
-        """Forget it and free its slot; returns what it gained since its previous emission, None if
-        nothing.
+        """Drop a trajectory and free its slot. Returns the tokens generated since its previous
+        emission, None if there are none.
         """
         ...
 
     def prepare(self, update: Update) -> Update:
-        """The same update with everything done that need not stop decoding: checks, index
-        arithmetic, casts. Changes nothing that is served; may run in another thread, beside `poll`,
-        while no other update does. `EngineRefused` names the tensor that is wrong.
+        """Return the update with all work done that does not have to stop decoding: checks, index
+        arithmetic, casts. Changes nothing that is served. May run in another thread, beside `poll`,
+        but beside no other update. Raises `EngineRefused`, which names the wrong tensor.
         """
         ...
 
     def update(self, update: Update, mode: UpdateMode) -> None:
-        """Serve these weights from the next decode step on, bit for bit the same whether they were
-        patched or loaded; patches are used only if `base` is what the engine serves.
+        """Serve these weights from the next decode step on, bit for bit the same whether they are
+        patched or loaded; patches are used only if the engine serves `base`.
 
         Another version under `keep_version` requires an empty engine; `in_flight` keeps the KV
         cache; `in_flight_recompute` recomputes it under the new weights.
@@ -172,13 +175,13 @@ class Engine(Protocol):
         ...
 
     def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        """Compare the bits that are served with those that loading these tensors of `tensors` (a
-        whole version's) would give. May run in another thread, beside `poll`, not beside `update`.
+        """Compare the served bits of the tensors `names` with the bits that loading `tensors` (a
+        whole version) would give. May run in another thread, beside `poll`, not beside `update`.
         """
         ...
 
     def running(self) -> Sequence[str]:
-        """Trajectories that it has, waiting ones included."""
+        """Trajectories that the engine has, waiting ones included."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -1,4 +1,4 @@
-"""Engines by name. `torch` is embedded, `vllm` is an extra, `paced` needs no model."""
+"""Opens an engine by its name: `torch` is embedded, `vllm` is an extra, `paced` needs no model."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from producers.engines.paced.pace import RealPace
 from producers.engines.paced.roofline import Roofline, roofline_of
 from producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
 from producers.engines.profiles import read_profile
-from producers.engines.torch_engine import TorchEngine
+from producers.engines.torch_engine.engine import TorchEngine
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError
 from streams.records import Version
@@ -28,13 +28,14 @@ def open_engine(
     *,
     vllm: VllmSettings | None = None,
 ) -> Engine:
-    """The engine of this name that computes a model, serving `version`. `ConfigurationError` for a
-    name that there is not, or an engine that is not installed.
+    """Open the engine `name`, serving `tensors` as `version`.
+
+    Raises `ConfigurationError` for an unknown name and for an engine that is not installed.
     """
     if name == "torch":
         return TorchEngine(model_config, tensors, version, options)
     if name == "vllm":
-        from producers.engines.vllm_engine import VllmEngine  # only where it is asked for
+        from producers.engines.vllm_engine.engine import VllmEngine  # only where it is configured
 
         return VllmEngine(model_config, tensors, version, options, settings=vllm)
     raise ConfigurationError(
@@ -51,7 +52,7 @@ def open_paced(
     slots: int,
     context_max: int,
 ) -> PacedEngine:
-    """The engine without a model, in real time; its tokens are below `vocabulary`."""
+    """Open the engine that computes no model, in real time; its tokens are below `vocabulary`."""
     kv_tokens = settings.kv_tokens
     shape = Shape(
         slots=slots,
@@ -66,7 +67,7 @@ def open_paced(
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
-    """Of the accelerator that is described, or of the profile that is named."""
+    """The roofline of the named profile, or of the accelerator that the settings describe."""
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
     return roofline_of(
@@ -80,7 +81,7 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
 
 
 def lengths_from(settings: LengthSettings) -> Lengths:
-    """A trace, a mixture, or one log-normal distribution."""
+    """Lengths from a trace, a mixture, or one log-normal distribution, as the settings choose."""
     if settings.trace is not None:
         return Lengths(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]

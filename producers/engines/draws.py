@@ -3,8 +3,8 @@
 
 Counter-based: the 64-bit key of a trajectory is xxh3-64 of its name seeded by the run's seed, and
 position p takes element p of the SplitMix64 sequence that starts there (Steele, Lea, Flood, "Fast
-splittable pseudorandom number generators", 2014). No state, so any position of any trajectory can
-be drawn at once, anywhere, in any order.
+splittable pseudorandom number generators", 2014). There is no state, so any position of any
+trajectory can be drawn on any machine, in any order.
 """
 
 import numpy as np
@@ -17,14 +17,14 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def trajectory_key(seed: int, trajectory: str) -> int:
-    """Where the random sequence of this trajectory starts; any integer is a seed."""
+    """The start of the random sequence of this trajectory; any integer is a valid seed."""
     return xxhash.xxh3_64_intdigest(trajectory.encode(), seed=seed % 2**64)
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniforms in [0, 1) with 53 random bits; `keys` and `positions` (token indices) broadcast."""
     bits = np.atleast_1d(keys) + (positions.astype(np.uint64) + np.uint64(1)) * _STRIDE
-    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as meant
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1  # arrays wrap modulo 2^64, as intended
     bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
     bits ^= bits >> np.uint64(31)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,13 +1,13 @@
-"""What every engine has said and not handed out yet."""
+"""Emissions that an engine has made and `poll` has not returned yet."""
 
 from producers.engines.base import Emission
 
 
 def take_back(outbox: list[Emission], trajectory: str) -> Emission | None:
-    """What is unsaid of a trajectory that is aborted; it leaves the outbox.
+    """Remove and return the emission of an aborted trajectory that `poll` has not returned.
 
-    At most one is unsaid: `poll` hands out everything, and only an update in between adds to the
-    outbox.
+    There is at most one: `poll` empties the outbox, and between two polls only an update adds to
+    it.
     """
     unsaid = [emission for emission in outbox if emission.trajectory == trajectory]
     outbox[:] = [emission for emission in outbox if emission.trajectory != trajectory]

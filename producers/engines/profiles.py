@@ -1,5 +1,5 @@
-"""What `rollstream profile` found out about an engine and its model, as a small file: constants of
-the roofline, how well they fit, and B_max.
+"""The result of `rollstream profile` for an engine and its model, as a small file: the constants of
+the roofline, the errors of the fit, and B_max.
 """
 
 import json
@@ -17,7 +17,7 @@ SHAPE = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size",
 )  # fmt: skip
-"""What a model's step time depends on, as far as its configuration says."""
+"""Fields of a model's configuration on which its step time depends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class Profile:
 
 
 def model_key(config: PreTrainedConfig) -> str:
-    """What models of equal shape have in common, whatever their weights."""
+    """A key that is equal for models of equal shape, whatever their weights."""
     fields = {name: getattr(config, name, None) for name in SHAPE}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def profile_path(folder: Path, engine: str, model: str) -> Path:
-    """Where a run keeps the profile of an engine and a model."""
+    """The file in which a run keeps the profile of an engine and a model."""
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Replace what is there, at once."""
+    """Write a profile, replacing an earlier one atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
@@ -59,7 +59,7 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """The profile in this file; `ConfigurationError` if it holds none."""
+    """Read a profile. Raises `ConfigurationError` if the file holds none."""
     try:
         found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
     except (OSError, msgspec.DecodeError) as error:

@@ -1,5 +1,5 @@
-"""What every engine refuses alike, before anything of a request is kept: each message names the
-trajectory or the parameter.
+"""Checks that all engines make before they accept a request. Each error names the trajectory or the
+parameter.
 """
 
 from collections.abc import Container
@@ -10,18 +10,22 @@ from streams.records import Sampling, Tokens
 
 
 def check_request(request: Request, known: Container[str], vocabulary: int) -> None:
-    """`EngineRefused` for what can be generated in no context; `known` are already here."""
+    """Raise `EngineRefused` for a request that no context length can serve. `known` holds the
+    trajectories that the engine already has.
+    """
     name = request.trajectory
     if name in known:
         raise EngineRefused(f"trajectory {name!r} is already here; abort it first")
     if not len(request.tokens):
-        raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to go on from")
+        raise EngineRefused(f"trajectory {name!r}: an empty prompt, nothing to generate from")
     _check_tokens(name, request.tokens, vocabulary)
     _check_sampling(request.sampling, vocabulary)
 
 
 def check_room(request: Request, context_max: int) -> None:
-    """`EngineRefused` where not one token can be generated; what was resumed may just be full."""
+    """Raise `EngineRefused` where the context has no room for one generated token. A resumed
+    trajectory may fill the context exactly.
+    """
     if len(request.tokens) > context_max - (not len(request.logprobs)):
         raise EngineRefused(
             f"trajectory {request.trajectory!r}: {len(request.tokens)} tokens leave no room to "
@@ -30,7 +34,7 @@ def check_room(request: Request, context_max: int) -> None:
 
 
 def check_append(trajectory: str, tokens: Tokens, vocabulary: int) -> None:
-    """`EngineRefused` unless something follows, and all of it is in the vocabulary."""
+    """Raise `EngineRefused` unless there are tokens and all of them are in the vocabulary."""
     if not len(tokens):
         raise EngineRefused(f"trajectory {trajectory!r}: nothing to append")
     _check_tokens(trajectory, tokens, vocabulary)
@@ -45,7 +49,7 @@ def _check_tokens(name: str, tokens: Tokens, vocabulary: int) -> None:
 
 
 def _check_sampling(sampling: Sampling, vocabulary: int) -> None:
-    """`EngineRefused` names the first parameter that cannot be served."""
+    """Raise `EngineRefused`, which names the first parameter that cannot be served."""
     if sampling.temperature < 0 or not sampling.temperature < float("inf"):
         raise EngineRefused(f"sampling.temperature {sampling.temperature} is not 0 or above")
     if sampling.top_k < 0 or not 0 < sampling.top_p <= 1:

@@ -1,8 +1,9 @@
 """Measures an engine's step times over batch sizes and KV lengths, and fits a roofline to them.
 
-The roofline is fitted both ways, reading beside arithmetic and one after the other, by least
-squares of relative errors; the better fit stands. Which part of a step counts is found by turns:
-guess, fit, look again.
+The roofline is fitted in two forms, memory reads overlapped with arithmetic and reads followed by
+arithmetic, by least squares of relative errors; the better fit is returned. In the overlapped form
+a point is bound either by reads or by arithmetic. The fit alternates: assign each point to one of
+the two, fit the constants, assign again, until the assignment no longer changes.
 """
 
 import time
@@ -20,8 +21,8 @@ from streams.records import PROMPT, Sampling
 
 STEPS = 16  # of each point; the first one prefills, and the next two are not counted
 SKIPPED = 2
-FASTEST = 0.25  # of the steps of a point are at most as long as what stands for all
-CONTEXT_MIN = 4 * STEPS  # shorter ones would end while they are timed
+FASTEST = 0.25  # quantile of a point's step times that is taken as its step time
+CONTEXT_MIN = 4 * STEPS  # in a shorter context sequences would end while they are timed
 KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # of the context
 TURNS_MAX = 30
 
@@ -30,8 +31,8 @@ Row = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A decode step of `rows` sequences with `kv_tokens` cached together took `seconds`; filling
-    the cache of one of them, of `prefilled` tokens, took `prefill_s`.
+    """One measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens in all
+    took `seconds`; prefilling the `prefilled` tokens of one of them took `prefill_s`.
     """
 
     rows: int
@@ -43,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """An empty engine, and what it holds."""
+    """An empty engine to be timed, and its capacity."""
 
     engine: Engine
     slots: int
@@ -53,7 +54,7 @@ class Timing:
 
 
 def points_of(timing: Timing) -> Iterator[Point]:
-    """Every batch size at every KV length, the small ones first."""
+    """Measure every batch size at every KV length, short contexts and small batches first."""
     rows = _doubling(timing.slots)
     room = timing.context_max - STEPS - 1
     for length in sorted(
@@ -66,7 +67,7 @@ def points_of(timing: Timing) -> Iterator[Point]:
 def fitted(
     engine: str, model: str, slots: int, context_max: int, points: Sequence[Point]
 ) -> Profile:
-    """The better of both fits."""
+    """The profile of an engine: the better of the two fits to the points."""
     found = [fit(points, overlapping) for overlapping in (True, False)]
     roofline = min(found, key=lambda one: float(np.median(errors(one, points))))
     wrong = errors(roofline, points)
@@ -85,11 +86,11 @@ def fitted(
 
 
 def fit(points: Sequence[Point], overlapping: bool) -> Roofline:
-    """The roofline of this kind that is nearest to the points, relative errors squared."""
+    """The roofline of this form with the least squared relative errors at the points."""
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
     seconds = np.array([p.seconds for p in points])
-    # A prompt is computed once for all its rows, so one row says most about it.
+    # A prompt is prefilled once for all its rows, so points of one row measure it best.
     prefill = median(p.prefill_s / p.prefilled for p in points if p.rows == 1)
     if not overlapping:
         weights, token, row = _solve((np.ones(len(rows)), kv, rows), seconds)
@@ -100,7 +101,7 @@ def fit(points: Sequence[Point], overlapping: bool) -> Roofline:
 
 
 def errors(roofline: Roofline, points: Sequence[Point]) -> Row:
-    """Of each point, relative."""
+    """The relative error of the roofline at each point."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
@@ -109,7 +110,7 @@ def errors(roofline: Roofline, points: Sequence[Point]) -> Row:
 def _by_turns(
     rows: Row, kv: Row, seconds: Row, reading: NDArray[np.bool_], prefill: float
 ) -> Roofline:
-    """`reading` says at which points reading is what counts."""
+    """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
     weights = token = row = overhead = 0.0
     for _ in range(TURNS_MAX):
         mine = reading.astype(np.float64)
@@ -123,7 +124,7 @@ def _by_turns(
 
 
 def _solve(columns: Sequence[Row], seconds: Row) -> list[float]:
-    """Non-negative least squares of relative errors: what comes out negative is left out."""
+    """Least squares of relative errors; columns with a negative coefficient are dropped."""
     kept = list(range(len(columns)))
     while kept:
         matrix = np.stack([columns[n] / seconds for n in kept], axis=1)
@@ -143,12 +144,12 @@ def _doubling(most: int) -> list[int]:
 
 
 def _measure(timing: Timing, rows: int, length: int) -> Point:
-    """One step per `poll(0)`; the first one prefills."""
+    """Measure one point. `poll(0)` makes one step; the first step also prefills."""
     engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
     for name in names:
         engine.submit(_request(name, length, timing.vocabulary, rows))
     times = [_step(timing) for _ in range(STEPS)]
-    # Whatever else this machine does only ever makes a step slower.
+    # Other load on this machine can only make a step slower, so a low quantile is taken.
     seconds = float(np.quantile(times[1 + SKIPPED :], FASTEST))
     cached = length - 1 + (1 + SKIPPED + STEPS) / 2
     for name in names:
@@ -164,7 +165,7 @@ def _step(timing: Timing) -> float:
 
 
 def _request(name: str, length: int, vocabulary: int, seed: int) -> Request:
-    """All of one point have the prompt in common, so that it is prefilled once; points have not."""
+    """Requests of one point share their prompt, so that it is prefilled once; points do not."""
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)
     sources = np.full(length, PROMPT, np.uint8)

@@ -1,4 +1,4 @@
-"""Drafts from history: what earlier answers to the same prompt went on with (docs/histospec.md)."""
+"""Speculative decoding with drafts from earlier answers to the same prompt (docs/histospec.md)."""
 
 from producers.engines.drafts.history import Answer, History, prompt_key
 from producers.engines.drafts.source import Draft, DraftSource

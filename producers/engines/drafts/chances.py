@@ -1,9 +1,10 @@
-"""How likely the next token of a draft is right, by how many tokens before it are known to agree.
+"""The acceptance probability of the next drafted token, by how many tokens before it are known to
+agree with history.
 
-What was recognised over seven tokens goes on more surely than what was over three, and what has
-just been right for thirty more surely still: one curve, learned from every draft that was verified,
-says both. After j right tokens of a draft j more are known to agree, so the chance that a draft of
-d tokens is right to its end is a product along the curve.
+A draft that matched seven tokens is accepted more often than one that matched three, and one of
+which thirty tokens were just accepted more often still. One curve, learned from every verified
+draft, describes both. After j accepted tokens of a draft, j more tokens are known to agree, so the
+probability that all d tokens of a draft are accepted is a product along the curve.
 """
 
 from bisect import bisect
@@ -14,21 +15,22 @@ from producers.engines.drafts.plan import Odds
 from producers.engines.drafts.source import Draft
 
 EDGES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17, 20, 24, 28, 32, 40, 48)
-"""Where a new point of the curve begins, in tokens."""
-KEPT = 64  # tokens known to agree: more make no difference
+"""The first number of known tokens of each point of the curve."""
+KEPT = 64  # tokens known to agree; more are counted as this many
 PRIOR, PRIOR_TRIALS = 0.9, 4.0
-RENEWED = 64  # trials after which what was computed from the curve is computed anew
-FADING = 0.98  # of every point then: what is not tried any more for its bad chance is tried again
+RENEWED = 64  # trials after which values computed from the curve are computed again
+FADING = 0.98  # weight of every point then, so that a point of low acceptance is tried again
 
-REPLACED = 2  # tokens known to agree behind a mistake, at most: what it was copied from is a guess
+REPLACED = 2  # tokens known to agree after a mistake, at most: the alignment is uncertain
 
 _POINT = tuple(bisect(EDGES, known) - 1 for known in range(KEPT + 1))
 
 
 @dataclass(slots=True)
 class Agreement:
-    """Of one sequence: how many of its newest tokens are as history has them, as far as drafts have
-    shown, and what history has next; `known` agreed when the present draft was looked up.
+    """How one sequence agrees with history: `agreed` of its newest tokens do, as far as drafts have
+    shown, `coming` is what history has next, and `known` tokens agreed when the present draft was
+    looked up.
     """
 
     agreed: int = 0
@@ -36,11 +38,11 @@ class Agreement:
     coming: Sequence[int] = ()
 
     def looked_up(self, draft: Draft, context: int) -> Sequence[int]:
-        """What may come next: the draft; where nothing is recognised, what the last draft had
-        behind its mistake, as if the model had put one token in another's place.
+        """The tokens to draft: those of `draft` or, where the look-up matched nothing, those that
+        the last draft had after its mistake, as if the model had replaced one token by another.
         """
         if draft.tokens or not self.coming:
-            # The longest context that is looked up may be recognised further back.
+            # A match of the longest context that is looked up may extend further back.
             is_whole = draft.matched >= context
             self.known = max(draft.matched, self.agreed) if is_whole else draft.matched
             self.coming = draft.tokens
@@ -49,8 +51,8 @@ class Agreement:
         return self.coming
 
     def verified(self, tried: int, right: int) -> None:
-        """Behind the right ones the model drew a token of its own: after a mistake another one than
-        history has.
+        """Record that `right` of `tried` drafted tokens were accepted. After them the model drew a
+        token of its own, which differs from history's if the draft ended by a mistake.
         """
         if tried:
             self.agreed = self.known + tried + 1 if right == tried else 1
@@ -60,7 +62,7 @@ class Agreement:
 
 
 class Chances:
-    """Of one engine; drafts have at most `most` tokens."""
+    """The learned curve of one engine; drafts have at most `most` tokens."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -70,7 +72,7 @@ class Chances:
         self._fresh = 0
 
     def add(self, known: int, tried: int, right: int) -> None:
-        """A draft after so many known tokens was tried up to its first mistake."""
+        """Record a draft made after `known` known tokens, verified up to its first mistake."""
         trials = right + (right < tried)
         for place in range(trials):
             point = _POINT[min(known + place, KEPT)]
@@ -83,12 +85,14 @@ class Chances:
             self._odds, self._fresh = {}, 0
 
     def chance(self, known: int) -> float:
-        """That the token after so many known ones is right."""
+        """The probability that the token after `known` known tokens is accepted."""
         point = _POINT[min(known, KEPT)]
         return (self._right[point] + PRIOR * PRIOR_TRIALS) / (self._tried[point] + PRIOR_TRIALS)
 
     def odds(self, known: int) -> Odds:
-        """Of a draft after so many known tokens; of a moment ago, while little was tried since."""
+        """The odds of a draft after `known` known tokens, recomputed after every `RENEWED`
+        trials.
+        """
         known = min(known, KEPT)
         if known not in self._odds:
             self._odds[known] = Odds.of(self.chance(known + place) for place in range(self.most))

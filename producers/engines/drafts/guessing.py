@@ -1,6 +1,6 @@
-"""What an engine does with guesses, row by row: asks the history, learns from what was verified,
-and tells siblings what they may guess from. The engine says when a row drafts, and what a pass gave
-it.
+"""Speculative decoding of one engine, row by row: look up drafts in the history, learn from
+verified drafts, and add running sequences to the history, so that their siblings can draft from
+them. The engine calls this with the rows to draft for and with the result of each pass.
 """
 
 import time
@@ -19,13 +19,14 @@ from producers.engines.drafts.source import NOTHING, Draft, DraftSource
 from producers.engines.drafts.switch import Switch
 from producers.engines.drafts.unsaid import Unsaid
 
-TELL_TOKENS = 32  # of a running sequence since its siblings heard of it
+TELL_TOKENS = 32  # new tokens of a running sequence before it is added to the history again
 
 
 @dataclass(slots=True)
 class Guessed:
-    """A sequence of the batch, which a history knows by `prompt` and `group`. `told` of its tokens
-    are known to its siblings, or were guessed and so are no news.
+    """A sequence of the batch; `prompt` and `group` are its keys in the history. `told` of its
+    tokens are in the history already: they were added, or they were drafted from it. `has_news`:
+    some of the tokens after these were not drafted.
     """
 
     prompt: int
@@ -39,7 +40,7 @@ class Guessed:
 
 @dataclass
 class Guessing:
-    """One engine's; the model's tokens are below `vocabulary`."""
+    """Drafts and their statistics of one engine; the model's tokens are below `vocabulary`."""
 
     source: DraftSource
     switch: Switch
@@ -50,7 +51,7 @@ class Guessing:
     """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
     undecided_steps: int = field(default=0, init=False)
-    """Since the switch was looked at, for `decided_rows`."""
+    """Steps since the last decision of the switch, which was made for `decided_rows`."""
     decided_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +61,8 @@ class Guessing:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
 
     def decide(self, rows: int, drafts: bool, steps: int = 1) -> bool:
-        """Whether to draft from here on, thought over now and then; `drafts`: it does so now, and
-        did for so many steps.
+        """Whether to draft from here on, decided every few steps. `drafts` is whether the
+        engine drafts now; `steps` steps were made since the last call.
         """
         if rows != self.decided_rows or self.undecided_steps >= self.switch.look_steps:
             self.decided_rows, self.undecided_steps = rows, 0
@@ -71,8 +72,8 @@ class Guessing:
         return drafts
 
     def ask(self, row: Guessed, newest: Sequence[int], most: int) -> Draft:
-        """What may follow, up to the first that is no token of this model: another one's history,
-        or torn memory.
+        """Look up a draft. It is cut before the first token that is outside of the model's
+        vocabulary: the memory may be torn, or hold the history of another model.
         """
         draft = self.source.draft(row.prompt, newest, most)
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
@@ -81,7 +82,7 @@ class Guessing:
         return Draft(kept, draft.matched) if kept else NOTHING
 
     def coming(self, row: Guessed, newest: Sequence[int], most: int) -> list[int]:
-        """What may be guessed next, if it pays."""
+        """The tokens that may be drafted for this row, before `worth` cuts them."""
         draft = self.ask(row, newest, most)
         coming = list(row.agreement.looked_up(draft, self.source.context)[:most])
         row.how.looked_up(bool(draft.tokens))
@@ -93,8 +94,8 @@ class Guessing:
     def worth(
         self, rows: Sequence[Guessed], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
-        """How much of each row's draft pays; `is_padded` where every row of a pass takes as many
-        places as the longest.
+        """The length at which each row's draft pays, at most `longest`. With `is_padded` every row
+        of a pass takes as many places as the longest draft.
         """
         if self.switch.forced or not any(longest):
             return longest
@@ -105,18 +106,18 @@ class Guessing:
         return levelled(rated, lengths, cost) if is_padded else lengths
 
     def spent(self, rows: Sequence[Guessed], seconds: float) -> None:
-        """All of it, on all of these rows together."""
+        """Record look-ups that took `seconds` for all of these rows together."""
         self.lookup_s += seconds
         for row in rows:
             row.how.lookup_s += seconds / len(rows)
 
     def verified(self, row: Guessed, draft: Sequence[int], gained: Sequence[int]) -> None:
-        """A pass with this draft gave these tokens: what was right of it, then one that the model
-        drew, unless a guessed one ended the sequence.
+        """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
+        that the model drew, unless an accepted token ended the sequence.
         """
         guessed, tried, right = len(draft), len(draft), len(gained) - 1
         if right < tried and gained[-1] == draft[right]:
-            tried = right = right + 1  # it guessed the end; what is behind was not tried
+            tried = right = right + 1  # it drafted the last token; the rest was not verified
         if draft:
             row.window = self.switch.rule.after(row.window, tried, right)
             self.chances.add(row.agreement.known, tried, right)
@@ -128,13 +129,13 @@ class Guessing:
         self.counts["accepted"] += right
 
     def attempt(self, row: Guessed, newest: Sequence[int], most: int) -> Draft:
-        """What would be guessed, only to be `compared`."""
+        """Look up a draft that is not verified but passed to `compared` later."""
         draft = self.ask(row, newest, most)
         self.switch.found.add(1, bool(draft.tokens))
         return draft
 
     def compared(self, draft: Draft, came: Sequence[int]) -> None:
-        """How right it would have been about the tokens that came."""
+        """Record how many tokens of an attempted draft equal the tokens that came."""
         if draft.tokens:
             pairs = zip(draft.tokens, came, strict=False)
             right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -142,8 +143,8 @@ class Guessing:
             self.chances.add(draft.matched, len(draft.tokens), right)
 
     def tell(self, row: Guessed, tokens: NDArray[np.integer], least: int = TELL_TOKENS) -> None:
-        """Siblings may draft from what this row has, unless all of it was drafted; not yet while
-        fewer than `least` of its tokens are new to them.
+        """Add the row's new tokens to the history, so that siblings can draft from them. Does
+        nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
         """
         fresh = len(tokens) - row.told
         if fresh < least:

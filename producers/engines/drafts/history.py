@@ -1,15 +1,15 @@
-"""Earlier answers by prompt: the newest ones that fit, and for any few tokens what came after them.
+"""A bounded history of earlier answers by prompt: for any few tokens, what followed them.
 
-Tokens lie in one ring, so memory is bounded and the oldest sequences go first. For each position
-the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that points to the best
-place to copy from. Which occurrence is best is `choice`: `priority` (the highest rank: later
-passes over the prompt first, then the higher reward), `newest`, or `count` (a majority vote over
-what came next, Boyer and Moore 1981). Following the highest priority at every branch is copying
-from the sequence that has it, so a draft is one slice.
+All tokens are in one ring, so memory is bounded and the oldest sequences are overwritten first. For
+each position the 3 … 7 tokens before it (RhymeRL, arXiv 2508.18588) are a key of a table that
+points to the best place to copy from. `choice` defines which occurrence is best: `priority` (the
+highest rank: later passes over the prompt first, then the higher reward), `newest`, or `count` (a
+majority vote over what came next, Boyer and Moore 1981). Following the highest priority at every
+branch is the same as copying from the sequence that has it, so a draft is one slice.
 
-One thread writes. Others, of other processes too where the memory is shared, may draft meanwhile:
-what they read may be torn, and is verified anyway. The writer believes nothing that it reads there
-but what it wrote.
+One thread writes. Other threads, and other processes where the memory is shared, may draft
+meanwhile: their reads may be torn, which is safe because every draft is verified. The writer relies
+only on values that it wrote itself.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ Choice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
-    """What a trajectory's prompt is known by: the tokens before the first that are none of it."""
+    """The key of a trajectory's prompt: a hash of the tokens before the first that is no prompt."""
     others = np.flatnonzero(sources != PROMPT)
     end = int(others[0]) if len(others) else len(tokens)
     return xxhash.xxh3_64_intdigest(tokens[:end].astype(np.uint32).tobytes())
@@ -57,8 +57,8 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A sequence after a prompt: its last `fresh` tokens followed the others. One that has a `name`
-    and no reward may be given it later.
+    """An answer to insert: its last `fresh` tokens are new, the others came just before them. An
+    answer with a `name` and without a reward can get its reward later (`judged`).
     """
 
     prompt: int
@@ -68,12 +68,12 @@ class Answer:
     reward: float | None = None
     name: str = ""
     runs: bool = False
-    """It is a piece of a sequence that goes on."""
+    """Whether the answer is part of a sequence that still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """What is kept of an answer; patterns end at `first` and later."""
+    """An answer cut to the tokens that are stored; its patterns end at `first` and later."""
 
     prompt: int
     tokens: Tokens
@@ -85,7 +85,7 @@ class _Ranked:
 
 class History:
     """At most `tokens_max` tokens and as many n-grams as their table holds, in `memory` or, without
-    it, in memory of its own. A memory that another writer left is gone on with.
+    it, in private memory. A memory that another writer left is continued.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class History:
         self._table = Table(memory)
         self._words = memory.words
         self._head = max(tokens_max, min(self._words[HEAD], 2**62))
-        if self._words[HEAD] != tokens_max:  # somebody wrote here before
+        if self._words[HEAD] != tokens_max:  # another writer used this memory before
             self._table.settle(self.floor, self._head)
         self._words[HEAD] = self._head
         self._passes = Passes(_prompts(tokens_max))
@@ -117,7 +117,7 @@ class History:
 
     @property
     def bytes(self) -> int:
-        """Of everything, at the present size."""
+        """Memory in use for the present contents."""
         kept = PASS_BYTES * len(self._passes) + WAITING_BYTES * len(self._waiting)
         return self.layout.bytes + kept
 
@@ -134,13 +134,15 @@ class History:
         fresh: int,
         reward: float | None = None,
     ) -> None:
-        """The last `fresh` of these tokens followed the others. A group later than any seen of this
-        prompt begins its next pass.
+        """Insert an answer whose last `fresh` tokens are new. A group later than all earlier groups
+        of this prompt begins the prompt's next pass.
         """
         self.insert_all([Answer(prompt, group, tokens, fresh, reward)])
 
     def insert_all(self, answers: Sequence[Answer]) -> None:
-        """The same as one after the other, faster; of equal patterns the best one stays."""
+        """Insert a batch of answers; of equal patterns the best one stays, as when inserted one by
+        one.
+        """
         kept = [self._ranked(answer) for answer in answers]
         kept = [one for one in kept if len(one.tokens) > one.first]
         total = sum(len(one.tokens) + 1 for one in kept)
@@ -152,11 +154,13 @@ class History:
                 self._insert(some)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """A sequence that still runs is drafted from as well."""
+        """Insert the last `fresh` tokens of a sequence that still runs."""
         self.insert_all([Answer(prompt, group, tokens, fresh, runs=True)])
 
     def judged(self, name: str, reward: float) -> bool:
-        """Rank an answer again, whose reward has come; False if none of this name waits for one."""
+        """Rank an answer again by its late reward; False if no answer of this name waits for
+        one.
+        """
         stored = self._waiting.take(name)
         if stored is None:
             return False
@@ -168,8 +172,8 @@ class History:
         return True
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
-        """What followed the longest recognised end of `newest`, up to the end of its sequence and
-        to `reach` tokens for each recognised one.
+        """The tokens that followed the longest match of the end of `newest`, up to the end of their
+        sequence, at most `reach` tokens for each matched one and at most `most`.
         """
         return drafted((self.view,), prompt, newest, most)
 
@@ -195,7 +199,9 @@ class History:
                 self._waiting.add(one.name, stored)
 
     def _point(self, some: Sequence[_Ranked], stored: Sequence[int]) -> None:
-        """The patterns of these sequences, which lie at these places, enter the table."""
+        """Add the patterns of sequences that are stored at these places of the ring to the
+        table.
+        """
         counts = np.array([len(one.tokens) for one in some])
         starts = np.repeat(np.cumsum(counts) - counts, counts)
         place = np.arange(len(starts)) - starts
@@ -209,8 +215,8 @@ class History:
         self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
 
     def _store(self, tokens: Tokens) -> int:
-        """Append a sequence and its end to the ring, never around its end; its place. What gives
-        way is forgotten before it is overwritten.
+        """Append a sequence and its end mark to the ring, without wrapping around; returns its
+        place. Entries for overwritten tokens become invalid before the tokens are overwritten.
         """
         count = len(tokens) + 1
         at, skipped = self._head % self.tokens_max, 0
@@ -235,7 +241,9 @@ class History:
             self._table.add(keys[new], places[new], given, self.floor)
 
     def _choose(self, at: Places, places: Places, ranks: Ranks) -> None:
-        """Between the occurrence that is known and a new one, per entry."""
+        """For each entry, keep the known occurrence or replace it by the new one, as `choice`
+        wants.
+        """
         table = self._table
         dead = table.places[at] < self.floor
         if self.choice == "count":
@@ -247,13 +255,13 @@ class History:
             table.places[at[better]] = places[better]
             return
         better = np.ones_like(dead)
-        if self.choice == "priority":  # an occurrence that is ranked again is no rival of itself
+        if self.choice == "priority":  # an occurrence that is ranked again replaces itself
             better = dead | (ranks >= table.ranks[at]) | (table.places[at] == places)
         table.write(at[better], places[better], ranks[better])
 
 
 def history_bytes(tokens_max: int, lengths: Sequence[int] = LENGTHS) -> int:
-    """What a history of this size takes at most."""
+    """The largest memory that a history of this size takes."""
     kept = (PASS_BYTES + WAITING_BYTES) * _prompts(tokens_max)
     return Layout(tokens_max, tuple(lengths)).bytes + kept
 

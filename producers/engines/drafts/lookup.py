@@ -1,8 +1,8 @@
-"""Drafting from the memory of a history, which somebody else may be writing to.
+"""Looks up drafts in the memory of a history, while another process may write to it.
 
-Whatever lies there, random bytes included, a look-up reads inside of the memory, ends after a few
-slots, and gives a guess or none: tokens come only from behind a place whose tokens before it are
-those just seen.
+Whatever the memory holds, random bytes included, a look-up stays inside of it, ends after a few
+slots, and returns a draft or none: it returns tokens only from a place whose preceding tokens equal
+the newest ones.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from producers.engines.drafts.source import NOTHING, Draft
 
 
 class View:
-    """One memory, to be read."""
+    """Reads drafts from one memory."""
 
     def __init__(self, memory: Memory) -> None:
         layout = memory.layout
@@ -23,13 +23,15 @@ class View:
         self._keys, self._places = memory.keys, memory.places
 
     def after(self, key: int, newest: list[int], length: int, most: int) -> list[int]:
-        """What followed the best occurrence of the `length` newest tokens, whose key this is."""
+        """The tokens after the best occurrence of the `length` newest tokens, which have this
+        key.
+        """
         keys, slot = self._keys, key & self._mask
         for at in range(slot, slot + PROBES):
             there = keys[at]
             if there == key:
                 return self._behind(self._places[at], newest, length, most)
-            if not there:  # never used, so nothing was ever put behind it
+            if not there:  # never used, so no later slot can hold the key
                 break
         return []
 
@@ -44,9 +46,9 @@ class View:
 
 
 def drafted(views: Sequence[View], prompt: int, newest: Sequence[int], most: int) -> Draft:
-    """What followed the longest recognised end of `newest`, up to the end of its sequence and to
-    `reach` tokens for each recognised one; of views that recognise as much the first counts. All
-    have the same lengths.
+    """The tokens that followed the longest match of the end of `newest`, up to the end of their
+    sequence, at most `reach` tokens for each matched one. Of views that match equally many tokens
+    the first one is used. All views must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
     sums = sums_at(newest, lengths)

@@ -1,8 +1,9 @@
-"""The arrays of a history in one stretch of memory, a process's own or a file that is mapped: a few
-words, the table's keys, places and ranks, the ring of tokens.
+"""The arrays of a history in one block of memory, private or a mapped file: a header of a few
+words, the table's keys, places and ranks, and the ring of tokens.
 
-The first words say how large everything is, so that whoever maps the file needs nothing else. They
-are believed once, when it is mapped; afterwards nothing that is read can lead outside of it.
+The header holds all sizes, so that a process that maps the file needs nothing else. It is read and
+checked once, when the file is mapped; afterwards no value in the memory can cause an access outside
+of it.
 """
 
 from array import array
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 LENGTHS = (3, 4, 5, 6, 7)
-REACH = 5  # tokens guessed per recognised one, at most: what little fits goes wrong sooner
-END = 2**32 - 1  # after each sequence; no token
+REACH = 5  # tokens drafted per matched one, at most: drafts with a short match fail sooner
+END = 2**32 - 1  # mark after each sequence; not a token
 
 PROBES = 8
 ENTRY_BYTES = 20
@@ -23,21 +24,21 @@ HEADER_BYTES = 256
 WORDS = HEADER_BYTES // 8
 _MAGIC, _TOKENS_MAX, _REACH, _COUNT, _LENGTHS = range(5)  # lengths fill up to 16 words
 WRITER, HEAD, INSERTED = WORDS - 3, WORDS - 2, WORDS - 1
-"""Words that change: the process that writes, where the next token goes, how many were inserted."""
+"""Words that change: the writing process, the place of the next token, the tokens inserted."""
 TOKENS_LEAST, TOKENS_MOST = 16, 1 << 31
 LONGEST = 64
 
 
 def table_slots(entries: int) -> int:
-    """Slots of a table for so many entries: a power of two, and what the last ones probe beyond the
-    end instead of around it.
+    """Slots of a table for this many entries: a power of two, plus the slots that the last ones
+    probe beyond the end, in place of wrapping around.
     """
     return (1 << max(4, (entries - 1).bit_length())) + PROBES
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the sizes of all arrays follow from."""
+    """The parameters that determine the sizes of all arrays."""
 
     tokens_max: int
     lengths: tuple[int, ...] = LENGTHS
@@ -45,7 +46,7 @@ class Layout:
 
     @property
     def slots(self) -> int:
-        """A key per token and length, and a quarter more so that probes stay short."""
+        """Slots for a key per token and length, and a quarter more so that probes stay short."""
         return table_slots(len(self.lengths) * self.tokens_max * 5 // 4)
 
     @property
@@ -53,8 +54,8 @@ class Layout:
         return HEADER_BYTES + ENTRY_BYTES * self.slots + 4 * self.tokens_max
 
     def words(self) -> list[int]:
-        """The header of a history that holds nothing; its head begins so that every place is > 0
-        and none that is forgotten is below 0.
+        """The header of an empty history. Its head starts at `tokens_max`, so that every place is
+        above 0 and the lowest valid place is never negative.
         """
         words = [0] * WORDS
         words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
@@ -65,7 +66,7 @@ class Layout:
 
 
 def layout_of(words: Sequence[int]) -> Layout | None:
-    """What a header says; None where it is none."""
+    """The layout in a header; None if the words are no valid header."""
     count = words[_COUNT]
     if words[_MAGIC] != MAGIC or not 0 < count <= 16:
         return None
@@ -79,8 +80,8 @@ def layout_of(words: Sequence[int]) -> Layout | None:
 
 
 class Memory:
-    """Views of a buffer that is as large as its layout says. Single items of a memoryview are read
-    twice as fast as those of an array.
+    """Memoryviews of a buffer of this layout. Reading one item of a memoryview is twice as fast as
+    reading one of a numpy array.
     """
 
     def __init__(self, layout: Layout, buffer: memoryview) -> None:
@@ -92,12 +93,12 @@ class Memory:
         self.words = buffer[: ends[0]].cast("q")
         self.keys = buffer[ends[0] : ends[1]].cast("Q")
         self.places = buffer[ends[1] : ends[2]].cast("q")
-        self.ranks = buffer[ends[2] : ends[3]]  # bytes; only writers look at them
+        self.ranks = buffer[ends[2] : ends[3]]  # bytes; only writers read them
         self.tokens = buffer[ends[3] : ends[4]].cast("I")
 
 
 def own_memory(layout: Layout) -> Memory:
-    """Of this process alone, holding nothing."""
+    """An empty memory that is private to this process."""
     memory = Memory(layout, np.zeros(layout.bytes, np.uint8).data)
     memory.words[:] = memoryview(array("q", layout.words()))
     return memory

@@ -1,8 +1,8 @@
-"""What a rollout's engine drafts from: the history of its node, and what runs in this very engine
-(Seer's siblings), which others hear of later or never.
+"""The draft source of a rollout's engine: the history of its node, and the sequences that run in
+this engine (Seer's siblings), which other processes get later or never.
 
-Where both recognise as much, what runs here comes first: it is of the newest weights. It lies in a
-small history of its own, in which nothing stays for long.
+If both match equally many tokens, the running sequences are used: they come from the newest
+weights. They are kept in a small separate history, where they are soon overwritten.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ RUNNING_LEAST = 1024
 
 
 class WithRunning:
-    """A draft source over two views of the same lengths."""
+    """A draft source over two histories of the same n-gram lengths."""
 
     def __init__(self, node: NodeHistory | SharedHistory, running: History) -> None:
         self.node, self._running = node, running
@@ -29,12 +29,14 @@ class WithRunning:
         return drafted((self._running.view, self.node.view()), prompt, newest, most)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """The engine generated the last `fresh` of these tokens."""
+        """Add the last `fresh` of these tokens, which the engine generated, to the running
+        history.
+        """
         self._running.grown(prompt, group, tokens, fresh)
 
 
 def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
-    """How much to remember of what runs: all of a full batch, or a quarter of the node's history if
-    that is less.
+    """Tokens of the history of running sequences: those of a full batch, or a quarter of the node's
+    history if that is less.
     """
     return max(RUNNING_LEAST, min(slots * context_max, tokens_max // 4))

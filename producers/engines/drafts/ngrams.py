@@ -1,8 +1,8 @@
 """64-bit keys of the few tokens before a position, one for each length, and for its prompt.
 
-`keys_of` makes them for all positions of a sequence at once, `sums_at` and `key_of` for one in
-plain integers: both give the same keys. A polynomial in an odd multiplier, modulo 2^64, then two
-rounds of mixing; whoever relies on a key compares the tokens too.
+`keys_of` computes them for all positions of a sequence at once, `sums_at` and `key_of` for one
+position in plain integers; both give the same keys. A key is a polynomial in an odd multiplier,
+modulo 2^64, then two rounds of mixing. Keys can collide, so a look-up also compares the tokens.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ _POWERS_64 = np.array(_POWERS, np.uint64)
 def keys_of(
     prompts: Keys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
 ) -> list[tuple[Keys, NDArray[np.int64]]]:
-    """Per length (ascending), keys of the contexts of all positions that have as many tokens before
+    """Per length (ascending): the keys of all positions that have at least that many tokens before
     them, and these positions.
 
-    `tokens` are sequences one after the other; of each position `prompts` is the sequence's prompt
-    and `places` how many tokens of the sequence lie before it, negative for positions without a
-    key.
+    `tokens` holds sequences one after the other. For each position, `prompts` is the sequence's
+    prompt and `places` the number of the sequence's tokens before it, negative for a position
+    without a key.
     """
     weights = tokens.astype(np.uint64) + np.uint64(1)
-    sums = np.zeros(len(tokens), np.uint64)  # of position i: the tokens before i
+    sums = np.zeros(len(tokens), np.uint64)  # at position i: the sum over the tokens before i
     found: list[tuple[Keys, NDArray[np.int64]]] = []
     done = 0
     for length in lengths:
@@ -56,8 +56,8 @@ def keys_of(
 
 
 def sums_at(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Per length (ascending) that `newest` has tokens for, what `key_of` makes a key of: mixing
-    costs most, and the longest one is mostly found.
+    """Per length (ascending) for which `newest` has tokens: the sum that `key_of` turns into a key.
+    Mixing costs most and the longest match is mostly found, so keys are computed one by one.
     """
     found: list[int] = []
     total, done, count = 0, 0, len(newest)
@@ -72,7 +72,7 @@ def sums_at(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
 
 
 def key_of(prompt: int, total: int, length: int) -> int:
-    """The key of what comes after the `length` tokens that this is the sum of."""
+    """The key of the position after `length` tokens with this sum."""
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK

@@ -1,9 +1,10 @@
 """One history for all rollouts of a node: each of them drafts from it, one of them writes it.
 
-Who holds the folder's lock writes. The kernel frees the lock when its holder dies, however it dies,
-so the next one that asks takes over: it goes on in the same memory, where the others draft on, and
-tells the log's answers again from as far back as the history holds. What a killed run left, which
-nobody uses, is thrown away first. docs/histospec.md has the interleavings.
+The holder of the folder's lock writes. The kernel frees the lock when its holder dies, however it
+dies, so the next process that asks takes over: it continues in the same memory, from which the
+others keep drafting, and inserts the log's answers again from as far back as the history reaches.
+A segment that a killed run left and no process uses is removed first. docs/histospec.md has the
+interleavings.
 """
 
 import logging
@@ -29,11 +30,11 @@ from streams.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # whoever else leaves holds the lock for less
+LEAVE_TRIES, LEAVE_PAUSE_S = 10, 0.005  # another leaving process holds the lock for less
 
 
 class NodeHistory:
-    """This process's part in it. `folder` is the same for all of a run on a node
+    """The node's history in this process. `folder` is the same for all processes of a run on a node
     (`segment.segment_folder`).
     """
 
@@ -48,18 +49,18 @@ class NodeHistory:
 
     @property
     def writes(self) -> bool:
-        """Whether it is this process that fills it."""
+        """Whether this process writes the history."""
         return self._lock is not None
 
     def view(self) -> View:
-        """What to look up in now."""
+        """The view for look-ups now."""
         return self._shared.view() if self._alone is None else self._alone.view
 
     def take_over(self) -> History | None:
-        """The history to fill, from its beginning on, if no other process of the node does; asked
-        again and again until then.
+        """Become the writer. Returns the history to fill, from its beginning on, or None while
+        another process of the node writes; the caller tries again from time to time.
         """
-        assert not self.writes, "it writes already"
+        assert not self.writes, "this process writes already"
         try:
             self._lock = lock_folder(self.folder)
             if self._lock is None:
@@ -77,7 +78,7 @@ class NodeHistory:
         return self._history(self._written)
 
     def leave(self) -> None:
-        """Neither drafts nor writes any more; the last one of the node removes the memory."""
+        """Stop drafting and writing; the last process of the node removes the memory."""
         self._shared.close()
         if self._written is not None:
             self._written.close()
@@ -96,7 +97,7 @@ class NodeHistory:
             time.sleep(LEAVE_PAUSE_S)
 
     def _left_by_another(self) -> Segment | None:
-        """The memory that others use, if it is as large as ours is to be."""
+        """The segment that other processes use, if it has the layout of this one's."""
         if not self._shared.attached and not is_used(self.path):
             return None
         found = map_segment(self.path, writes=True)

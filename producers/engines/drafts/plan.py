@@ -1,11 +1,11 @@
-"""How long drafts should be, and whether any pay: tokens per second of the whole batch, maximised.
+"""The draft lengths that maximise the tokens per second of the whole batch, and whether drafting
+pays.
 
-A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes). A
-draft gains for each of its tokens the chance that it and all before it are right: a + a² + … + a^d
-where one rate a is all that is known, else a product along `Odds`. The next token is worth its time
-while its own gain is above what the batch makes per second: Seer's marginal benefit (section 3.7),
-solved by Dinkelbach's iteration (Management Science 13, 1967) for the ratio. Pure functions over
-values.
+A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
+Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
+where one acceptance rate a is all that is known, else a product along `Odds`. One more token pays
+while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7), solved
+by Dinkelbach's iteration for the ratio (Management Science 13, 1967). Pure functions over values.
 """
 
 import math
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 FORGET = 0.98  # weight of a measurement after the next one: about the last 50 count
-OUTLIER = 4.0  # a pass that took so many times what was expected was interrupted
-CERTAIN = 0.999  # no rate is believed to be higher
-PADDING = 0.5  # of a token's time: attention over a place that a shorter draft leaves empty
+OUTLIER = 4.0  # a pass that took this many times its expected time was interrupted
+CERTAIN = 0.999  # higher acceptance rates are cut to this
+PADDING = 0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Weighted sums over measured passes, newer ones more: what a straight line is fitted from."""
+    """Weighted sums over measured passes, newer ones with more weight, to fit a straight line."""
 
     count: float = 0.0
     tokens: float = 0.0
@@ -42,7 +42,7 @@ class StepTimes:
     product: float = 0.0
 
     def seen(self, tokens: float, seconds: float) -> "StepTimes":
-        """With one pass more; what an interruption took beyond `OUTLIER` is left out."""
+        """The sums with one more pass; its time is cut at `OUTLIER` times the expected one."""
         if self.count >= 3:
             seconds = min(seconds, OUTLIER * self.cost().seconds(tokens))
         return StepTimes(
@@ -54,14 +54,14 @@ class StepTimes:
         )
 
     def times(self, factor: float) -> "StepTimes":
-        """As if each pass had taken so many times longer."""
+        """The sums as if each pass had taken `factor` times as long."""
         return replace(self, seconds=self.seconds * factor, product=self.product * factor)
 
     def cost(self) -> StepCost:
-        """The line through what was seen; all of it fixed where every pass had as many tokens.
+        """The line through the measurements; all of it is fixed cost where every pass had equally
+        many tokens.
 
-        Neither part is negative: a steeper line than through the origin is that one, a falling one
-        is flat.
+        Neither part is negative: the slope is cut to that of the line through the origin, and to 0.
         """
         if not self.count:
             return StepCost(0.0, 0.0)
@@ -76,8 +76,8 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """Of a draft, by its length d: the chance that all of it is right, as a negative number
-    (`whole[d - 1]`, so that it rises), and the tokens that it is expected to gain (`gains[d]`).
+    """Of a draft of length d: `whole[d - 1]` is the probability that all of it is accepted, negated
+    so that the sequence ascends, and `gains[d]` the expected number of accepted tokens.
     """
 
     whole: tuple[float, ...]
@@ -85,7 +85,9 @@ class Odds:
 
     @classmethod
     def of(cls, chances: Iterable[float]) -> "Odds":
-        """From each token's chance while those before it are right."""
+        """From the acceptance probability of each token, given that those before it are
+        accepted.
+        """
         whole: list[float] = []
         product = 1.0
         for chance in chances:
@@ -96,8 +98,8 @@ class Odds:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence of the batch: at most `window` tokens are guessed; each is right with `rate`, or
-    with its own `odds`, which are then of as many tokens.
+    """A sequence of the batch: at most `window` tokens are drafted. Each is accepted with
+    probability `rate`, or by the sequence's own `odds`, which then cover `window` tokens.
     """
 
     window: int
@@ -105,29 +107,29 @@ class Row:
     odds: Odds | None = None
 
     def gain(self, length: int) -> float:
-        """Tokens that a draft of this length is expected to add."""
+        """The expected number of accepted tokens of a draft of this length."""
         return gain(self.rate, length) if self.odds is None else self.odds.gains[length]
 
     def worth_while(self, price: float) -> int:
-        """How many tokens of a draft gain at least `price` each."""
+        """The number of drafted tokens that gain at least `price` each."""
         if self.odds is None:
             return min(self.window, _worth_while(self.rate, price))
         return min(self.window, bisect_left(self.odds.whole, -price))
 
 
 def gain(rate: float, length: int) -> float:
-    """Tokens that a draft of this length is expected to add."""
+    """The expected number of accepted tokens of a draft of this length."""
     rate = min(max(rate, 0.0), CERTAIN)
     return rate * (1 - rate**length) / (1 - rate)
 
 
 def draft_lengths(rows: Sequence[Row], cost: StepCost) -> list[int]:
-    """The lengths at which the batch makes most tokens per second."""
+    """The draft lengths at which the batch generates the most tokens per second."""
     lengths = [row.window for row in rows]
     if cost.token_s <= 0:
         return lengths
     worth = len(rows) / max(cost.seconds(len(rows)), 1e-12)
-    for _ in range(8):  # it converges faster than any line search; 3 or 4 rounds are usual
+    for _ in range(8):  # converges faster than a line search; 3 or 4 rounds are usual
         price = cost.token_s * worth
         lengths = [row.worth_while(price) for row in rows]
         better = speed(rows, lengths, cost)
@@ -138,7 +140,7 @@ def draft_lengths(rows: Sequence[Row], cost: StepCost) -> list[int]:
 
 
 def levelled(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> list[int]:
-    """The same lengths, cut to the one at which the batch is fastest if every row takes as many
+    """The lengths, all cut to the maximum at which the batch is fastest if every row takes as many
     places as the longest draft.
     """
     if cost.token_s <= 0 or min(lengths) == max(lengths):
@@ -162,8 +164,8 @@ def speed(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> float:
 
 
 def best_draft(rows: int, most: int, found: float, rate: float, cost: StepCost) -> float:
-    """Tokens per second of equal rows at the best length up to `most`, where a draft is `found`
-    with this probability; 0 where no length is better than none.
+    """Tokens per second of `rows` equal rows at the best draft length up to `most`, where a look-up
+    finds a draft with probability `found`; 0 where no length is better than no draft.
     """
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, most + 1):
@@ -174,7 +176,7 @@ def best_draft(rows: int, most: int, found: float, rate: float, cost: StepCost) 
 
 
 def _worth_while(rate: float, price: float) -> int:
-    """How many tokens of a draft gain at least `price` each."""
+    """The number of drafted tokens that gain at least `price` each."""
     rate = min(max(rate, 0.0), CERTAIN)
     if rate <= price:
         return 0

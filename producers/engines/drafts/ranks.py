@@ -1,26 +1,27 @@
-"""What an answer is worth against others to the same prompt: the number of its pass, and in [0, 1]
-its reward. What is newer than a pass wins, then what earned more.
+"""The rank of an answer among those to the same prompt: the number of its pass, plus a priority in
+[0, 1] from its reward. An answer of a later pass ranks first, then the one with the higher reward.
 
-Rewards may come late, so answers without one are remembered by name: where they lie, to be ranked
-again.
+Rewards may come late, so the places of answers without one are kept by name, to rank them again.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-UNKNOWN = 0.5  # priority of what has no reward yet
-RUNNING = 0.0  # and of what still runs: anything finished in the same pass comes first
-PASS_BYTES = 200  # a prompt's entry in the dictionary of passes, about
-WAITING_BYTES = 400  # an answer's that has no reward yet
+UNKNOWN = 0.5  # priority of an answer without a reward
+RUNNING = 0.0  # of a running sequence: every finished answer of the same pass ranks higher
+PASS_BYTES = 200  # about: a prompt's entry in the dictionary of passes
+WAITING_BYTES = 400  # about: the entry of an answer without a reward
 
 
 def priority_of(reward: float | None) -> float:
-    """In [0, 1], rising with the reward, whatever its scale; what is unjudged lies between."""
+    """A priority in [0, 1] that rises with the reward, whatever its scale; without one,
+    `UNKNOWN`.
+    """
     return UNKNOWN if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
 
 
 class Passes:
-    """How often each prompt came round, of the `most` heard of last."""
+    """The number of passes over each prompt, for the `most` prompts used last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -30,7 +31,9 @@ class Passes:
         return len(self._known)
 
     def number(self, prompt: int, group: int) -> int:
-        """The pass that this group belongs to; one later than any seen begins the next."""
+        """The pass of this group; a group later than all earlier ones of the prompt begins the next
+        pass.
+        """
         newest, count = self._known.get(prompt, (-1, 0))
         if group > newest:
             newest, count = group, count + 1
@@ -43,7 +46,7 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An answer in the ring: `count` tokens from place `base`; patterns end at `first` and
+    """An answer in the ring: `count` tokens from place `base`; its patterns end at `first` and
     later.
     """
 
@@ -55,7 +58,7 @@ class Stored:
 
 
 class Waiting:
-    """Answers without a reward, the `most` that were stored last."""
+    """The `most` answers without a reward that were stored last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -71,5 +74,5 @@ class Waiting:
             self._stored.popitem(last=False)
 
     def take(self, name: str) -> Stored | None:
-        """It waits no longer; None if it never did, or was forgotten."""
+        """Remove and return an answer; None if it is unknown or was evicted."""
         return self._stored.pop(name, None)

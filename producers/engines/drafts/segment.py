@@ -1,9 +1,10 @@
-"""The file in memory that holds a node's history: how it is named, made, mapped and removed.
+"""The shared-memory file that holds a node's history: naming, creating, mapping and removing it.
 
-Its folder's name says user, run and node, so another run's is never used. The kernel keeps the
-locks, and frees them when a process dies: the folder's is held by the one process that writes, the
-file's is shared by all rollouts that have it mapped. So who gets the first may write, and who gets
-the second alone knows that nobody else is there.
+The folder's name contains user, run and node, so no run uses the file of another. There are two
+locks, which the kernel frees when their holder dies: the folder's lock is held by the one process
+that writes, the file's lock is shared by all rollouts that have the file mapped. A process that
+gets the folder's lock may write; one that gets the file's lock exclusively knows that no other
+process uses the file.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ HISTORY, PARTIAL = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
-    """Where the history of a run lies on this node: in memory, or where there is no such folder in
-    the run's own.
+    """The folder of a run's history on this node: in `/dev/shm`, or in the run's folder where the
+    node has no `/dev/shm`.
     """
     named = f"{run}\n{folder.absolute()}\n{node}"
     digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
@@ -36,30 +37,30 @@ def segment_folder(run: str, folder: Path, node: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A mapped file; while it is held and not closed, nobody removes it."""
+    """A mapped file; while it is held and not closed, no process removes it."""
 
     memory: Memory
     inode: int
     _descriptor: int
 
     def close(self) -> None:
-        """What is mapped stays readable to who refers to it."""
+        """Release the lock; the mapping stays readable for existing references to it."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor
         os.close(self._descriptor)
 
 
 def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment | None:
-    """The segment of this name; None where there is none, it is being removed, or, for who only
-    reads, its writer is dead: the next one may throw it away. Who does not hold it does not keep
-    it from being removed either.
+    """Map the segment of this name. Returns None where there is none or it is being removed, and,
+    without `writes`, where its writer is dead: the next writer may remove it. Without `holds` the
+    segment may be removed while it is mapped.
     """
     try:
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_NOFOLLOW)
-    except OSError:  # not there yet, or not ours
+    except OSError:  # not there yet, or of another user
         return None
     try:
         found = _mapped(descriptor, writes, holds)
-    except OSError:  # locked by who removes it
+    except OSError:  # locked by the process that removes it
         found = None
     if found is None:
         os.close(descriptor)
@@ -67,8 +68,8 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment
 
 
 def make_segment(folder: Path, layout: Layout) -> Segment:
-    """A new one in the place of what is there; `StoreError` when there is no room. The caller holds
-    the folder's lock.
+    """Create a segment, replacing an existing one. Raises `StoreError` when there is no room. The
+    caller holds the folder's lock.
     """
     partial, size = folder / PARTIAL, layout.bytes
     try:
@@ -78,7 +79,7 @@ def make_segment(folder: Path, layout: Layout) -> Segment:
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, array("q", layout.words()).tobytes(), 0)
             found = _mapped(descriptor, writes=True, holds=True)
-            assert found is not None, "it is as we made it"
+            assert found is not None, "the segment was just made"
             partial.rename(folder / HISTORY)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -93,8 +94,8 @@ def make_segment(folder: Path, layout: Layout) -> Segment:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """The descriptor of the folder, made if need be, with its lock; None while another process has
-    it. `StoreError` for a folder that cannot be had.
+    """Lock the folder, created if needed, and return its descriptor; None while another process has
+    the lock. Raises `StoreError` for a folder that cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,7 +107,7 @@ def lock_folder(folder: Path) -> int | None:
     here = os.fstat(descriptor)
     if here.st_uid != os.getuid():
         os.close(descriptor)
-        raise StoreError(f"folder {folder} belongs to somebody else")
+        raise StoreError(f"folder {folder} belongs to another user")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(folder).st_ino == here.st_ino:
@@ -118,7 +119,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def is_used(path: Path) -> bool:
-    """Whether any process holds it, this one included."""
+    """Whether any process, this one included, holds the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -133,10 +134,10 @@ def is_used(path: Path) -> bool:
 
 
 def remove(folder: Path) -> bool:
-    """Remove all of it, unless somebody uses it; the caller holds the folder's lock."""
+    """Remove the folder unless a process uses its file. The caller holds the folder's lock."""
     if is_used(folder / HISTORY):
         return False
-    with contextlib.suppress(OSError):  # somebody else's file in it is left alone
+    with contextlib.suppress(OSError):  # a folder with a foreign file is kept
         for name in (HISTORY, PARTIAL):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
@@ -144,8 +145,8 @@ def remove(folder: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed runs of this user left beside this folder: nobody uses it, and its own run
-    would begin anew.
+    """Remove the folders beside this one that killed runs of this user left: no process uses them,
+    and a restarted run would create its folder again.
     """
     for other in folder.parent.glob(f"rollstream-{os.getuid()}-*-drafts"):
         with contextlib.suppress(StoreError):

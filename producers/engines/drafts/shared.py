@@ -1,8 +1,8 @@
-"""The node's history as every process but its writer sees it: opened by name, read without locks.
+"""The node's history as a reader: opened by name, read without locks.
 
-`SharedHistory(path).draft(prompt_key(tokens, sources), newest, most)` is what `History.draft` is.
-Needs neither torch nor a log, so an engine's own processes can use it. Until there is a segment of
-that name it knows nothing; one that replaces it is found by itself.
+`SharedHistory(path).draft(prompt_key(tokens, sources), newest, most)` works as `History.draft`. It
+needs neither torch nor a log, so an engine's own processes can use it. While there is no segment of
+that name it returns no drafts; a segment that replaces another is picked up without a call.
 """
 
 import os
@@ -15,12 +15,12 @@ from producers.engines.drafts.segment import Segment, map_segment
 from producers.engines.drafts.source import Draft
 from streams.records import Tokens
 
-LOOK_EVERY = 256  # look-ups between two looks whether the file was replaced: a microsecond each
+LOOK_EVERY = 256  # look-ups between two checks whether the file was replaced, 1 µs each
 
 
 class SharedHistory:
-    """A draft source. `path` is the segment's file (`NodeHistory.path`). Rollouts hold it; the
-    process of an engine, which lives no longer than its rollout, need not.
+    """A draft source. `path` is the segment's file (`NodeHistory.path`). Rollouts hold the file;
+    the process of an engine, which ends with its rollout, does not have to.
     """
 
     context = LENGTHS[-1]
@@ -34,11 +34,11 @@ class SharedHistory:
 
     @property
     def attached(self) -> bool:
-        """Whether there is a segment that it reads."""
+        """Whether a segment is mapped."""
         return self._segment is not None
 
     def view(self) -> View:
-        """What to look up in now (`lookup.drafted`), by itself or together with others."""
+        """The view for look-ups now (`lookup.drafted`)."""
         if self._asked % LOOK_EVERY == 0:
             self.refresh()
         self._asked += 1
@@ -49,11 +49,13 @@ class SharedHistory:
         return drafted((self.view(),), prompt, newest, most)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """Nothing: what runs here is not the node's (`WithRunning` keeps it)."""
+        """Does nothing: running sequences are not part of the node's history (see
+        `WithRunning`).
+        """
 
     def refresh(self) -> None:
-        """Take up a segment that is new under this name and has a writer; what was mapped before
-        stays while there is no other.
+        """Map a segment that is new under this name and has a writer; the present one stays mapped
+        while there is no other.
         """
         try:
             inode = os.stat(self.path).st_ino
@@ -64,14 +66,14 @@ class SharedHistory:
         found = map_segment(self.path, holds=self._holds)
         if found is None:
             return
-        if found.memory.layout.lengths != LENGTHS:  # another program's
+        if found.memory.layout.lengths != LENGTHS:  # written by another release
             found.close()
             return
         self.close()
         self._segment, self._view = found, View(found.memory)
 
     def close(self) -> None:
-        """Let go of the segment; nothing is known afterwards, until `view` finds one again."""
+        """Unmap the segment; look-ups find nothing until `view` maps one again."""
         if self._segment is not None:
             self._segment.close()
         self._segment, self._view = None, self._nothing

@@ -1,8 +1,9 @@
-"""What an engine asks of whatever guesses the next tokens, and what it tells it in return.
+"""The draft source contract: an engine asks it for drafts, and passes the tokens it generates to
+it.
 
-A draft is a guess: the engine verifies every token of it, so a wrong, old or torn one costs time
-and never changes an output. Prompts are named by their tokens, not by a request, so that an engine
-without request ids asks the same way.
+The engine verifies every token of a draft, so a wrong, old or torn draft costs time and never
+changes an output. Prompts are identified by their tokens, not by a request, so that an engine
+without request ids can use the same calls.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from streams.records import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`tokens` that may come next; `matched` is how many of the newest tokens were recognised (0:
-    none, then nothing is guessed).
+    """`tokens` that may come next; `matched` of the newest tokens were found in the history (0:
+    none, and then there are no `tokens`).
     """
 
     tokens: Sequence[int]
@@ -27,12 +28,12 @@ NOTHING = Draft((), 0)
 
 class DraftSource(Protocol):
     context: int
-    """Newest tokens that a draft looks at, at most."""
+    """How many of the newest tokens a look-up uses, at most."""
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
         ...
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
-        """The engine generated the last `fresh` of these tokens; the others came just before."""
+        """Add the last `fresh` of these tokens, which the engine generated after the others."""
         ...

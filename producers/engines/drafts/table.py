@@ -1,9 +1,9 @@
 """A hash table of bounded size in flat arrays: key → place of the best occurrence, and its rank.
 
-An entry lies within `PROBES` slots of where its key points, and no slot before it was never used,
-so no look-up and no insertion is ever longer; where all are taken the oldest occurrence gives way.
-Places only grow, so an entry whose place is below `floor` is dead and its slot free. Whole batches
-are inserted at once; looking up is `lookup.py`'s.
+An entry is within `PROBES` slots of its key's first slot, and every slot between was used at some
+time, which bounds look-ups and insertions; if all these slots are taken the oldest occurrence is
+replaced. Places only grow, so an entry whose place is below `floor` is dead and its slot free.
+Insertions are done in batches; look-ups are in `lookup.py`.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ Ranks = NDArray[np.float32]
 
 
 class Table:
-    """The entries that lie in a memory."""
+    """The table in a memory."""
 
     def __init__(self, memory: Memory) -> None:
         self.keys: Keys = np.frombuffer(memory.keys, np.uint64)
@@ -26,8 +26,8 @@ class Table:
         self.slots = len(self.keys) - PROBES
 
     def find(self, keys: Keys) -> tuple[NDArray[np.bool_], Places]:
-        """Which of the keys have an entry, and the slots of all (of those that have none: where to
-        begin looking for room).
+        """Which of the keys have an entry, and a slot for each key: that of its entry, else the
+        first slot that is probed.
         """
         slots = self._near(keys)
         same = self.keys[slots] == keys[:, None]
@@ -35,12 +35,12 @@ class Table:
         return same.any(1), at
 
     def write(self, at: Places, places: Places, ranks: Ranks) -> None:
-        """Entries that exist point to another occurrence from now on."""
+        """Point existing entries to other occurrences."""
         self.places[at] = places
         self.ranks[at] = ranks
 
     def add(self, keys: Keys, places: Places, ranks: Ranks, floor: int) -> None:
-        """Entries for keys that have none; of equal keys the last one stays."""
+        """Add entries for keys that have none; of equal keys the last one stays."""
         for _ in range(PROBES):
             slots = self._near(keys)
             there, lie = self.keys[slots], self.places[slots]
@@ -57,14 +57,14 @@ class Table:
             keys, places, ranks = keys[lost], places[lost], ranks[lost]
 
     def settle(self, floor: int, head: int) -> None:
-        """After a writer that died in the middle: what points nowhere goes, all else stays until
-        anything better comes.
+        """Repair the table of a writer that died: entries that point outside of the valid places
+        become dead, all others keep their place and lose their rank.
         """
         lost = (self.keys != 0) & ((self.places < floor) | (self.places >= head))
-        self.places[lost] = -1  # dead; emptied it would hide what lies behind it
+        self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
         self.ranks[:] = 0
 
     def _near(self, keys: Keys) -> Places:
-        """(n, PROBES) slots of each key."""
+        """(n, PROBES) slots that may hold each key."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)

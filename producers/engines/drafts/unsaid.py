@@ -1,6 +1,4 @@
-"""How the tokens that a sequence gained came of drafts, until it is said: what a `Drafts` is made
-of while it grows.
-"""
+"""Collects draft statistics of one sequence until its next emission, as a `Drafts` record."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +8,7 @@ from streams.records import Drafts
 
 @dataclass(slots=True)
 class Unsaid:
-    """Tokens are told of in the order in which they were gained."""
+    """Counts since the last emission. Tokens must be added in the order of generation."""
 
     runs: list[int] = field(default_factory=lambda: [0])
     steps: int = 0
@@ -20,24 +18,24 @@ class Unsaid:
     lookup_s: float = 0.0
 
     def drew(self, count: int) -> None:
-        """The model drew so many tokens, one a step."""
+        """Add `count` tokens that the model drew, one per step."""
         extend(self.runs, count, guessed=False)
         self.steps += count
 
     def verified(self, guessed: int, right: int, gained: int) -> None:
-        """One pass gave `gained` tokens, the first `right` of which had been guessed."""
+        """Add a pass that gave `gained` tokens, the first `right` of them drafted and accepted."""
         extend(self.runs, right, guessed=True)
         extend(self.runs, gained - right, guessed=False)
         self.steps += 1
         self.guessed += guessed
 
     def looked_up(self, found: bool) -> None:
-        """The history was asked for a draft."""
+        """Add a look-up for a draft."""
         self.asked += 1
         self.found += found
 
     def say(self) -> Drafts:
-        """All of it; what comes next begins anew."""
+        """Return the record and reset all counts."""
         said = Drafts(
             tuple(self.runs), self.steps, self.guessed, self.asked, self.found, self.lookup_s
         )

@@ -1,9 +1,9 @@
-"""How many tokens of a sequence are guessed next, from how the last guess went.
+"""The largest draft length of a sequence, from the acceptance of its last draft.
 
 `additive` is RhymeRL's rule (arXiv 2508.18588): 2, two more after a full acceptance up to 32, back
-to 2 after a rejection. `multiplicative` is what its authors' code does: twice as many up to 16, or
-half as many down to 2. `marginal` has no window: what a token more is worth decides alone
-(`plan.py`), up to 32.
+to 2 after a rejection. `multiplicative` is the rule in its authors' code: twice as many up to 16,
+or half as many down to 2. `marginal` has a constant window of 32: only the marginal benefit of a
+token limits the length (`plan.py`).
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class WindowRule:
-    """A window lies in [`least`, `most`] and begins at `least`."""
+    """A window is within [`least`, `most`] and starts at `least`."""
 
     kind: Literal["additive", "multiplicative", "marginal"]
     least: int
     most: int
 
     def after(self, window: int, proposed: int, accepted: int) -> int:
-        """The next window; where nothing was proposed it stays."""
-        assert 0 <= accepted <= proposed, "nothing else can be accepted"
+        """The next window; unchanged if nothing was proposed."""
+        assert 0 <= accepted <= proposed, "at most the proposed tokens are accepted"
         if not proposed:
             return window
         if self.kind == "marginal":

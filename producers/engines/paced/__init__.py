@@ -1,4 +1,5 @@
-"""The engine without a model: the whole contract on drawn lengths, paced by a roofline.
+"""The engine without a model: it keeps the whole engine contract on drawn lengths, at the pace of a
+roofline.
 
-Nothing is imported here, so that the simulator takes `roofline` and `lengths` without torch.
+Nothing is imported here, so that the simulator can import `roofline` and `lengths` without torch.
 """

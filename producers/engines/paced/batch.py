@@ -1,12 +1,15 @@
-"""Who runs and who waits, under slots and a KV capacity that binds, as vLLM's scheduler has it.
+"""Which sequences run and which wait, under a limit of slots and of KV capacity, as in vLLM's
+scheduler.
 
-* First come, first served: the first in the queue enters when a slot is free and its tokens fit;
-  nobody overtakes it. Newcomers leave `SPARE` of the capacity to the growth of those who run.
-* When a step needs more than is left, the sequence that entered last is preempted: its cache is
-  dropped, it waits at the head of the queue, and all of it is prefilled anew when it enters again.
-* The oldest always fits (the context is at most the capacity), so somebody always goes on.
+* First come, first served: the first sequence of the queue enters when a slot is free and its
+  tokens fit; no other overtakes it. A new sequence leaves `SPARE` of the capacity free for the
+  growth of those that run.
+* When a step needs more capacity than is left, the sequence that entered last is preempted: its
+  cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
+* The oldest sequence always fits (the context is at most the capacity), so there is always
+  progress.
 
-A sequence has KV for all of its tokens but the newest, which the next step takes as its input.
+A sequence has KV for all of its tokens but the newest, which is the input of the next step.
 """
 
 from collections import deque
@@ -16,30 +19,33 @@ from dataclasses import dataclass, field
 from producers.engines.paced.sequence import Sequence
 
 SPARE = 0.01
-"""Of the capacity, vLLM's watermark: without it who enters last is preempted at once."""
+"""Share of the capacity kept free at admission (vLLM's watermark). Without it the sequence that
+enters last is preempted at once.
+"""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Every sequence is in one place: running, held after a stop, ready to go on, or waiting."""
+    """Every sequence is in one state: running, held after a stop, ready to continue, or waiting."""
 
     slots: int
     capacity: int
     rows: list[Sequence] = field(default_factory=list[Sequence])
-    """In the order of their entering."""
+    """Running sequences, in the order in which they entered."""
     held: dict[str, Sequence] = field(default_factory=dict[str, Sequence])
-    """Slots and caches that stay reserved, of ready sequences too."""
+    """Sequences whose slots and caches stay reserved; ready ones are among them."""
     ready: deque[Sequence] = field(default_factory=deque[Sequence])
     waiting: deque[Sequence] = field(default_factory=deque[Sequence])
     used: int = 0
-    """Tokens cached, of running and held ones."""
+    """Cached tokens of running and held sequences."""
     preempted: int = 0
-    """Times that a sequence lost its cache."""
+    """How often a sequence lost its cache."""
 
     def enter(self) -> tuple[int, list[Sequence]]:
-        """Let in whoever may; returns the tokens to be prefilled and those that are full already.
+        """Admit all sequences that may run. Returns the number of tokens to prefill, and the
+        sequences that are already full and end without another token.
 
-        First those that the environment answered, in their own slots, then the queue.
+        Ready sequences enter first, in their own slots, then the queue.
         """
         tokens, full = 0, list[Sequence]()
         while self.ready:
@@ -65,26 +71,26 @@ class Batch:
         return tokens, full
 
     def make_room(self) -> None:
-        """Preempt until every row can cache one token more."""
+        """Preempt sequences until every remaining row can cache one more token."""
         while self.rows and self.used + len(self.rows) > self.capacity:
             self.waiting.appendleft(self._dropped(self.rows.pop()))
             self.preempted += 1
 
     def steps_max(self, emit_every: int) -> int:
-        """Steps until something happens: a turn ends, tokens are to be emitted, the cache is full;
-        `make_room` came before.
+        """Steps until the next event: a turn ends, tokens are due for emission, or the cache is
+        full. `make_room` must have been called before.
         """
         soonest = min(min(row.end - row.length, emit_every - row.unsaid) for row in self.rows)
         return max(1, min(soonest, (self.capacity - self.used) // len(self.rows)))
 
     def gain(self, steps: int) -> None:
-        """Every row gains a token per step."""
+        """Every row generates one token per step."""
         for row in self.rows:
             row.gain(steps)
         self.used += steps * len(self.rows)
 
     def end(self, sequence: Sequence, hold: bool) -> None:
-        """It leaves the rows; with `hold` its slot and cache stay."""
+        """Remove a sequence from the rows; with `hold` its slot and cache stay reserved."""
         self.rows.remove(sequence)
         if hold:
             self.held[sequence.trajectory] = sequence
@@ -92,11 +98,11 @@ class Batch:
             self._dropped(sequence)
 
     def go_on(self, sequence: Sequence) -> None:
-        """The environment answered a held one."""
+        """Queue a held sequence to continue: the environment has appended its tokens."""
         self.ready.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Wherever it is."""
+        """Remove a sequence in any state, with its cache."""
         self.held.pop(sequence.trajectory, None)
         for place in (self.rows, self.ready, self.waiting):
             if sequence in place:
@@ -104,11 +110,11 @@ class Batch:
         self._dropped(sequence)
 
     def everyone(self) -> Iterable[Sequence]:
-        """Each once."""
+        """All sequences, each once."""
         return (*self.rows, *self.held.values(), *self.waiting)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Its newest token is cached by its first step."""
+        """Whether a waiting sequence fits; its first step also caches its newest token."""
         spare = int(SPARE * self.capacity) if self.rows else 0
         return self.used + sequence.length + len(self.rows) + spare <= self.capacity
 

@@ -1,10 +1,10 @@
-"""The engine contract without a model: drawn lengths, tokens from their positions, and time that
-passes as a roofline of batch and KV says.
+"""The engine contract without a model: lengths are drawn, tokens follow from their positions, and
+steps last as long as a roofline of batch and KV gives.
 
-Weights are served, patched and compared as those of a real engine, though nothing is computed with
-them. Between two events (a turn ends, tokens are due, the cache is full) every step is known
-beforehand, so the engine sleeps until the next one: its processor time does not depend on how long
-steps are. Steps go on while the caller is busy, as they do beside an accelerator.
+Weights are served, patched and compared as in a real engine, though nothing is computed with them.
+Between two events (a turn ends, tokens are due, the cache is full) all step times are known
+beforehand, so the engine sleeps until the next event: its processor time does not depend on how
+long steps are. Steps continue while the caller is busy, as they do on an accelerator.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -37,14 +37,14 @@ from streams.errors import EngineRefused
 from streams.records import Tokens, Version
 
 BEHIND_S = 1.0
-"""Most seconds of whoever polls that steps are made up for afterwards: a process that was stopped
-did not decode meanwhile.
+"""Most seconds of the caller's time between two polls for which steps are made up afterwards: a
+process that was stopped did not decode meanwhile.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the engine is: how many rows of which length, how much KV, how long it takes."""
+    """Capacity and speed of the engine: rows, context, KV capacity, roofline, lengths."""
 
     slots: int
     context_max: int
@@ -56,7 +56,9 @@ class Shape:
 
 
 class PacedEngine:
-    """`tensors` are the weights of `version`, any names and shapes; they are copied."""
+    """Implements `Engine`. `tensors` are the weights of `version`, with any names and shapes; they
+    are copied.
+    """
 
     def __init__(
         self, shape: Shape, tensors: Mapping[str, torch.Tensor], version: Version, pace: Pace
@@ -76,9 +78,11 @@ class PacedEngine:
         self._outbox: list[Emission] = []
         self._serving = True
         self._held: Version | None = version
-        """Whose weights are served whole; None while they are written, and after a failure."""
+        """The version whose weights are served whole; None during an update and after a failed
+        one.
+        """
         self._at_s = pace.now()
-        """When the newest step ended."""
+        """When the newest step ended, on the engine's clock."""
         self._steps = self._tokens = 0
         self._busy_s = 0.0
 
@@ -89,14 +93,14 @@ class PacedEngine:
 
     @property
     def preempted(self) -> int:
-        """Times that the KV capacity cost a sequence its cache."""
+        """How often a sequence lost its cache because the KV capacity was full."""
         return self._batch.preempted
 
     def submit(self, request: Request) -> None:
         check_request(request, self._known, self._shape.vocabulary)
         if len(set(request.sampling.stop)) >= self._shape.vocabulary:
             raise EngineRefused(
-                f"trajectory {request.trajectory!r}: sampling.stop leaves no token that goes on"
+                f"trajectory {request.trajectory!r}: sampling.stop leaves no token that continues"
             )
         context_max = self._shape.context_max
         check_room(request, context_max)
@@ -105,7 +109,7 @@ class PacedEngine:
         self._batch.waiting.append(sequence)
 
     def poll(self, deadline_s: float) -> list[Emission]:
-        """At least one step, as an engine that steps inside `poll` has it."""
+        """As `Engine.poll`; makes at least one step, as an engine that steps inside `poll` does."""
         until = self._pace.now() + deadline_s * self._pace.scale
         late = BEHIND_S * self._pace.scale
         self._at_s = max(self._at_s, self._pace.now() - late)
@@ -167,7 +171,7 @@ class PacedEngine:
         return list(self._known)
 
     def stats(self) -> EngineStats:
-        """`busy_s`: seconds of whoever polls that prefill and decode took."""
+        """As `Engine.stats`; `busy_s` is the caller's time that prefill and decode took."""
         batch = self._batch
         return EngineStats(
             slots=self._shape.slots,
@@ -181,11 +185,11 @@ class PacedEngine:
         )
 
     def _enter(self) -> None:
-        if not self._batch.rows:  # it was idle until now
+        if not self._batch.rows:  # the engine was idle until now
             self._at_s = max(self._at_s, self._pace.now())
         tokens, full = self._batch.enter()
         self._prefill(tokens)
-        for sequence in full:  # it ends without another token
+        for sequence in full:  # ends without another token
             sequence.finish = "length"
             del self._known[sequence.trajectory]
             self._outbox.append(sequence.say(self.version))
@@ -197,8 +201,9 @@ class PacedEngine:
         self._busy_s += seconds
 
     def _step(self, until: float, can_wait: bool) -> bool:
-        """The steps up to the next event, as far as they end by now or, if it `can_wait`, by
-        `until` and in any case the first; False when the time is over.
+        """Make the steps up to the next event that have ended by now. With `can_wait`, wait for
+        those that end by `until`, and in any case for the first. Returns False when the time is
+        over.
         """
         batch, now = self._batch, self._pace.now()
         steps, rows = batch.steps_max(self._shape.emit_every), len(batch.rows)
@@ -215,11 +220,11 @@ class PacedEngine:
         self._steps += done
         self._tokens += done * rows
         batch.gain(done)
-        self._hear()
+        self._emit_due()
         return self._pace.now() < until or bool(self._outbox)
 
-    def _hear(self) -> None:
-        """Emit what is due, and let go of those whose turn is over."""
+    def _emit_due(self) -> None:
+        """Emit tokens that are due, and remove the sequences whose turn is over."""
         for sequence in list(self._batch.rows):
             if sequence.finish is None and sequence.unsaid < self._shape.emit_every:
                 continue
@@ -236,7 +241,7 @@ class PacedEngine:
 
 
 def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
-    """A copy of every tensor, served as it is."""
+    """A copy of every tensor, served unchanged."""
     kept, tied = untie(tensors)
     places = {name: (Place(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()}
     others: dict[str, tuple[str, ...]] = {}

@@ -1,9 +1,9 @@
-"""How many tokens an answer has: drawn from a long-tailed distribution, or from recorded lengths.
+"""The lengths of answers: drawn from a long-tailed distribution, or from recorded lengths.
 
-A length is a function of (seed, prompt, trajectory, begin of the turn) alone, so it is the same
-wherever the trajectory runs and however often it moved (invariant 10). Answers to one prompt are
-alike, also in later passes over the prompts: a Gaussian copula of one part per prompt and one per
-trajectory, so that every distribution keeps its shape whatever the correlation.
+A length is a function of (seed, prompt, trajectory, begin of the turn) alone, so it is the same on
+every rollout and after every move of the trajectory (invariant 10). Lengths of answers to one
+prompt are correlated, also across passes over the prompts: a Gaussian copula of one part per prompt
+and one per trajectory, so that every distribution keeps its shape whatever the correlation.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from streams.records import Tokens
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
 LENGTHS_AT = 1 << 40
-"""Positions of the random sequence from here on are of lengths; those below are of tokens."""
+"""Positions of the random sequence from here on draw lengths; lower positions draw tokens."""
 HALVINGS = 60  # of an interval of logarithms: below one token at any length
 
 
 class Distribution(Protocol):
     def quantile(self, share: float) -> float:
-        """The length that this share of all answers does not exceed; `share` in (0, 1)."""
+        """The length that the given share of all answers does not exceed; `share` in (0, 1)."""
         ...
 
 
@@ -49,7 +49,7 @@ class LogNormal:
         return self.median * exp(self.spread * NORMAL.inv_cdf(share))
 
     def share(self, length: float) -> float:
-        """Of the answers that are at most this long."""
+        """The share of answers that are at most this long."""
         if not self.spread:
             return float(length >= self.median)
         return NORMAL.cdf(log(length / self.median) / self.spread)
@@ -84,7 +84,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """`correlation` of two answers to one prompt: 0 is none, 1 makes all of them equally long."""
+    """Draws lengths. `correlation` of two answers to one prompt: at 0 there is none, at 1 all are
+    equally long.
+    """
 
     distribution: Distribution
     correlation: float
@@ -96,14 +98,14 @@ class Lengths:
         mine = _normal(own, LENGTHS_AT + begin)
         shared = _normal(asked, LENGTHS_AT)
         drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
-        # far out the distribution function is 1 in double precision, where no quantile is
+        # far out the distribution function rounds to 1, where no quantile exists
         share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
         return max(1, round(self.distribution.quantile(share)))
 
 
 def read_trace(path: str) -> Trace:
-    """A text file with one length a line, any order; empty lines and `#` comments are passed over.
-    `ConfigurationError` names the line that is none.
+    """Read a text file with one length a line, in any order; empty lines and `#` comments are
+    skipped. Raises `ConfigurationError`, which names the line that holds no length.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -120,7 +122,7 @@ def read_trace(path: str) -> Trace:
 
 
 def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> Distribution:
-    """One part is itself."""
+    """The mixture of these weighted parts; of one part, the part itself."""
     return parts[0][1] if len(parts) == 1 else Mixture(tuple(parts))
 
 

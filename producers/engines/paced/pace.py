@@ -1,5 +1,5 @@
-"""The clock of a paced engine: seconds of the accelerator that it stands for, which may pass faster
-than those on the wall.
+"""The clock of a paced engine: seconds of the simulated accelerator, which may pass faster than
+wall-clock seconds.
 """
 
 import time
@@ -11,15 +11,15 @@ from typing import Protocol
 class Pace(Protocol):
     @property
     def scale(self) -> float:
-        """Seconds of the accelerator in one second of whoever polls."""
+        """Accelerator seconds in one second of the caller's clock."""
         ...
 
     def now(self) -> float:
-        """Seconds of the accelerator since some moment."""
+        """Accelerator seconds since an arbitrary start."""
         ...
 
     def wait_until(self, at_s: float) -> None:
-        """Return when `now` is at least `at_s`, costing no processor time meanwhile."""
+        """Sleep until `now` is at least `at_s`."""
         ...
 
 

@@ -1,6 +1,6 @@
 """How long a decode step lasts, from its batch and the KV cache that it reads (roofline: Williams,
-Waterman, Patterson, 2009). Pure functions in seconds, the same for the paced engine in real time,
-the simulator in virtual time, and for what `rollstream profile` fits to a real engine.
+Waterman, Patterson, 2009). Pure functions in seconds. The paced engine uses them in real time, the
+simulator in virtual time, and `rollstream profile` fits them to a real engine.
 """
 
 from dataclasses import dataclass
@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 FREE = 1.25
-"""A step is nearly free for one more row while it lasts at most this much longer than with one
-alone.
+"""One more row is nearly free while the step lasts at most this many times as long as a step of one
+row.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds of the parts of a step: reading all weights once, reading the KV of one token, the
-    arithmetic of one row, what passes beside both, and a prefilled token.
+    """Seconds of the parts of a step: `weights_s` to read all weights once, `kv_token_s` to read
+    the KV of one token, `row_s` for the arithmetic of one row, `overhead_s` for everything else,
+    and `prefill_token_s` for one prefilled token.
 
-    An accelerator reads while it computes (`overlapping`), so the longer part counts; on a CPU both
-    add up.
+    An accelerator reads while it computes (`overlapping`), so the longer of the two counts; on a
+    CPU they add up.
     """
 
     weights_s: float
@@ -31,14 +32,14 @@ class Roofline:
     overlapping: bool = True
 
     def step_s(self, rows: int, kv_tokens: float) -> float:
-        """Seconds of one decode step of `rows` sequences that have `kv_tokens` cached together."""
+        """Seconds of one decode step of `rows` sequences with `kv_tokens` cached tokens in all."""
         reading, computing = self.weights_s + kv_tokens * self.kv_token_s, rows * self.row_s
         longer = max(reading, computing) if self.overlapping else reading + computing
         return longer + self.overhead_s
 
     def ends_s(self, rows: int, kv_tokens: float, steps: int) -> NDArray[np.float64]:
-        """When each of the next `steps` steps of the same rows ends, in seconds from now: every row
-        caches one token more per step.
+        """When each of the next `steps` steps of the same rows ends, in seconds from now; every row
+        caches one more token per step.
         """
         cached = kv_tokens + rows * np.arange(steps, dtype=np.float64)
         reading, computing = self.weights_s + cached * self.kv_token_s, rows * self.row_s
@@ -46,7 +47,7 @@ class Roofline:
         return np.cumsum(longer + self.overhead_s)
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds that caching these tokens takes before the next decode step."""
+        """Seconds that prefilling this many tokens takes before the next decode step."""
         return tokens * self.prefill_token_s
 
 
@@ -58,7 +59,7 @@ def roofline_of(
     flops: float,
     overhead_s: float,
 ) -> Roofline:
-    """From a model's and an accelerator's own figures: bytes, bytes per second, floating-point
+    """The roofline of a model on an accelerator, from bytes, bytes per second, and floating-point
     operations per token and per second. Prefill is bound by arithmetic.
     """
     return Roofline(
@@ -71,8 +72,8 @@ def roofline_of(
 
 
 def batch_max(roofline: Roofline, slots: int) -> int:
-    """B_max: the largest batch up to `slots` at which a decode step is nearly free for another row,
-    at least 1. The cache's reading is left out: it costs the same wherever the row runs.
+    """B_max: the largest batch up to `slots` at which one more row is nearly free in a decode step,
+    at least 1. Reads of the KV cache are left out: they cost the same on every rollout.
     """
     limit = FREE * roofline.step_s(1, 0)
     few, many = 1, slots

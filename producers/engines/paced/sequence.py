@@ -2,8 +2,8 @@
 positions.
 
 A token is a function of (seed, trajectory, position) and of the vocabulary alone (invariant 10):
-uniform over all tokens that do not stop, but for a stop at the drawn length. Where no token stops a
-turn, it goes on to `tokens_max`.
+uniform over all tokens that are no stop tokens, except for a stop token at the drawn length.
+Without stop tokens a turn continues to `tokens_max`.
 """
 
 from math import log
@@ -18,8 +18,8 @@ from streams.records import GENERATED, PROMPT, Floats, Tokens, Version
 
 
 class Sequence:
-    """`length` counts all tokens so far, `cached` those with KV, `said` those emitted or given;
-    `end` is the length at which the turn is over.
+    """`length` counts all tokens so far, `cached` those with KV, `said` those that were emitted or
+    were part of the request; `end` is the length at which the turn is over.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Sequence:
         return self.length - self.said
 
     def gain(self, steps: int) -> None:
-        """One token per step; each step caches the token before."""
+        """Generate one token per step; each step caches the token before."""
         self.length += steps
         self.generated += steps
         self.cached += steps
@@ -64,20 +64,20 @@ class Sequence:
             self.finish = "stop" if self.length == self.stop_at else "length"
 
     def take(self, tokens: Tokens) -> None:
-        """Tokens of the environment; at most as many as the context still holds are of use."""
+        """Append the environment's tokens; those beyond the context are dropped."""
         self.length += min(len(tokens), self.context_max - self.length)
         self.said, self.finish = self.length, None
         self._begin_turn(self.length)
 
     def say(self, version: Version) -> Emission:
-        """What was not emitted yet."""
+        """The emission of all tokens that were not emitted yet."""
         tokens = self._tokens(self.said, self.length)
         self.said = self.length
         logprobs: Floats = np.full(len(tokens), -log(self.vocabulary), np.float32)
         return Emission(self.trajectory, tokens, logprobs, version, self.finish)
 
     def _begin_turn(self, begin: int) -> None:
-        """Where it ends: drawn, but for the limits."""
+        """Draw the length at which the turn that starts at `begin` ends, within the limits."""
         request, sampling = self.request, self.request.sampling
         left = sampling.tokens_max - self.generated
         self.end, self.stop_at = min(self.context_max, self.length + left), -1

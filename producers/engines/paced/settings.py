@@ -1,5 +1,5 @@
-"""Settings of the paced engine and of the trainer that only keeps time. One docstring line per
-field.
+"""Settings of the paced engine and of the paced trainer, which computes nothing. One docstring line
+per field.
 """
 
 from pydantic import Field
@@ -19,18 +19,18 @@ class LengthPartSettings(Settings):
 
 
 class LengthSettings(Settings):
-    """How long answers would be if nothing cut them."""
+    """Lengths of answers before the limits of context and `tokens_max`."""
 
     median: float = Field(default=1_600.0, ge=1, le=1e9)
     """Half of the answers are shorter, in tokens."""
     p99: float = Field(default=16_000.0, ge=1, le=1e9)
-    """One in a hundred is longer (log-normal)."""
+    """One in a hundred answers is longer (log-normal)."""
     parts: tuple[LengthPartSettings, ...] = Field(default=(), max_length=16)
-    """A mixture instead, each part a `[[paced.lengths.parts]]`."""
+    """A mixture in place of `median` and `p99`, each part a `[[paced.lengths.parts]]`."""
     trace: str | None = None
-    """Recorded lengths instead: a text file with one a line."""
+    """Recorded lengths in place of a distribution: a text file with one length a line."""
     correlation: float = Field(default=0.7, ge=0, le=1)
-    """Of two answers to one prompt, in all passes; 1: equally long, 0: nothing in common."""
+    """Correlation of the lengths of two answers to one prompt, in all passes; 1: equally long."""
 
 
 class RooflineSettings(Settings):
@@ -39,7 +39,7 @@ class RooflineSettings(Settings):
     """
 
     model_bytes: float = Field(default=15.2e9, gt=0)
-    """Read once per decode step."""
+    """Bytes of weights, read once per decode step."""
     bandwidth: float = Field(default=2.7e12, gt=0)
     """Bytes per second."""
     kv_token_bytes: float = Field(default=57_344, ge=0)
@@ -49,24 +49,24 @@ class RooflineSettings(Settings):
     flops: float = Field(default=6e14, gt=0)
     """Floating-point operations per second."""
     overhead_s: float = Field(default=2e-3, ge=0)
-    """Seconds of a step beside both."""
+    """Seconds of a step beside memory reads and arithmetic."""
     profile: str | None = None
-    """A file that `rollstream profile` wrote: its constants stand for all of these."""
+    """A file written by `rollstream profile`: its constants replace all of these."""
 
 
 class PacedSettings(Settings):
-    """What stands in for a model and accelerators under `rollouts.engine` and `trainer.learner` =
-    `paced`.
+    """The simulated model and accelerators under `rollouts.engine = "paced"` and
+    `trainer.learner = "paced"`.
     """
 
     time_scale: float = Field(default=1.0, gt=0, le=1e4)
-    """Decode, prefill and training pass this much faster than they say."""
+    """Decode, prefill and training run this many times faster than their configured times."""
     lengths: LengthSettings = LengthSettings()
-    """Of the answers."""
+    """Lengths of the answers."""
     roofline: RooflineSettings = RooflineSettings()
     """Step times."""
     kv_tokens: int | None = Field(default=None, ge=2)
-    """KV capacity of a rollout in tokens; default slots × context_max, which never binds."""
+    """KV capacity of a rollout in tokens; default slots × context_max, which is never full."""
     emit_every: int = Field(default=256, ge=1)
     """Tokens of a trajectory between two emissions."""
     weights_bytes: int = Field(default=500_000_000, ge=2)
@@ -74,6 +74,6 @@ class PacedSettings(Settings):
     changed_share: float = Field(default=0.01, gt=0, le=1)
     """Elements of the weights that a step changes."""
     train_step_s: float = Field(default=5.0, ge=0)
-    """Seconds of a training step beside its tokens …"""
+    """Seconds of a training step, beside those of its tokens."""
     train_token_s: float = Field(default=2e-5, ge=0)
-    """… and of each trained token."""
+    """Seconds of each trained token."""
