@@ -1,8 +1,8 @@
-"""Admission: how many groups may start now. Pure (invariant 9).
+"""Admission: the number of groups that may start now. Pure (invariant 9).
 
-Pace first (invariant 5): the bound of AReaL (arXiv 2505.24298, section on staleness control),
-written on version numbers so that a version seen late or twice changes nothing. All terms count
-groups.
+It paces the run first (invariant 5) with the bound of AReaL (arXiv 2505.24298, section on staleness
+control), written on version numbers so that a version seen late or twice changes nothing. All terms
+count groups.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Pace:
 def admissible(pace: Pace, version: int, admitted: int, closed: int, trained: int) -> int:
     """Groups that may be admitted now.
 
-    `admitted` counts all groups ever admitted, `closed` those that left untrained (filtered,
-    expired, dead), so that they can never stall admission; `admitted − closed` is `accepted +
-    running` of DESIGN.md. A group admitted at wave w is trained by step w + 1, from version w: it
-    may start at version w − η, no earlier.
+    `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
+    expired, dead), so closed groups never stall admission; `admitted − closed` is the number of
+    accepted plus running groups. A group admitted at wave w is trained by step w + 1, from version
+    w: it may start at version w − η, no earlier.
     """
     outstanding = admitted - closed
     if pace.max_lag is None:
@@ -35,8 +35,8 @@ def admissible(pace: Pace, version: int, admitted: int, closed: int, trained: in
 
 
 def wave_of(pace: Pace, admitted: int, closed: int) -> int:
-    """The wave of the next admitted group: refills of closed groups join the wave that they
-    complete.
+    """The wave of the next admitted group; a refill of a closed group joins the wave that it
+    completes.
     """
     return (admitted - closed) // pace.groups_per_step
 

@@ -1,12 +1,13 @@
-"""Whether a version that nobody holds any more is loaded from history for the trajectories that it
-left behind, or they start again on the newest: whichever is cheaper (invariant 4). Pure
-(invariant 9).
+"""Decides whether a version that no rollout holds any more is loaded from history for its
+unfinished trajectories, or whether they restart on the newest version: the cheaper one (invariant
+4). Pure (invariant 9).
 
-Costs are counted in tokens that one slot could have generated. What is used up: all that is
-generated again, against the slots that stand empty while the version is loaded and, where it gets
-nothing new, while its last trajectory ends. What is waited for: the tail that comes later, by the
-load or by the tokens that are generated again; a wave waits for its last, so that time costs one
-rollout's slots. Used slots cost nothing where no other work wants them.
+Costs are counted in tokens that one slot could have generated, in two parts. Work used up: the
+tokens that are generated again, against the slots that are empty while the version is loaded and,
+on a rollout that gets no new work under it, until its last trajectory ends. Work delayed: the tail
+ends later by the load, or by the tokens that are generated again; a wave waits for its last
+trajectory, so that delay costs all slots of one rollout. Used slots cost nothing where no other
+work needs them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A trajectory whose version nobody holds: tokens gained, and those expected still."""
+    """A trajectory whose version no rollout holds: the tokens generated so far and those still
+    expected.
+    """
 
     trajectory: str
     gained: int
@@ -25,7 +28,8 @@ class Behind:
 @dataclass(frozen=True, slots=True)
 class Emptied:
     """A rollout that would load the version: `load_s` seconds for its bytes, `speed` tokens per
-    second of one slot. Without `refills` it gets nothing new under that version.
+    second of one slot. `is_wanted`: other work needs its slots. Without `refills` it gets no new
+    trajectories under that version.
     """
 
     slots: int
@@ -36,11 +40,12 @@ class Emptied:
 
 
 def worth_loading(behind: Sequence[Behind], emptied: Emptied) -> tuple[str, ...]:
-    """The trajectories to load their version for, as many as have a slot; empty when it is cheaper
-    that all start again. The others start again.
+    """The trajectories to load their version for, at most one per slot; empty when it is cheaper
+    that all restart. The others restart.
 
-    Slots stand empty as long as the longest takes, so of all choices those with the least left to
-    do are enough to look at; where none stands empty, those that gained most.
+    Slots are empty until the longest one ends, so only the choices of the n trajectories with the
+    fewest expected tokens are compared; where no slot stays empty, those of the n with the most
+    generated tokens.
     """
 
     def turn(one: Behind) -> tuple[float, int, str]:
@@ -53,12 +58,12 @@ def worth_loading(behind: Sequence[Behind], emptied: Emptied) -> tuple[str, ...]
 
 
 def cost(loaded: Sequence[Behind], again: Sequence[Behind], emptied: Emptied) -> float:
-    """Of loading the version for these, and starting those again."""
+    """Cost of loading the version for `loaded` and restarting `again`."""
     used = float(sum(one.gained for one in again))
     waited = float(max((one.gained for one in again), default=0))
     if loaded:
         load = emptied.load_s * emptied.speed
-        used += emptied.slots * 2 * load  # there, and back to the newest
+        used += emptied.slots * 2 * load  # to the old version, and back to the newest
         if not emptied.refills:
             used += emptied.slots * max(one.left for one in loaded)
             used -= sum(one.left for one in loaded)

@@ -1,7 +1,8 @@
-"""What dispatch reads, and in which order: its state is right at every moment between two reads.
+"""The readers of dispatch and the order in which they read, so that the state is consistent between
+any two reads.
 
-`admissions` before `trajectories` before `ledger` when rebuilding, so no completion or closing is
-met before the admission it belongs to; afterwards dispatch is the only one who admits.
+A rebuild reads `admissions` before `trajectories` before `ledger`, so no completion or closing is
+read before the admission that it belongs to; afterwards only this holder admits groups.
 """
 
 import logging
@@ -46,13 +47,13 @@ from streams.truncation import before_oldest
 log = logging.getLogger(__name__)
 
 FOLDED = ("trajectories", "ledger", "partials", "applied")
-"""Topics of others that dispatch folds from kept positions (of `applied` it keeps only what cannot
-be read); compacted ones are read from their begin.
+"""Topics of other roles that dispatch folds from stored positions (of `applied` only the unreadable
+records matter). Compacted topics are read from their beginning.
 """
 DEAD_LETTERED = ("prompts", "assignments", "partials", "status", "weights", "applied", "ledger")
-"""Topics whose unreadable bytes dispatch appends to `<topic>.dead` (`streams/dead_letters.py`)."""
+"""Topics whose unreadable bytes dispatch appends to `<topic>.dead`."""
 REFUSABLE = ("partials", "status", "applied")
-"""Topics whose readable records dispatch may refuse to act on (`plausible.py`)."""
+"""Topics whose readable records dispatch may refuse to act on."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 
@@ -87,7 +88,7 @@ class Inbox:
         own: Mapping[str, Mapping[int, int]],
         kept: Mapping[str, Mapping[int, Position]],
     ) -> None:
-        """Fold the log up to now, from where the state was `kept`; `own` holds the offsets of this
+        """Fold the log up to now, from the positions in `kept`; `own` holds the offsets of this
         term's `Opened` in dispatch's own topics.
         """
         for topic in ("admissions", "assignments"):
@@ -95,19 +96,19 @@ class Inbox:
             reader = self._open(topic, kept)
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
-            del self._readers[topic]  # from here on only this holder writes them
+            del self._readers[topic]  # from now on only this holder writes them
         for topic in (*FOLDED, "weights", "status"):
             reader = self._open(topic, kept)
             for batch in reader.batches_to(self._bus.end(topic)):
                 for received in batch:
                     self._apply(received, fresh=False)
-        self._listening.heard_s = self._monotonic()  # nobody is older than this rebuild
+        self._listening.heard_s = self._monotonic()  # silence is measured from the rebuild on
         self._open("prompts", kept)
-        self._released.clear()  # rollouts of the ended groups were told, or hold an older term
+        self._released.clear()  # their rollouts were sent releases, or hold an older term
 
     def read(self) -> tuple[int, list[Released]]:
-        """Apply what is new; returns how many records that were and which orders ended with their
-        group.
+        """Apply the new records; returns their number and the assignments that became void because
+        their groups ended.
         """
         count, began_s = 0, self._monotonic()
         for topic, reader in self._readers.items():
@@ -123,8 +124,9 @@ class Inbox:
         return count, released
 
     def read_to_end(self) -> None:
-        """Apply all that rollouts have published by now; `status` last, so that whoever is silent
-        afterwards has nothing unread before its last status. Listening time stands still meanwhile.
+        """Apply all that rollouts have published by now. `status` comes last, so a rollout that is
+        silent afterwards has nothing unread before its last status. Listening time stands still
+        meanwhile.
         """
         for topic in ("trajectories", "partials", "status"):
             for batch in self._readers[topic].batches_to(self._bus.end(topic)):
@@ -133,12 +135,12 @@ class Inbox:
 
     @property
     def listened_s(self) -> float:
-        """See `Listening`; statuses are stamped with it."""
+        """Listening time in seconds, see `Listening`; statuses are stamped with it."""
         return self._listening.now_s
 
     def next_prompt(self) -> tuple[Prompt, Address] | None:
-        """The next prompt of those that are asked, once it is there: the topic has them in the
-        seeded order, and a fork leaves out what its parent finished.
+        """Remove and return the next prompt in the seeded order, None if none was read. In a fork
+        the topic omits the prompts that the parent finished.
         """
         return self._prompts.pop(min(self._prompts)) if self._prompts else None
 
@@ -155,8 +157,8 @@ class Inbox:
         return list(self._readers.values())
 
     def positions(self) -> dict[str, dict[int, Position]]:
-        """From where a later holder folds on, beside dispatch's own topics; of `prompts` those of
-        open groups are read again.
+        """Positions from which a later holder continues the fold, without dispatch's own topics; of
+        `prompts` those of open groups are read again.
         """
         folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED}
         return {**folded, "prompts": self._prompts_position()}
@@ -169,9 +171,7 @@ class Inbox:
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
         begin = from_begin(self._bus, topic)
         positions = kept.get(topic) or begin
-        if (
-            topic == "applied"
-        ):  # nothing is folded of it: what an older trainer truncated is no loss
+        if topic == "applied":  # not folded: records that an older trainer truncated are no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
         dead_letters = DeadLetterWriter(self._bus, topic) if topic in DEAD_LETTERED else None
@@ -180,20 +180,22 @@ class Inbox:
         return reader
 
     def _refusal(self, record: Record) -> str:
-        """Why dispatch does not act on a record that anyone may append, or ""."""
+        """The reason why dispatch does not act on a record of a topic with many writers; "" when it
+        does.
+        """
         match record:
             case Partial():
                 return refused_partial(record, self._state.orders.get(record.trajectory))
             case RolloutStatus():
                 who, reason = (ROLLOUTS, record.rollout, record.term), refused_status(record)
-            case RelayStatus():  # relays count their terms under one name
+            case RelayStatus():  # all relays count their terms under one name
                 who, reason = (RELAYS, RELAY_TERMS, record.term), ""
             case Applied():
                 who = (ROLLOUTS, record.rollout, record.rollout_term)
                 reason = refused_applied(record)
             case _:
                 return ""
-        return reason or ("" if self._has_taken(*who) else "nobody took this name and term")
+        return reason or ("" if self._has_taken(*who) else "this name never took this term")
 
     def _apply(self, received: Received, fresh: bool) -> None:
         state, record = self._state, received.record
@@ -227,8 +229,8 @@ class Inbox:
                 pass  # records of other roles in the ledger and relays' status
 
     def _complete(self, record: Trajectory, partition: int) -> None:
-        """Its length is history for the next pass; that of a dead one says nothing. One outside its
-        group's partition is late, as for the trainer.
+        """Record a completion, and the length of a living one for later predictions. A completion
+        outside its group's partition is late, as for the trainer.
         """
         group = self._state.groups.get(record.group)
         partitions = self._bus.partitions("trajectories")
@@ -241,7 +243,7 @@ class Inbox:
             self.lengths.note(group.prompt, lived)
 
     def _prompt(self, prompt: Prompt, at: Address) -> None:
-        """Keep it if it is still to be admitted, or complete an open group that a rebuild found."""
+        """Keep the prompt for admission, or attach it to an open group that a rebuild found."""
         group = self._state.groups.get(prompt.group)
         if group is not None:
             group.prompt = prompt

@@ -1,11 +1,12 @@
-"""What dispatch keeps between two holders of its lease: its fold at a moment, and the positions
-from which to fold on, in one object (`dispatch/state.json`). So a rebuild reads what came since,
-and what lies before may be truncated (invariant 11).
+"""The persisted state of dispatch (`dispatch/state.json`): the fold at one moment and the positions
+from which to continue it. A rebuild reads only the records after them, and earlier ones may be
+truncated (invariant 11).
 
-What the swaps stop: a dispatch of term 3 that was stopped wakes up behind its successor, folds its
-own void admissions and keeps that; term 5 would start from them. Every write is a compare-and-swap,
-and a new holder swaps its own term in *before* it appends `Opened`: from then on the earlier
-holder's swap is lost and it exits, and what it had swapped in lies before that `Opened`.
+Every write is a compare-and-swap, and a new holder swaps its own term in *before* it appends
+`Opened`. From then on the earlier holder's swap fails and it exits; its last successful write
+covers only records before that `Opened`. Without the swaps a stopped dispatch of term 3 could wake
+up behind its successor, fold its own void admissions and persist them; term 5 would start from
+them.
 """
 
 from collections.abc import Mapping
@@ -20,12 +21,12 @@ from streams.records import Admitted, Position
 KEY = "dispatch/state.json"
 
 Positions = Mapping[str, Mapping[int, Position]]
-"""Topic → partition → where to read on."""
+"""Topic → partition → next position to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptGroup:
-    """An open group; its prompt is read again."""
+    """An open group; its prompt is read again from the log."""
 
     admitted: Admitted
     open: tuple[str, ...]
@@ -33,7 +34,7 @@ class KeptGroup:
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """`DispatchState` without rollouts and version, which compacted topics tell anew."""
+    """`DispatchState` without rollouts and version, which are read again from compacted topics."""
 
     term: int
     positions: dict[str, dict[str, Position]]
@@ -47,18 +48,18 @@ class KeptState:
     orders: tuple[tuple[str, Order], ...] = ()
     chains: tuple[tuple[str, Chain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
-    """When each rollout sent its last status, by its own clock. Nothing reads it: trainers of
-    earlier releases pin by it.
+    """When each rollout sent its last status, by its own clock. Not read by this release: trainers
+    of earlier releases pin versions by it.
     """
     format: int = FORMAT
 
     def where(self) -> dict[str, dict[int, Position]]:
-        """Positions by number of the partition (JSON keys are texts)."""
+        """Positions by number of the partition (JSON keys are strings)."""
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
 def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptState:
-    """The state as it is; `positions` are of the same moment."""
+    """The state in the form that is persisted; `positions` must be of the same moment."""
     return KeptState(
         term=term,
         positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
@@ -76,7 +77,7 @@ def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptSta
 
 
 def read_kept(store: ObjectStore) -> KeptState | None:
-    """What dispatch kept last, for who only looks; None before the first time."""
+    """The persisted state, for read-only use; None before the first write."""
     try:
         return decode(store.get(KEY), KeptState, KEY)
     except ObjectMissing:
@@ -84,7 +85,7 @@ def read_kept(store: ObjectStore) -> KeptState | None:
 
 
 def restored(kept: KeptState | None) -> DispatchState:
-    """The state to fold on from; the empty one at the begin of a run."""
+    """The state from which to continue the fold; empty at the start of a run."""
     if kept is None:
         return DispatchState()
     return DispatchState(
@@ -101,13 +102,15 @@ def restored(kept: KeptState | None) -> DispatchState:
 
 
 class Keeper:
-    """The object of one holder; `Fenced` once a higher term has taken it."""
+    """The state object of one term. Its writes raise `Fenced` once a higher term has taken it."""
 
     def __init__(self, store: ObjectStore, term: int) -> None:
         self._store, self._term, self._etag = store, term, ""
 
     def take_over(self) -> KeptState | None:
-        """Put this term in and return what the earlier holder kept; None at the begin of a run."""
+        """Write this term into the object and return the earlier holder's state; None at the start
+        of a run.
+        """
         while True:
             try:
                 data, etag = self._store.read(KEY)
@@ -125,16 +128,16 @@ class Keeper:
                 mine = encode(replace(kept, term=self._term))
                 self._etag = self._store.swap(KEY, mine, etag)
             except SwapLost:
-                continue  # it was written once more; by a higher term: see above
+                continue  # the object changed meanwhile; a higher term is refused above
             return kept if kept.positions else None
 
     def keep(self, kept: KeptState) -> None:
-        """Replace it."""
+        """Replace the persisted state. Raises `Fenced` if another term wrote the object since."""
         data = encode(kept)
         try:
             self._etag = self._store.swap(KEY, data, self._etag)
         except SwapLost as lost:
             present, etag = self._store.read(KEY)
-            if present != data:  # else it was our own swap, whose answer got lost
+            if present != data:  # equal bytes: this swap succeeded and its response was lost
                 raise Fenced(f"{KEY} was taken by a later dispatch ({lost})") from lost
             self._etag = etag

@@ -1,10 +1,10 @@
 """Which rollouts take which lengths of a wave. Pure (invariant 9).
 
 HistoPipe (RhymeRL, arXiv 2508.18588): the wave's prompts are ranked by expected length and cut into
-ranking groups; consecutive waves assign them in opposite directions, so who had the short end of
-one wave has the long end of the next, and nobody waits in between. The longer groups get more
-rollouts (`ramp.py`). Preemptible rollouts keep the short end in every wave: what dies with them is
-small.
+ranking groups. Consecutive waves assign them in opposite directions, so a rollout with the short
+end of one wave has the long end of the next, without a barrier in between. The longer groups get
+more rollouts. Preemptible rollouts keep the short end in every wave, so that little is lost when
+one is taken away.
 """
 
 from bisect import bisect_left
@@ -48,8 +48,8 @@ class Layout:
 def lay_out(
     means: Sequence[float], workers: Sequence[Worker], ascending: bool, samples: int, slots: int
 ) -> Layout | None:
-    """Ranking groups, one for every two rollouts, over the prompts of a wave; None where ranks
-    would say nothing: too few rollouts, or lengths all alike.
+    """Ranking groups, one for every two rollouts, over the prompts of a wave. None where a ranking
+    is useless: too few rollouts, or all lengths equal.
     """
     ranked = tuple(sorted(means))
     count = min((len(workers) + 1) // 2, len(ranked))
@@ -68,8 +68,8 @@ def _in_order(workers: Sequence[Worker], ascending: bool) -> list[Worker]:
 
 
 def _assigned(shares: Sequence[int], workers: Sequence[Worker]) -> tuple[tuple[str, ...], ...]:
-    """A group's share counts rollouts of mean speed: fewer fast ones do, more slow ones are needed,
-    and one is left for each group to come.
+    """Cut the rollouts into one range per share. A share counts rollouts of mean speed: a range has
+    fewer fast or more slow ones, and leaves at least one rollout for each later range.
     """
     mean = sum(w.speed for w in workers) / len(workers)
     groups: list[tuple[str, ...]] = []

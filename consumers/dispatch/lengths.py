@@ -1,9 +1,10 @@
-"""How long an answer will be: what earlier passes over the prompt gave, else what its group shows
-so far, else its task. Advice only: nothing but speed depends on it.
+"""Predicts the length of an answer from earlier passes over the prompt, else from the finished
+samples of its group, else from its task. Predictions affect speed only, never results.
 
 History by prompt is RhymeRL's (arXiv 2508.18588: only 2 to 4 % of answers change their rank much
-between passes), the group's own finished samples are Seer's (probe first, the longest so far is the
-estimate). Means follow the newest `MEMORY` samples, because a policy's answers grow and shrink.
+between passes); the use of the group's own finished samples is Seer's (probe first, the longest so
+far is the estimate). Means follow the newest `MEMORY` samples, because the lengths of a policy's
+answers change during training.
 """
 
 import math
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from streams.codec import content_hash
 from streams.records import Prompt
 
-PROMPTS_MAX = 1 << 16  # the prompt that was asked longest ago is forgotten
+PROMPTS_MAX = 1 << 16  # beyond it the least recently used prompt is evicted
 TASKS_MAX = 1024
-MEMORY = 32  # samples that a mean and a spread follow
+MEMORY = 32  # samples over which mean and spread are smoothed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,19 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class KnownLengths:
-    """A history as plain values: (key, mean, spread, count), least recent first."""
+    """A history as plain values: (key, mean, spread, count), least recently used first."""
 
     prompts: tuple[tuple[str, float, float, int], ...] = ()
     tasks: tuple[tuple[str, float, float, int], ...] = ()
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """What a prompt is known by in every pass."""
+    """Identifies a prompt in every pass over the data."""
     return content_hash(prompt.task.encode() + b"\0" + prompt.tokens.tobytes())
 
 
 def updated(known: Length | None, tokens: int) -> Length:
-    """The length with one more sample; a sample counts 1 / `MEMORY` at least."""
+    """The length with one more sample; each sample has a weight of at least 1 / `MEMORY`."""
     if known is None:
         return Length(float(tokens), 0.0, 1)
     count = min(known.count + 1, MEMORY)
@@ -53,7 +54,7 @@ def updated(known: Length | None, tokens: int) -> Length:
 
 
 class Lengths:
-    """The history of a run, bounded."""
+    """The lengths of a run's answers by prompt and by task; bounded."""
 
     def __init__(self, known: KnownLengths | None = None) -> None:
         known = known or KnownLengths()
@@ -62,18 +63,18 @@ class Lengths:
         self.changed = False
 
     def note(self, prompt: Prompt, tokens: int) -> None:
-        """One more finished sample of this prompt."""
+        """Add one finished sample of this prompt."""
         _note(self._prompts, prompt_key(prompt), tokens, PROMPTS_MAX)
         _note(self._tasks, prompt.task, tokens, TASKS_MAX)
         self.changed = True
 
     def of_prompt(self, prompt: Prompt) -> Length | None:
-        """What this very prompt gave, in this pass too."""
+        """The length of this prompt's earlier answers, of the present pass too."""
         return self._prompts.get(prompt_key(prompt))
 
     def expected(self, prompt: Prompt, finished: Sequence[int] = ()) -> Length | None:
-        """The best guess for one more sample, `finished` being lengths of its group's others; None
-        where nothing is known.
+        """The estimate for one more sample of the prompt, None without any history; `finished` are
+        the lengths of its group's finished samples.
         """
         own = self.of_prompt(prompt)
         if own is not None and own.count > len(finished):
@@ -83,11 +84,12 @@ class Lengths:
         return self._tasks.get(prompt.task)
 
     def mean(self, prompt: Prompt, finished: Sequence[int] = ()) -> float:
-        """That of `expected`, 0 where nothing is known."""
+        """The mean of `expected`, 0 without any history."""
         expected = self.expected(prompt, finished)
         return 0.0 if expected is None else expected.mean
 
     def known(self) -> KnownLengths:
+        """The history as plain values; clears `changed`."""
         self.changed = False
         return KnownLengths(_plain(self._prompts), _plain(self._tasks))
 

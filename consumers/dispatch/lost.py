@@ -1,5 +1,5 @@
-"""Open trajectories that nobody generates, as the parts of groups that go on alike, and whose turn
-it is. Pure (invariant 9).
+"""Open trajectories that no rollout generates, split into parts that continue in the same way, and
+the order in which they are assigned. Pure (invariant 9).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from streams.records import Prompt, Version
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Trajectories of one group that go on alike; `mean` is the expected length of one, 0 when
-    unknown.
+    """Unassigned trajectories of one group that continue in the same way; `mean` is the expected
+    length of one in tokens, 0 when unknown.
     """
 
     group: OpenGroup
@@ -33,7 +33,7 @@ class Lost:
         return self.how[self.trajectories[0]].version
 
     def is_probe(self) -> bool:
-        """The first sample of a group of unknown length."""
+        """Whether this is the first sample of a group of unknown length."""
         return not self.mean and self.trajectories == self.group.admitted.trajectories[:1]
 
     def without(self, settled: set[str]) -> "Lost":
@@ -41,7 +41,9 @@ class Lost:
 
 
 def find_lost(state: DispatchState, lengths: Lengths, keep_version: bool) -> Iterator[Lost]:
-    """Oldest wave first; a group whose prompt was not read yet waits for it."""
+    """All unassigned trajectories, oldest wave first; those of a group whose prompt was not read
+    yet are left out.
+    """
     found = orphans(state)
     held = held_versions(state) if found and keep_version else set[Version]()
     for trajectories in found:
@@ -56,9 +58,9 @@ def find_lost(state: DispatchState, lengths: Lengths, keep_version: bool) -> Ite
 
 
 def in_turn(starts: Sequence[Lost], room: int) -> list[Lost]:
-    """Oldest wave first, in it the longest first: so the tail begins early. Where not all fit, one
-    probe of each group of unknown length comes before that, as in Seer; what is unknown may be the
-    longest.
+    """Oldest wave first, within it the longest first, so that the long tail starts early. When not
+    all fit, one probe of each group of unknown length comes before that, as in Seer; an unknown
+    length counts as the limit.
     """
     parts = list(starts)
     if room < sum(len(one.trajectories) for one in starts):

@@ -1,9 +1,9 @@
-"""When dispatch keeps its state, and what may be forgotten once it has.
+"""When dispatch persists its state, and which records may be truncated afterwards.
 
-1. The state is kept (`kept.py`).  2. The positions from which it is folded on are committed: the
-trainer truncates no further in the topics that both read.  3. Topics that only dispatch needs are
-truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
-the oldest order and the oldest partial of an open trajectory (DESIGN.md, Topics).
+1. The state is persisted. 2. The positions from which the fold continues are committed: the trainer
+   truncates the topics that both read only up to them. 3. Topics that only dispatch needs are
+   truncated: `prompts` up to the oldest prompt of an open group, `assignments` and `partials` up to
+   the oldest assignment and the oldest partial of an open trajectory.
 """
 
 import logging
@@ -27,12 +27,12 @@ from streams.writer import FencedWriter
 log = logging.getLogger(__name__)
 
 LENGTHS_KEY = "dispatch/lengths.json"
-LENGTHS_S = 60.0  # some MB where a run has many prompts
+LENGTHS_S = 60.0  # between two writes: some MB where a run has many prompts
 
 
 @dataclass(slots=True)
 class Memory:
-    """What one term keeps; `truncate` False forgets nothing."""
+    """Persists the state of one term; with `truncate` False nothing is truncated."""
 
     bus: Bus
     store: ObjectStore
@@ -50,13 +50,15 @@ class Memory:
         self._lengths_due_s = self.monotonic() + LENGTHS_S
 
     def recall(self) -> KeptState | None:
-        """What the earlier holder kept, now this term's."""
+        """Take the persisted state over for this term and return it."""
         return self._keeper.take_over()
 
     def keep(
         self, state: DispatchState, inbox: Inbox, admissions: FencedWriter, orders: FencedWriter
     ) -> None:
-        """Keep the state if it is time; between two rounds it is the fold of all that was read."""
+        """Persist the state if it is due. Between two rounds the state is the fold of all records
+        read.
+        """
         if self.monotonic() < self._due_s:
             return
         positions = inbox.positions()
@@ -72,17 +74,19 @@ class Memory:
         self._due_s = self.monotonic() + self.keep_s
 
     def recall_lengths(self) -> Lengths:
-        """The history that some earlier holder wrote down; none is no harm, as it is advice."""
+        """The length history of an earlier holder; empty if there is none or it is damaged, as it
+        only serves predictions.
+        """
         try:
             return Lengths(decode(self.store.get(LENGTHS_KEY), KnownLengths, LENGTHS_KEY))
         except ObjectMissing:
             return Lengths()
         except CorruptObject as error:
-            log.warning("lengths of earlier answers are not known: %s", error)
+            log.warning("the length history cannot be read and restarts empty: %s", error)
             return Lengths()
 
     def keep_lengths(self, lengths: Lengths) -> None:
-        """Write the history down now and then; the last writer's stays."""
+        """Write the length history if it changed and is due; the last writer wins."""
         if lengths.changed and self.monotonic() >= self._lengths_due_s:
             self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))
             self._lengths_due_s = self.monotonic() + LENGTHS_S

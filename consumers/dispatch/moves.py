@@ -1,11 +1,11 @@
-"""When to repack, what the planners see then, and the releases that begin a move.
+"""Decides when to repack, builds the planners' inputs from the state, and turns their plan into
+releases.
 
-A move is three records: dispatch's release names who is to go on (`onward`), the source's last
-partial gives the trajectory up, and the next attempt is ordered from it (`ordering.py`). Each of
-them is in the log, so whoever dies in between is recovered like any other: a source by its
-heartbeat, a destination by placing anew, dispatch by reading what was asked back and what was given
-up. A completion that is faster ends the trajectory, and what was asked back is forgotten (invariant
-2).
+A move is three records: dispatch's release names the destination (`onward`), the source's last
+partial gives the trajectory up, and the next attempt resumes from that partial. All three are in
+the log, so a death at any point is recovered like any other: a source by its heartbeat, a
+destination by a new placement, dispatch by reading the releases and last partials. A completion
+that arrives first ends the trajectory and drops its pending move (invariant 2).
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from consumers.dispatch.state import DispatchState, Order, Seen
 from consumers.dispatch.tempo import Steps, budget_of
 from streams.records import Assignment, Version
 
-PATIENCE_S = 10.0  # for an answer to what was asked back: one that is judged meanwhile gives none
+PATIENCE_S = 10.0  # for the last partial of a move: a finished answer that is being scored has none
 
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """So many requests were asked back from `source` for `destination`."""
+    """The number of requests that `source` was asked to release for `destination`."""
 
     source: str
     destination: str
@@ -34,21 +34,25 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Releases to append; `deferred` are to start again on the newest version."""
+    """Releases to append; `deferred` trajectories restart on the newest version."""
 
     releases: tuple[Assignment, ...] = ()
     deferred: tuple[str, ...] = ()
     moves: tuple[Move, ...] = ()
 
     def handed(self) -> tuple[Handed, ...]:
-        """Whole tails and gathered outliers, by who gives and who takes."""
+        """The releases counted by source and destination, whole tails and gathered outliers
+        together.
+        """
         counts = Counter((one.rollout, one.onward) for one in self.releases)
         return tuple(Handed(*both, count) for both, count in sorted(counts.items()))
 
 
 @dataclass(slots=True)
 class Repacking:
-    """When: every `every_s`, and as soon as a version is out that rollouts do not hold yet."""
+    """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
+    hold yet.
+    """
 
     every_s: float
     max_lag: int | None
@@ -59,13 +63,13 @@ class Repacking:
     _steps: Steps = field(default_factory=Steps)
 
     def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan | None:
-        """None while it is not time."""
+        """The moves that are due now; None while none are due."""
         self._steps.saw(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version
         if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
-            return Plan()  # nobody would pull anything
+            return Plan()  # every rollout holds the newest version
         loads = self._loads(state, now_s)
         moves = plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
@@ -79,10 +83,12 @@ class Repacking:
         return Plan(tuple(_releases(state, onward)), gathered.deferred, moves)
 
     def _loads(self, state: DispatchState, now_s: float) -> list[Load]:
-        """Rollouts in the midst of a move are left out until it is done or `PATIENCE_S` is over."""
+        """The load of every rollout; one in the middle of a move is not ready until the move is
+        done or `PATIENCE_S` is over.
+        """
         for trajectory, order in state.orders.items():
             if order.onward:
-                self._asked_s.setdefault(trajectory, now_s)  # by an earlier holder
+                self._asked_s.setdefault(trajectory, now_s)  # released by an earlier holder
         self._asked_s = {t: at_s for t, at_s in self._asked_s.items() if t in state.orders}
         moving: set[str] = set()
         silent: dict[str, int] = {}
@@ -106,7 +112,7 @@ class Repacking:
             samples = self.groups_per_wave * len(group.admitted.trajectories)
             wave = group.admitted.wave
             shares[wave] = shares.get(wave, 0.0) + len(group.open) / samples
-        growing = (state.admitted - state.closed) // self.groups_per_wave  # not whole yet
+        growing = (state.admitted - state.closed) // self.groups_per_wave  # not fully admitted yet
         running = [
             found
             for trajectory, order in state.orders.items()
@@ -147,24 +153,29 @@ class Repacking:
 
 
 def is_begun(state: DispatchState, trajectory: str, order: Order) -> bool:
-    """Its rollout generates it under this order, as a partial shows, and was not asked for it."""
+    """Whether its rollout generates it under this assignment, as a partial shows, and was not asked
+    to release it.
+    """
     chain = state.chains.get(trajectory)
     is_here = not order.onward and not order.given_up and state.is_held(order)
     return is_here and chain is not None and chain.attempt == order.attempt
 
 
 def _is_resumed(state: DispatchState, trajectory: str, order: Order) -> bool:
-    """It was ordered from a partial of the version that its rollout holds, and showed none yet."""
+    """Whether it was assigned from a partial of the version that its rollout holds, and no new
+    partial was published yet.
+    """
     chain = state.chains.get(trajectory)
     held = state.rollouts[order.rollout].status.version
     return chain is not None and chain.attempt < order.attempt and chain.version == held
 
 
 def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
-    """`kv_previous` is the most that it held under this version: a tail of few long answers grows
-    between two looks and is a tail all the same. `silent` orders showed no partial; more of them
-    than wait for their turn are running, and dispatch could not move all: it is not ready. Only an
-    emptied rollout that then pulls gains.
+    """One rollout's load for the planners. `kv_previous` is its highest KV use under this version:
+    a tail of few long answers grows between two plans and is a tail all the same. `silent` is the
+    number of its assignments without a partial; if more of them than wait in the queue, some are
+    running and dispatch cannot move them, so the rollout is not ready. A rollout gains from being
+    emptied only if it then pulls a newer version.
     """
     status = seen.status
     slots = status.slots

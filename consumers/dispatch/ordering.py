@@ -1,8 +1,9 @@
-"""Which orders to give now: for every open trajectory that nobody generates, as far as there is
-room. It changes nothing that it is given (invariant 9); the service appends what it returns.
+"""Which assignments to give now: for every open trajectory that no rollout generates, as far as
+there is room. The planner does not change its arguments (invariant 9); the service appends the
+returned records.
 
-1. What was given up for a move goes where the move was planned to go.  2. Other resumes, some of
-them after their version was loaded from history (`stranded.py`).  3. New samples, in their turn.
+1. Trajectories released for a move go to the planned destination. 2. Other resumes, some of them
+   after their version was loaded from history. 3. New samples, in their order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from streams.records import Assignment, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order, and whether it throws work away."""
+    """An assignment, and whether it discards generated tokens."""
 
     record: Assignment
     again: bool
@@ -31,7 +32,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """The rules of a run."""
+    """Plans assignments under one run's settings."""
 
     pace: Pace
     keep_version: bool
@@ -42,7 +43,7 @@ class Ordering:
     def plan(
         self, state: DispatchState, lengths: Lengths, ahead: Sequence[Prompt], now_s: float = 0.0
     ) -> list[Ordered]:
-        """All that can be ordered now; `ahead` are the prompts to be admitted next."""
+        """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
         lost = list(find_lost(state, lengths, self.keep_version))
         if not lost:
             return []
@@ -66,7 +67,7 @@ class Ordering:
     def put_off(
         self, state: DispatchState, trajectories: Iterable[str], lengths: Lengths
     ) -> list[Ordered]:
-        """Orders that start these again on the newest version (`outliers.py`), as far as rollouts
+        """Assignments that restart these trajectories on the newest version, as far as rollouts
         that hold it have room.
         """
         free = free_rooms(state, self.queue_per_slot)
@@ -88,7 +89,9 @@ class Ordering:
         is_more: bool,
         now_s: float,
     ) -> Recalled:
-        """Slots are wanted while more groups may be admitted, or samples wait for room."""
+        """Which versions to load from history. Slots are wanted while more groups may be admitted
+        or samples wait for room.
+        """
         if self.history is None:
             return Recalled()
         starts = sum(len(one.trajectories) for one in lost if one.kind == "start")
@@ -101,7 +104,9 @@ class Ordering:
     def _loading(
         self, state: DispatchState, lost: Iterable[Lost], recalled: Recalled, free: Free
     ) -> Iterator[Ordered]:
-        """Resumes at rollouts that load their version first; those take nothing else meanwhile."""
+        """Resumes at rollouts that load their version first; those rollouts get no other work
+        meanwhile.
+        """
         for one in lost:
             for trajectory in one.trajectories:
                 rollout = recalled.loads.get(trajectory)
@@ -113,7 +118,9 @@ class Ordering:
                 yield self._ordered(state, replace(one, how=how), trajectory, rollout)
 
     def _moved(self, state: DispatchState, lost: Iterable[Lost]) -> Iterator[Ordered]:
-        """Room was kept for them since they were asked back."""
+        """Resumes at the planned destinations; their room was reserved when the moves were
+        requested.
+        """
         for one in lost:
             may = eligible(state, one.version) if one.kind == "resume" else set[str]()
             for trajectory in one.trajectories:
@@ -169,8 +176,8 @@ def _again(state: DispatchState, trajectory: str) -> Continuation:
 
 
 def _expected_tokens(state: DispatchState) -> dict[str, float]:
-    """What each rollout is expected to generate still of what it has; what nobody could predict
-    counts nothing.
+    """Expected tokens that each rollout still has to generate; trajectories without a prediction
+    count 0.
     """
     tokens = dict.fromkeys(state.rollouts, 0.0)
     for trajectory, order in state.orders.items():

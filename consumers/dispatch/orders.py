@@ -1,6 +1,4 @@
-"""From plans to records: admissions and assignments. Pure; the service appends what these functions
-return.
-"""
+"""Builds the records of admissions and assignments from plans. Pure; the service appends them."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ def admission(
 
 
 def held_versions(state: DispatchState) -> set[Version]:
-    """What somebody serves, or is loading and soon will."""
+    """Versions that a rollout serves or is loading."""
     held = {seen.status.version for seen in state.rollouts.values() if is_serving(seen)}
     return held | set(state.loading().values())
 
@@ -36,7 +34,9 @@ def continuations(
     keep_version: bool,
     held: Collection[Version] | None = None,
 ) -> dict[str, Continuation]:
-    """How each lost trajectory goes on; `held` are the `held_versions`, where they are known."""
+    """How each lost trajectory continues; `held` are the `held_versions`, computed here if not
+    given.
+    """
     held = held_versions(state) if held is None else held
     return {
         t: continuation(state.orders.get(t), state.chains.get(t), keep_version, held) for t in lost
@@ -44,13 +44,13 @@ def continuations(
 
 
 def eligible(state: DispatchState, version: Version | None) -> set[str]:
-    """Rollouts that may go on with what needs this version."""
+    """Rollouts that may resume work that needs this version."""
     serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
     return holders(serving | state.loading(), version)
 
 
 def is_serving(seen: Seen) -> bool:
-    """It verified what it serves, and stays."""
+    """Whether the rollout verified its version and does not leave."""
     return seen.status.verified and seen.status.health != "leaving"
 
 
@@ -63,10 +63,8 @@ def assignment(
     rollout: str,
     predicted: int = 0,
 ) -> Assignment:
-    """The order for one trajectory; the rollout's term is the one whose status dispatch
-    saw last.
-    """
-    assert group.prompt is not None, "an order is planned only once its prompt was read"
+    """The assignment of one trajectory; it names the rollout's term of the newest status."""
+    assert group.prompt is not None, "an assignment is planned only once its prompt was read"
     prompt, wave = group.prompt, group.admitted.wave
     needed = how.version or Version(version_needed(pace, wave), 0)
     chain = state.chains.get(trajectory)
@@ -94,9 +92,7 @@ def assignment(
 
 
 def release(prompt: Prompt, trajectory: str, order: Order, onward: str = "") -> Assignment:
-    """Tells a rollout to drop a trajectory that nobody waits for, or to give it up for the rollout
-    that is to go on.
-    """
+    """Asks a rollout to drop a trajectory, or, with `onward`, to give it up for that rollout."""
     return Assignment(
         kind="release",
         trajectory=trajectory,
@@ -117,7 +113,7 @@ def release(prompt: Prompt, trajectory: str, order: Order, onward: str = "") -> 
 @dataclass(slots=True)
 class Free:
     """Room that a plan uses up: for new trajectories, and for resumes (a draining rollout takes
-    only those).
+    only resumes).
     """
 
     new: dict[str, int]
@@ -130,11 +126,11 @@ class Free:
 
 
 def free_rooms(state: DispatchState, queue_per_slot: float) -> Free:
-    """Room of every rollout that takes work: slots and queue, less its orders in force.
+    """Room of every rollout that takes work: slots and queue, less its assignments in force.
 
     Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
-    new; what it was given and has not begun counts against its quota. One that loads a version from
-    history takes what goes on under that.
+    new; assignments that it has not started count against its quota. A rollout that loads a version
+    from history takes only resumes under it.
     """
     free = Free({}, {})
     given, loading = state.given(), state.loading()

@@ -1,11 +1,12 @@
-"""Outliers: the few answers of a wave that run on beyond what history says, and hold up the rollout
-that must finish them under its version. Pure (invariant 9).
+"""Outliers: the few answers of a wave that run on beyond their expected length and delay the
+rollout that must finish them under its version. Pure (invariant 9).
 
-RhymeRL's tail migration (arXiv 2508.18588): one of the last 10 % unfinished of its wave, longer
-than a threshold from history. They are gathered on as few rollouts of their version as take them,
-so that the others stand empty. An answer that invariant 5 drops in any case is put off, to start
-again on the newest version, only if all that it will take fits the lag budget there; else it would
-be too late again, and everything generated twice. It is left alone then, and dropped.
+RhymeRL's tail migration (arXiv 2508.18588): an outlier is one of the last 10 % unfinished of its
+wave and longer than a threshold from history. Outliers are gathered on as few rollouts of their
+version as can take them, so that the other rollouts become empty. An answer that invariant 5 drops
+in any case is restarted on the newest version, if its whole expected length fits the lag budget
+there. Otherwise it would be too late again and everything generated twice; it is then left to
+finish, and dropped.
 """
 
 from collections.abc import Sequence
@@ -19,14 +20,15 @@ from streams.records import Version
 UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
 SPREADS = 2.0  # standard deviations above the mean; the paper names no threshold
 GROWTH = 1.5  # times the mean at least, where the spread is small
-AGAIN = 2.0  # a long tail has as much again to come as it has generated (`stranded.py`)
+AGAIN = 2.0  # the expected rest of a long tail equals the tokens that it has generated
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A request in progress. `unfinished` is the share of its wave that is; `lag_left` how many
-    more versions may come before its tokens are too old to train, None without a bound; `longest`
-    the limit of its answer; `whole` that no other of its group has ended.
+    """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
+    number of further versions before its tokens are too old to train, None without a bound;
+    `longest` the limit of its answer in tokens; `whole`: no other trajectory of its group has
+    ended.
     """
 
     trajectory: str
@@ -43,14 +45,16 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Trajectory → where it goes on, and those put off."""
+    """Trajectory → destination of each move, and the trajectories to restart."""
 
     moves: dict[str, str]
     deferred: tuple[str, ...]
 
 
 def is_outlier(running: Running) -> bool:
-    """Nothing is one without history."""
+    """Whether the request is much longer than expected in an almost finished wave. Without length
+    history nothing is an outlier.
+    """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
         return False
@@ -58,15 +62,15 @@ def is_outlier(running: Running) -> bool:
 
 
 def is_hopeless(running: Running) -> bool:
-    """Whatever becomes of it, invariant 5 drops it."""
+    """Whether invariant 5 drops it in any case."""
     return running.lag_left is not None and running.lag_left < 0
 
 
 def is_worth_again(running: Running, budget: Budget | None) -> bool:
-    """It is dropped as it is, and started again on the newest version it would be trained: it is
-    taken to be as long as history knows them, and twice what it has. Where others of its group
-    ended before it they are as old, and would be dropped while they wait. Nothing is without
-    history.
+    """Whether it is dropped as it is but would be trained if restarted on the newest version. Its
+    length is taken to be the longer of the usual maximum and twice its present length. If others of
+    its group ended before it, they are as old and would be dropped while they wait, so a restart is
+    useless. Without length history nothing is restarted.
     """
     expected = running.expected
     if budget is None or expected is None or not running.whole or not is_hopeless(running):
@@ -78,9 +82,9 @@ def is_worth_again(running: Running, budget: Budget | None) -> bool:
 def plan_outliers(
     running: Sequence[Running], loads: Sequence[Load], budget: Budget | None = None
 ) -> Gathering:
-    """Gather outliers where most of their version are already; never above KV capacity or B_max,
-    and who gives takes none. `loads` are the rollouts that may take part; without a `budget`
-    nothing is put off.
+    """Gather outliers where most of their version already are, never above KV capacity or B_max; a
+    rollout that gives requests takes none. `loads` are the rollouts that may take part; without a
+    `budget` nothing is restarted.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]
@@ -98,7 +102,7 @@ def plan_outliers(
     for name in sorted(by, key=lambda n: (-len(by[n]), n)):
         mine = {one.trajectory: _taker(one, takers, bins, slack) for one in _longest(by[name])}
         if not bins[name].gains or not all(mine.values()):
-            takers.append(name)  # it would not be empty by this: it stays and takes others'
+            takers.append(name)  # the moves would not empty it: it becomes a destination
             _undo(by[name], mine, slack)
             continue
         moves.update({t: taker for t, taker in mine.items() if taker is not None})
@@ -116,7 +120,7 @@ def _longest(outliers: Sequence[Running]) -> list[Running]:
 def _taker(
     one: Running, takers: Sequence[str], bins: dict[str, Load], slack: dict[str, list[int]]
 ) -> str | None:
-    """The first of its version with room, which is then used."""
+    """The first destination of its version with room; the room is reserved."""
     for name in takers:
         if bins[name].version != one.version:
             continue

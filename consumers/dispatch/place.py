@@ -1,9 +1,9 @@
 """Placement: which rollout gets which samples. Pure (invariant 9).
 
 A group's samples go to one rollout while they fit, so that its prompt is prefilled once. Where the
-wave is ranked (`layout.py`) the rollouts of its ranking group come first; else the one that would
-be done first with what it was given, and while nothing is known of lengths the one with most room.
-Nobody waits for a better place: a free slot anywhere is taken.
+wave is ranked, the rollouts of the group's ranking group come first; else the rollout that would
+finish its present work first, and while no lengths are known the one with most room. No sample
+waits for a better place: a free slot on any rollout is used.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ from consumers.dispatch.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Samples of one group that may run together; `mean` is the expected length of each, 0 when
-    unknown, and `is_short` that it is among the shorter half of what is known.
+    """Samples of one group that may run together. `mean` is the expected length of each in tokens,
+    0 when unknown; `is_short`: it is in the shorter half of the known lengths.
     """
 
     trajectories: tuple[str, ...]
@@ -26,8 +26,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one live rollout can still be given: slots plus queue, less what it was given and did
-    not finish; `tokens` are those expected of what it has.
+    """The room of one live rollout: slots plus queue, less its unfinished assignments; `tokens` are
+    those still expected of them.
     """
 
     rollout: str
@@ -42,7 +42,7 @@ class _Filling:
     room: Room
     free: int
     busy: float
-    """Expected tokens by speed: when it would be done."""
+    """Expected tokens divided by speed: when it would finish its work."""
 
 
 def place(works: Sequence[Work], rooms: Sequence[Room]) -> Mapping[str, str]:
@@ -78,7 +78,9 @@ def _choose(work: Work, count: int, open_: Mapping[str, _Filling]) -> _Filling:
 
 
 def _best(work: Work, count: int, fillings: Iterable[_Filling]) -> _Filling:
-    """Long work keeps off rollouts that may go at any moment while another has room."""
+    """The rollout that finishes first. Long work avoids preemptible rollouts while another has
+    room.
+    """
 
     def cost(one: _Filling) -> tuple[bool, bool, float, int, str]:
         is_risk = one.room.preemptible and not work.is_short

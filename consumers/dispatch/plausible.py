@@ -1,8 +1,8 @@
-"""Which records of many writers dispatch acts on (invariant 12): pure rules for partials and
-statuses, and whether a rollout's name has taken the term that a record names.
+"""Which records of topics with many writers dispatch acts on (invariant 12): pure rules for
+partials and statuses, and a check that a rollout's name has taken the term that its record names.
 
-What the terms stop: a status of `rollout-0` in term 1 000, which nobody holds, would make the
-living one of term 1 a zombie, and the next order would end its process.
+Without the check of terms a forged status of `rollout-0` in term 1 000 would make the living
+rollout of term 1 a zombie, and the next assignment would end its process.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from streams.records import Applied, Partial, RolloutStatus
 
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
-LOOK_S = 1.0  # between two looks into the store for the same name, or for names that are not there
+LOOK_S = 1.0  # between two reads of the store for the same name, or for unknown names
 ROLLOUTS, RELAYS = "rollouts", "relays"
-"""The roles under which they take their terms."""
+"""The roles under which rollouts and relays take their terms."""
 
 
 def refused_status(status: RolloutStatus) -> str:
-    """Why no plan may use it, or ""."""
+    """The reason why no plan may use the status; "" if it may be used."""
     counts = (status.slots, status.running, status.waiting, status.queued, status.decode_batch_max)
     if not all(0 <= count <= SLOTS_MAX for count in counts):
         return "slots or requests out of bounds"
@@ -34,29 +34,29 @@ def refused_status(status: RolloutStatus) -> str:
 
 
 def refused_applied(applied: Applied) -> str:
-    """Why it cannot be what a rollout serves, or ""."""
+    """The reason why the record is not plausible; "" if it is."""
     numbers = (applied.rollout_term, applied.tensors, applied.compared)
     is_sound = all(map(is_number, numbers)) and is_version(applied.version)
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
 def refused_partial(partial: Partial, order: Order | None) -> str:
-    """Why no resume may start from it, or "". The attempt must have been ordered, the newest one of
-    this very rollout.
+    """The reason why no resume may start from the partial; "" if one may. Its attempt must have
+    been assigned, the newest one to this rollout and term.
     """
     if order is None or not 0 < partial.attempt <= order.attempt:
-        return f"attempt {partial.attempt} was never ordered"
+        return f"attempt {partial.attempt} was never assigned"
     holder = (order.rollout, order.rollout_term)
     if partial.attempt == order.attempt and (partial.rollout, partial.rollout_term) != holder:
-        return f"attempt {partial.attempt} is not of {partial.rollout}"
+        return f"attempt {partial.attempt} was not assigned to {partial.rollout}"
     return malformed(partial)
 
 
 @dataclass(slots=True)
 class Terms:
-    """Terms that names have taken in the roles of many holders, by the store. A rollout and a relay
-    take theirs before their first record, so a name that is not there, or a higher term than is
-    there, is refused; asked again at most every `LOOK_S` for the same.
+    """Terms that names have taken in the roles of many holders, read from the store. A rollout or
+    relay takes its term before its first record, so an unknown name or a higher term is refused.
+    The store is read for the same name at most every `LOOK_S`.
     """
 
     store: ObjectStore
@@ -66,7 +66,7 @@ class Terms:
     _listed_s: dict[str, float] = field(default_factory=dict[str, float])
 
     def has_taken(self, role: str, name: str, term: int) -> bool:
-        """Whether this name has held this term at some time."""
+        """Whether this name has ever held this term."""
         if term <= self._highest.get((role, name), 0):
             return term > 0
         if not is_key(name) or "/" in name or len(name) > PART_BYTES_MAX:
@@ -75,7 +75,9 @@ class Terms:
         return 0 < term <= self._highest.get((role, name), 0)
 
     def _look(self, role: str, name: str) -> None:
-        """One listing shows which names there are, however many unknown ones are asked for."""
+        """Refresh the highest term of a name. One listing shows all names, however many unknown
+        ones are asked for.
+        """
         now_s, key = self.monotonic(), (role, name)
         if key not in self._highest:
             if now_s - self._listed_s.get(role, float("-inf")) < LOOK_S:
@@ -90,5 +92,5 @@ class Terms:
 
 
 def anyone(role: str, name: str, term: int) -> bool:
-    """In place of `Terms.has_taken` where no store says who there is."""
+    """Accepts every name and term; used in place of `Terms.has_taken` without a store."""
     return True

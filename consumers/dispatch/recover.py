@@ -1,9 +1,10 @@
-"""Recovery: which open trajectories nobody generates, and how each goes on. Pure (invariant 9).
+"""Recovery: which open trajectories no rollout generates, and how each continues. Pure (invariant
+9).
 
-It is level-triggered: an open trajectory without an order held by a living rollout of the ordered
-term is to be ordered again, whatever happened to it before: never ordered (dispatch died after
-admitting), its rollout died, restarted under a new term, or gave it up for a move or because it
-leaves. So one rule serves admission, recovery, moves and a new holder of dispatch's lease.
+It is level-triggered: an open trajectory without an assignment that is held by a living rollout of
+the assigned term is assigned again, whatever the cause: it was never assigned (dispatch died after
+admitting), its rollout died, restarted under a new term, or released it for a move or before
+leaving. So one rule serves admission, recovery, moves and a new holder of dispatch's lease.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +17,9 @@ from streams.records import Address, Version
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a trajectory goes on under its next attempt. `again` counts work that is thrown away."""
+    """How a trajectory continues under its next attempt. `again`: generated tokens are
+    discarded.
+    """
 
     kind: Literal["start", "resume"]
     attempt: int
@@ -40,15 +43,15 @@ def orphans(state: DispatchState) -> list[list[str]]:
 def continuation(
     order: Order | None, chain: Chain | None, keep_version: bool, held: Collection[Version]
 ) -> Continuation:
-    """Resume from the newest partial; under `keep_version` only where somebody holds its version
+    """Resume from the newest partial; under `keep_version` only if a rollout holds its version
     (invariant 4).
 
-    When nobody does, it starts again on the newest, unless `stranded.py` finds it cheaper that an
-    emptied rollout loads its version from history.
+    If none does, the trajectory restarts on the newest version, unless it is cheaper that an idle
+    rollout loads the old version from history (decided by the caller).
     """
     attempt = 1 if order is None else order.attempt + 1
     moves = 0 if order is None else order.moves + 1
-    if chain is None:  # one that was given up before its first token lost nothing
+    if chain is None:  # without a first token a released trajectory discards nothing
         again = order is not None and not order.given_up
         return Continuation("start", attempt, None, None, moves, again)
     if keep_version and chain.version not in held:

@@ -1,11 +1,12 @@
-"""Repack: which rollouts hand their last requests to which others, so that they stand empty, pull
+"""Repack: which rollouts move their last requests to which others, so that they become empty, pull
 the newest weights and take new prompts. Pure (invariant 9).
 
 Laminar (arXiv 2510.12633, section 5, Algorithm 1), per version, as best-fit decreasing: the largest
-candidates stay and become destinations, each smaller one goes whole into the fullest that still
-takes it. So whoever moves is met once, a destination never becomes a source, and the least is
-moved. No destination is filled above its KV capacity or its decode batch bound. A version's
-candidates cost n log n: ten thousand rollouts are planned between two decode steps.
+candidates stay and become destinations, and each smaller one goes whole into the fullest
+destination that still takes it. So a destination never becomes a source, no request moves twice,
+and as little as possible is moved. No destination is filled above its KV capacity or its decode
+batch bound. The cost is n log n in a version's candidates: ten thousand rollouts are planned
+between two decode steps.
 """
 
 from bisect import bisect_left, insort
@@ -14,16 +15,14 @@ from dataclasses import dataclass
 
 from streams.records import Version
 
-LOOKS_MAX = (
-    64  # destinations looked at for one source, fullest first, when the other bound is tight
-)
+LOOKS_MAX = 64  # destinations tried for one source, fullest first, when the other bound is tight
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One rollout now. `kv_previous` is the KV that it held before: higher means that its requests
-    end and no others come. `gains` says that it would take work once empty that it takes not now;
-    `ready` is False while it pulls, is not verified, or is in the midst of another move.
+    """The load of one rollout. `kv_previous` is its earlier KV use: a higher value means that its
+    requests end and no others arrive. `gains`: once empty it would take work that it cannot take
+    now. `ready` is False while it pulls, is not verified, or is in the middle of another move.
     """
 
     rollout: str
@@ -40,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Everything that `source` runs goes on at `destination`."""
+    """All requests of `source` continue at `destination`."""
 
     source: str
     destination: str
@@ -49,8 +48,8 @@ class Move:
 
 
 def is_candidate(load: Load) -> bool:
-    """The end of the KV life cycle: below capacity and falling, nothing waits, and a decode batch
-    that more requests would make hardly slower.
+    """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling,
+    nothing waiting, and a decode batch that more requests would hardly slow down.
     """
     return (
         load.ready
@@ -61,8 +60,8 @@ def is_candidate(load: Load) -> bool:
 
 
 def plan_repack(loads: Iterable[Load], keep_version: bool = True) -> tuple[Move, ...]:
-    """Who moves where; empty when no rollout would gain. With `keep_version` only between rollouts
-    of one version (invariant 4). Ties go by name, so equal inputs give equal plans.
+    """The moves; empty when no rollout would gain. With `keep_version` only between rollouts of one
+    version (invariant 4). Ties go by name, so equal inputs give equal plans.
     """
     alike: dict[Version | None, list[Load]] = {}
     for load in loads:
@@ -72,15 +71,14 @@ def plan_repack(loads: Iterable[Load], keep_version: bool = True) -> tuple[Move,
 
 
 def _pack(candidates: Sequence[Load]) -> Iterator[Move]:
-    """Best-fit decreasing in the dimension that is scarcer here, the other one checked."""
+    """Best-fit decreasing in the scarcer of KV and requests; the other bound is checked."""
     if len(candidates) < 2 or not any(load.gains for load in candidates):
         return
     kv = sum(c.kv_used for c in candidates) / sum(c.kv_capacity for c in candidates)
     requests = sum(c.running for c in candidates) / sum(c.batch_max for c in candidates)
     by_kv = kv >= requests
-    bins: list[
-        tuple[int, str, int]
-    ] = []  # slack in the scarcer dimension, name, slack in the other
+    # slack in the scarcer dimension, name, slack in the other
+    bins: list[tuple[int, str, int]] = []
     for load in sorted(candidates, key=lambda c: _order(c, by_kv)):
         first, second = _pair(load.kv_used, load.running, by_kv)
         at = _fullest(bins, first, second) if load.gains else None
@@ -95,7 +93,9 @@ def _pack(candidates: Sequence[Load]) -> Iterator[Move]:
 
 
 def _order(load: Load, by_kv: bool) -> tuple[bool, int, int, str]:
-    """Those that gain nothing come first: they can only be destinations."""
+    """Sort key, largest first. Rollouts that would not gain come first: they can only be
+    destinations.
+    """
     first, second = _pair(load.kv_used, load.running, by_kv)
     return load.gains, -first, -second, load.rollout
 
@@ -105,7 +105,7 @@ def _pair(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
 
 
 def _fullest(bins: Sequence[tuple[int, str, int]], first: int, second: int) -> int | None:
-    """Index of the fullest bin that takes both."""
+    """Index of the fullest bin that takes both sizes; None if none does."""
     begin = bisect_left(bins, (first, "", 0))
     for at in range(begin, min(begin + LOOKS_MAX, len(bins))):
         if bins[at][2] >= second:

@@ -1,10 +1,10 @@
-"""Dispatch: one holder of the lease reads what happened, plans with pure functions and appends
-orders.
+"""Dispatch: the single holder of the dispatch lease reads the log, plans with pure functions and
+appends assignments.
 
-Its whole state is a fold over topics (`state.py`), so a new holder starts by reading them: first
-what earlier holders wrote, up to its own `Opened` (invariant 7), then what trainer and rollouts
-wrote. It orders whatever nobody living generates (`recover.py`), so a dispatch killed between an
-admission and its orders leaves nothing behind.
+Its state is a fold over topics, so a new holder starts by reading them: first the topics of earlier
+holders, up to its own `Opened` (invariant 7), then the topics of trainer and rollouts. It assigns
+every trajectory that no living rollout generates, so a dispatch that is killed between an admission
+and its assignments leaves nothing behind.
 """
 
 import logging
@@ -39,12 +39,12 @@ from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.05  # between two rounds; queued orders keep slots busy meanwhile
+ROUND_S = 0.05  # between two rounds; queued assignments keep slots busy meanwhile
 
 
 @dataclass(slots=True)
 class Dispatch:
-    """Everything one term of dispatch works with."""
+    """One term of dispatch."""
 
     bus: Bus
     store: ObjectStore
@@ -55,18 +55,21 @@ class Dispatch:
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
     on_move: Callable[[Handed, float], None] = lambda handed, plan_s: None
-    """Told of each move that was asked for, and how many seconds planning took: for who looks."""
+    """Called for each requested move with the seconds that planning took; observers use it."""
     state: DispatchState = field(default_factory=DispatchState)
     inbox: Inbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Orders of this term by kind, `again` those that throw work away, `recalled` those for which a
-    version is loaded from history, `moved` what was asked back for a move, `lost` silent rollouts.
+    """Assignments of this term by kind; `again` counts restarts that discard tokens, `recalled`
+    resumes whose version is loaded from history, `moved` release requests of moves, `lost` rollouts
+    dropped because they were silent or stuck.
     """
     ordering: Ordering = field(init=False)
     repacking: Repacking | None = field(init=False)
 
     def __post_init__(self) -> None:
-        """Repack frees rollouts that must be empty to take new weights: none else gains by it."""
+        """Repack runs only under `keep_version`: only there must a rollout be empty to take new
+        weights.
+        """
         pace, settings = self.pace, self.settings
         waves = Waves(self.keep_version, pace.groups_per_step)
         history = None
@@ -79,11 +82,11 @@ class Dispatch:
             self.repacking = Repacking(every_s, pace.max_lag, groups)
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop` is set. Raises `Fenced` when a higher term takes over."""
         memory = Memory(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
-        kept = memory.recall()  # before `Opened`: see kept.py
+        kept = memory.recall()  # before `Opened`: the swap of the term fences the earlier holder
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         own = {"admissions": admissions.open(), "assignments": assignments.open()}
@@ -100,12 +103,12 @@ class Dispatch:
             "dispatch term %d: %d admitted, %d open", self.term, state.admitted, len(state.groups)
         )
         while not stop.is_set():
-            left = state.left()  # what they published before they left is read below
+            left = state.left()  # the records published before they left are read below
             news, released = inbox.read()
             self._give(state, assignments, releases=_releases(released))
             gone = forget_silent(state, inbox, self.settings.heartbeat_timeout_s, left)
             self._tell_lost(gone)
-            if news or gone:  # plans follow from the state alone: no news, no other plan
+            if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
                 self._give(state, assignments, self._orders(state, inbox))
             self._repack(state, inbox, assignments)
@@ -133,20 +136,22 @@ class Dispatch:
             writer.append([(str(record.group), record) for record in records])
 
     def _orders(self, state: DispatchState, inbox: Inbox) -> list[Ordered]:
-        """For every open trajectory that nobody generates, as far as there is room."""
+        """Assignments for open trajectories that no living rollout generates, as far as there is
+        room.
+        """
         return self.ordering.plan(state, inbox.lengths, inbox.ahead(), self.monotonic())
 
     def _bytes_of(self, version: Version) -> int | None:
-        """What it is to load this version whole; None when it is gone."""
+        """Bytes to read to load this version in full; None when retention deleted it."""
         try:
             return read_manifest(self.store, version).full_bytes
         except (ObjectMissing, CorruptObject) as error:
-            log.warning("what was generated under %s starts again: %s", version, error)
+            log.warning("trajectories under version %s restart from the prompt: %s", version, error)
             return None
 
     def _repack(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
-        """When it is time: ask back what is to move; what is too old starts again on the newest
-        version, and whoever has it is told.
+        """When a repack is due: ask source rollouts to release what moves, and restart trajectories
+        that are too old on the newest version, releasing their old attempts.
         """
         if self.repacking is None:
             return
@@ -161,7 +166,7 @@ class Dispatch:
         self._give(state, writer, again, [*plan.releases, *void])
         self.counts["moved"] += len(plan.releases)
         for one in plan.handed():
-            log.info("%s hands %d requests to %s", one.source, one.requests, one.destination)
+            log.info("moving %d requests from %s to %s", one.requests, one.source, one.destination)
             self.on_move(one, plan_s)
 
     def _give(
@@ -171,24 +176,24 @@ class Dispatch:
         orders: Sequence[Ordered] = (),
         releases: Sequence[Assignment] = (),
     ) -> None:
-        """Append these in one go; they are in force then."""
+        """Append these assignments and releases as one batch, then apply them to the state."""
         for order in orders:
             record = order.record
             if record.from_history:
                 self.counts["recalled"] += 1
                 log.info(
-                    "%s goes on: %s loads %s", record.trajectory, record.rollout, record.version
+                    "%s resumes: %s loads %s", record.trajectory, record.rollout, record.version
                 )
             if order.again:
                 self.counts["again"] += 1
-                log.warning("%s starts again (attempt %d)", record.trajectory, record.attempt)
+                log.warning("%s restarts (attempt %d)", record.trajectory, record.attempt)
         records = [*(order.record for order in orders), *releases]
         for record, at in zip(records, self._append(writer, records), strict=True):
             state.apply_assignment(record, at)
 
     def _append(self, writer: FencedWriter, records: list[Assignment]) -> list[Address]:
-        """Each rollout reads one partition, chosen by its name; others' orders there are not its
-        own.
+        """Append to the partition that each rollout reads, chosen by the rollout's name. Rollouts
+        skip assignments of other rollouts in their partition.
         """
         if not records:
             return []
@@ -204,10 +209,10 @@ class Dispatch:
     def _tell_lost(self, rollouts: Sequence[str]) -> None:
         self.counts["lost"] += len(rollouts)
         for rollout in rollouts:
-            log.warning("rollout %s is silent or stuck: its trajectories go on elsewhere", rollout)
+            log.warning("rollout %s is silent or stuck: its trajectories are reassigned", rollout)
 
     def figures(self) -> Figures:
-        """Counts of groups are of the whole run, those of orders of this term."""
+        """Metrics; counts of groups are of the whole run, counts of assignments of this term."""
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained
         groups = list(state.groups.values())
@@ -242,11 +247,12 @@ class Dispatch:
 def forget_silent(
     state: DispatchState, inbox: Inbox, timeout_s: float, left: Collection[str] = ()
 ) -> list[str]:
-    """Forget rollouts without a heartbeat, stuck ones and those that have `left`; returns the
-    former two.
+    """Drop rollouts without a heartbeat, stuck rollouts and rollouts that have `left`; returns the
+    names of the former two.
 
-    What a stall of dispatch would do otherwise: a thousand living rollouts have 24 000 statuses in
-    the log after 12 s, one read returns 512, and the other rollouts look silent.
+    All statuses published so far are read first. Otherwise a stall of dispatch would drop living
+    rollouts: a thousand of them leave 24 000 statuses in the log in 12 s, one read returns 512, and
+    the other rollouts look silent.
     """
     before_s = inbox.listened_s - timeout_s
     if left or state.silent(before_s):
@@ -255,7 +261,7 @@ def forget_silent(
 
 
 def _releases(released: Sequence[Released]) -> list[Assignment]:
-    """Nobody waits for these: their groups ended."""
+    """Releases of assignments whose groups ended."""
     return [
         release(one.group.prompt, one.trajectory, one.order)
         for one in released
@@ -265,5 +271,5 @@ def _releases(released: Sequence[Released]) -> list[Assignment]:
 
 def _void(state: DispatchState, trajectory: str, order: Order) -> Assignment:
     prompt = state.group_of(trajectory).prompt
-    assert prompt is not None, "an order is planned only once its prompt was read"
+    assert prompt is not None, "an assignment is planned only once its prompt was read"
     return release(prompt, trajectory, order)

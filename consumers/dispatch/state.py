@@ -1,9 +1,10 @@
-"""What dispatch knows, folded from topics; a new holder of the lease folds the same records and
-knows the same.
+"""The state of dispatch, folded from topics; a new holder of the lease that folds the same records
+reaches the same state.
 
 Every `apply_*` is idempotent and, within an open group, independent of the order *between* topics:
-attempts decide between orders, first completions between results. `admissions` is read before
-`trajectories`, so a completion of an unknown group is late, not early (invariant 2).
+the highest attempt wins between assignments, the first completion wins between results.
+`admissions` is read before `trajectories`, so a completion of an unknown group is late, not early
+(invariant 2).
 """
 
 from collections.abc import Collection
@@ -20,12 +21,12 @@ from streams.records import (
     Version,
 )
 
-SPEED_MEMORY = 8  # reports that a rollout's measured speed follows
+SPEED_MEMORY = 8  # reports over which a rollout's measured speed is smoothed
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The newest order for a trajectory: who generates it, in which attempt, from which partial."""
+    """The newest assignment of a trajectory: the rollout and attempt that generate it."""
 
     attempt: int
     rollout: str
@@ -33,20 +34,22 @@ class Order:
     moves: int
     version: Version
     at: Address | None = None
-    """Where it lies in `assignments`; None until it is appended."""
+    """Its address in `assignments`; None until it is appended."""
     predicted: int = 0
     onward: str = ""
-    """Where it is to go on: its rollout was asked to give it up."""
+    """The rollout that resumes the trajectory; set once its present rollout was asked to release
+    it.
+    """
     given_up: bool = False
-    """Its rollout did, so nobody generates it."""
+    """True once its rollout released it, so no rollout generates it."""
     from_history: bool = False
-    """Its rollout was to load `version` first, which nobody held."""
+    """True when no rollout held `version` and the assigned one loads it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Newest partial of a trajectory's newest attempt, the version of its last token and how many
-    tokens were generated; `first` is the oldest partial of the trajectory, whatever its attempt.
+    """The newest partial of a trajectory's newest attempt, the version of its last token and the
+    number of generated tokens; `first` is the oldest partial of the trajectory in any attempt.
     """
 
     attempt: int
@@ -58,18 +61,18 @@ class Chain:
 
 @dataclass(slots=True)
 class OpenGroup:
-    """An admitted group that is neither trained nor closed nor complete."""
+    """An admitted group that is not trained, not closed and not complete."""
 
     admitted: Admitted
     open: set[str]
     prompt: Prompt | None = None
     finished: list[int] = field(default_factory=list[int])
-    """Generated tokens of those that ended, as far as this holder saw them end."""
+    """Generated tokens of each finished trajectory, as far as this holder read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """An order that nobody waits for any more, because its group ended."""
+    """An assignment that is void because its group ended."""
 
     group: OpenGroup
     trajectory: str
@@ -78,25 +81,24 @@ class Released:
 
 @dataclass(slots=True)
 class Seen:
-    """A rollout's newest status and when dispatch read it, by dispatch's listening time
-    (`listening.py`).
+    """A rollout's newest status and the listening time at which dispatch read it.
 
-    One that was only read back from before dispatch started is not `fresh`: it keeps its orders
-    until it is silent for too long, and gets no new ones.
+    A rollout whose status was only read back from before dispatch started is not `fresh`: it keeps
+    its assignments until it is silent for too long, and gets no new ones.
     """
 
     status: RolloutStatus
     at_s: float
     fresh: bool
     kv_peak: int = 0
-    """Most KV that it reported under the version that it holds."""
+    """Highest KV use that it reported under its present version."""
     speed: float = 0.0
     """Tokens per second of one request, smoothed; 0 until it generated."""
 
 
 @dataclass(slots=True)
 class DispatchState:
-    """Counts and open work; memory is bounded by what admission lets run."""
+    """Counts and open work; memory is bounded by what admission allows to run."""
 
     admitted: int = 0
     closed: int = 0
@@ -110,7 +112,7 @@ class DispatchState:
     completed: int = 0
     late: int = 0
     stuck_timeout_s: float = inf
-    """A loop that has not turned for longer is stuck, whatever its heartbeats say."""
+    """A rollout whose loop has not turned for longer is stuck, even if it sends heartbeats."""
 
     def apply_admitted(self, record: Admitted) -> None:
         self.admitted += 1
@@ -118,7 +120,9 @@ class DispatchState:
         self.groups[record.group] = OpenGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
-        """The highest attempt is the order in force; a release ends it only for that attempt."""
+        """The highest attempt is the assignment in force; a release ends it only for its own
+        attempt.
+        """
         known = self.orders.get(record.trajectory)
         group = self.groups.get(record.group)
         if group is None or record.trajectory not in group.open:
@@ -140,14 +144,15 @@ class DispatchState:
         )
 
     def _release(self, trajectory: str, onward: str) -> None:
-        """A trajectory that goes on elsewhere is its rollout's until that has given it up."""
+        """A moving trajectory keeps its assignment until its rollout has released it."""
         known = self.orders.pop(trajectory, None)
         if known is not None and onward:
             self.orders[trajectory] = replace(known, onward=onward)
 
     def apply_partial(self, record: Partial, at: Address) -> None:
-        """Only the newest attempt's chain is kept: writers never mix (the chain names its
-        predecessors). The last one of the attempt in force frees the trajectory.
+        """Keep the chain of the newest attempt only; chains never mix writers, because each partial
+        names its predecessor. The last partial of the attempt in force marks the trajectory as
+        released.
         """
         trajectory, known = record.trajectory, self.chains.get(record.trajectory)
         opened = self.groups.get(record.group)
@@ -169,8 +174,9 @@ class DispatchState:
             )
 
     def apply_completion(self, group: int, trajectory: str, generated: int | None = None) -> bool:
-        """The first completion ends a trajectory; a second one, or one of a group that is not open,
-        is late. `generated` counts the tokens of one that lived; returns whether it counts.
+        """The first completion ends a trajectory; a later one, or one of a group that is not open,
+        counts as late. `generated` is the number of tokens, None for a dead trajectory. Returns
+        whether the completion counts.
         """
         opened = self.groups.get(group)
         if opened is None or trajectory not in opened.open:
@@ -187,20 +193,20 @@ class DispatchState:
         return True
 
     def apply_taken(self, group: int) -> list[Released]:
-        """The trainer took the group; returns the orders of trajectories that nobody waits for any
-        more.
-        """
+        """Record that the trainer took the group; returns the assignments that are void now."""
         self.trained += 1
         return self._end(group)
 
     def apply_superseded(self, groups: int) -> None:
-        """So many groups that the trainer had taken are not trained; each is closed behind this,
-        and others are admitted in their place.
+        """Record that this many taken groups are not trained after all; each is closed by a later
+        record, and other groups are admitted in their place.
         """
         self.trained -= groups
 
     def apply_closed(self, group: int) -> list[Released]:
-        """The trainer closed the group untrained; returns the orders that are void now."""
+        """Record that the trainer closed the group untrained; returns the assignments that are void
+        now.
+        """
         self.closed += 1
         return self._end(group)
 
@@ -214,8 +220,9 @@ class DispatchState:
         return [Released(opened, t, order) for t, order in ended if order is not None]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
-        """A lower term of a rollout is a zombie's; a restarted rollout holds nothing of its earlier
-        term. One that is stuck is silent from here on, until its loop turns again.
+        """Record a rollout's status. A lower term belongs to a zombie and is ignored; a restarted
+        rollout holds nothing of its earlier term. A stuck rollout counts as silent until its loop
+        turns again.
         """
         seen = self.rollouts.get(record.rollout)
         if seen is not None and record.term < seen.status.term:
@@ -233,16 +240,16 @@ class DispatchState:
         self.rollouts[record.rollout] = Seen(record, now_s, fresh, peak, speed)
 
     def silent(self, before_s: float) -> list[str]:
-        """Rollouts whose last status was read before this, and stuck ones."""
+        """Rollouts whose last status was read before this time, and stuck ones."""
         return [name for name, seen in self.rollouts.items() if seen.at_s < before_s]
 
     def left(self) -> list[str]:
-        """Rollouts that have left and have nothing any more."""
+        """Rollouts that announced that they leave and have no work left."""
         return [name for name, seen in self.rollouts.items() if has_left(seen.status)]
 
     def forget_rollouts(self, silent_before_s: float, left: Collection[str] = ()) -> list[str]:
-        """Drop rollouts silent for too long, and those of `left` that have not come back. Their
-        work is nobody's (`recover.py`); returns the silent ones.
+        """Drop rollouts that were silent for too long, and those of `left` that have not come back.
+        Their trajectories become unassigned. Returns the silent ones.
         """
         left = set(left).intersection(self.left())
         silent = self.silent(silent_before_s)
@@ -251,7 +258,7 @@ class DispatchState:
         return [name for name in silent if name not in left]
 
     def given(self) -> dict[str, int]:
-        """Orders in force per live rollout and term, and what is on its way there."""
+        """Assignments in force per live rollout, including those on their way to it."""
         counts: dict[str, int] = dict.fromkeys(self.rollouts, 0)
         for order in self.orders.values():
             if order.onward in counts:
@@ -261,7 +268,7 @@ class DispatchState:
         return counts
 
     def loading(self) -> dict[str, Version]:
-        """Rollouts that were asked for a version from history and do not serve it yet."""
+        """Rollouts that were asked to load a version from history and do not serve it yet."""
         return {
             order.rollout: order.version
             for order in self.orders.values()
@@ -272,17 +279,17 @@ class DispatchState:
         }
 
     def group_of(self, trajectory: str) -> OpenGroup:
-        """The open group of a trajectory, which its name (`group.index`) tells."""
+        """The open group of a trajectory; the trajectory's name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
     def is_held(self, order: Order) -> bool:
-        """A living rollout of the ordered term has it."""
+        """Whether a living rollout of the assigned term has it."""
         seen = self.rollouts.get(order.rollout)
         return seen is not None and seen.status.term == order.rollout_term
 
 
 def has_left(status: RolloutStatus) -> bool:
-    """It takes nothing more, and what it had is given up or finished."""
+    """Whether the rollout takes no more work and has released or finished all it had."""
     return status.health == "leaving" and not status.running and not status.waiting
 
 

@@ -1,7 +1,9 @@
-"""Trajectories whose version nobody holds, who could load it, and what was decided before.
+"""Finds trajectories whose version no rollout holds and assigns idle rollouts to load it, with the
+decisions of earlier rounds.
 
-A rollout is asked by the order itself (`from_history`), so whoever dies in between is recovered
-like any other. A trajectory is loaded for once in a row: one that comes back from it starts again.
+The assignment itself asks the rollout to load the version (`from_history`), so a death in between
+is recovered like any other. A trajectory gets at most one load in a row: if it comes back from one,
+it restarts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +18,14 @@ from consumers.dispatch.state import Chain, DispatchState
 from consumers.dispatch.waves import workers_of
 from streams.records import Version
 
-PATIENCE_S = 15.0  # for a rollout that is empty: one that was killed is back by then
+PATIENCE_S = 15.0  # wait for an idle rollout: one that was killed is back by then
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Trajectory → who loads its version; `waiting` ones are ordered when somebody is empty."""
+    """Trajectory → rollout that loads its version; `waiting` trajectories are assigned once a
+    rollout is idle.
+    """
 
     loads: Mapping[str, str] = field(default_factory=dict[str, str])
     waiting: frozenset[str] = frozenset()
@@ -29,7 +33,9 @@ class Recalled:
 
 @dataclass(slots=True)
 class History:
-    """`bytes_of` says how much a stored version is to read, None when it is gone (versions_max)."""
+    """`bytes_of` returns the bytes to read for a stored version, None when it was deleted
+    (versions_max).
+    """
 
     bytes_of: Callable[[Version], int | None]
     bytes_per_s: float
@@ -45,7 +51,9 @@ class History:
         is_wanted: bool,
         now_s: float,
     ) -> Recalled:
-        """For all that is lost under a version that nobody holds; oldest version first."""
+        """Loads for all unassigned trajectories under versions that no rollout holds, oldest
+        version first.
+        """
         behind = self._behind(state, lengths, lost)
         trajectories = [one.trajectory for ones in behind.values() for one in ones]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
@@ -83,15 +91,15 @@ class History:
         return found
 
     def _is_hopeless(self, state: DispatchState, chain: Chain) -> bool:
-        """Invariant 5 would drop it, whatever becomes of it."""
-        assert chain.version is not None, "asked before"
+        """Whether invariant 5 would drop it in any case."""
+        assert chain.version is not None, "checked by the caller"
         lag = state.version.number - chain.version.number
         return self.max_lag is not None and lag > self.max_lag
 
     def _emptied(
         self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
     ) -> Emptied:
-        """The rollout, or without a name one as most are."""
+        """The named rollout; without a name a typical one (medians)."""
         workers = [w for w in workers_of(state) if name in ("", w.rollout)]
         slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
         speed = median(worker.speed for worker in workers)
@@ -100,7 +108,7 @@ class History:
 
 
 def emptied_rollouts(state: DispatchState) -> list[str]:
-    """Who serves and has nothing to do, the ones that stay first."""
+    """Serving rollouts without any work, steady ones before preemptible ones."""
     given = state.given()
     found = [
         (seen.status.preemptible, name)
@@ -111,8 +119,8 @@ def emptied_rollouts(state: DispatchState) -> list[str]:
 
 
 def _left(one: Lost, lengths: Lengths, chain: Chain) -> float:
-    """Expected tokens still to come: of an answer that ran beyond its history, or has none, as many
-    again, as a long tail has it.
+    """Expected tokens still to come. For an answer that exceeds its history, or has none, they
+    equal the tokens so far, as in a long tail.
     """
     expected = lengths.expected(one.prompt, one.group.finished)
     left = 0.0 if expected is None else expected.mean - chain.generated

@@ -1,19 +1,19 @@
-"""How fast versions come out and tokens are generated, as measured, and what an answer that starts
-now on the newest version can be in that time. Pure but for `Steps`, a fold over what was seen.
+"""The measured seconds per step and per token, and the length of an answer that still fits when it
+starts now on the newest version. Pure except for `Steps`, a fold over observations.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-MEMORY = 4  # steps that the measured time follows
-WAITS = 1  # a finished answer waits for its step, in steps
+MEMORY = 4  # steps over which the measured time is smoothed
+WAITS = 1  # steps that a finished answer waits to be trained
 
 
 @dataclass(slots=True)
 class Steps:
-    """Seconds of a step, smoothed; None until two versions were seen to come out. What was out
-    before anybody looked says nothing.
+    """Seconds per step, smoothed; None until two new versions were observed. The time before the
+    first observation is not counted.
     """
 
     lasts_s: float | None = None
@@ -21,7 +21,9 @@ class Steps:
     _since_s: float | None = None
 
     def saw(self, number: int, now_s: float) -> None:
-        """The newest version at this moment; called often, it knows when each came."""
+        """Record the newest version number at this moment. Must be called often, so that the time
+        of each new version is known.
+        """
         if self._number is not None and number > self._number:
             if self._since_s is not None:
                 new_s = (now_s - self._since_s) / (number - self._number)
@@ -33,8 +35,8 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What starts on the newest version is trained if it ends within `max_lag` steps of `step_s`;
-    a token takes it `token_s`.
+    """An answer that starts on the newest version is trained if it ends within `max_lag` steps of
+    `step_s` seconds; a token takes `token_s` seconds.
     """
 
     max_lag: int
@@ -42,7 +44,7 @@ class Budget:
     token_s: float
 
     def covers(self, tokens: float) -> bool:
-        """Whether an answer of so many tokens is there in time for the last step that may train
+        """Whether an answer of this many tokens ends in time for the last step that may train
         it.
         """
         return tokens * self.token_s <= (self.max_lag - WAITS) * self.step_s
@@ -51,8 +53,8 @@ class Budget:
 def budget_of(
     max_lag: int | None, step_s: float | None, tokens_per_s: Sequence[float]
 ) -> Budget | None:
-    """None while something was not measured, or nothing is ever too old; `tokens_per_s` of one
-    request, by rollout, 0 where it is unknown.
+    """The budget; None while a quantity is not measured, or without a lag bound. `tokens_per_s` is
+    the speed of one request by rollout, 0 where it is unknown.
     """
     known = [speed for speed in tokens_per_s if speed > 0]
     if max_lag is None or not step_s or not known:

@@ -1,5 +1,5 @@
-"""How the newest waves are laid out over rollouts: decided when a wave's first sample is ordered,
-so that it is one ranking, and anew when a rollout comes or goes.
+"""The layout of the newest waves over rollouts. A wave is laid out when its first sample is
+assigned, so that it has one ranking, and again when a rollout comes or goes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,16 +10,16 @@ from consumers.dispatch.lengths import Lengths
 from consumers.dispatch.state import DispatchState
 from streams.records import Prompt
 
-LAYOUTS_MAX = 16  # the oldest is forgotten: at most max_lag + 1 waves are open
+LAYOUTS_MAX = 16  # beyond it the oldest is evicted: at most max_lag + 1 waves are open
 
 _Key = tuple[int, tuple[str, ...]]
 
 
 @dataclass(slots=True)
 class Waves:
-    """Layouts by wave. Without `enabled` there are none: ranks say something only where a rollout
-    finishes what it has before it goes on (`keep_version`); under the other policies long and short
-    answers side by side fill a batch best.
+    """Layouts by wave; none unless `enabled`. A ranking helps only where a rollout finishes its
+    work before it continues with a new version (`keep_version`); under the other policies a mix of
+    long and short answers fills a batch best.
     """
 
     enabled: bool
@@ -33,7 +33,7 @@ class Waves:
         lengths: Lengths,
         ahead: Sequence[Prompt],
     ) -> Mapping[int, Layout]:
-        """Of those waves that can be ranked."""
+        """Layouts of those waves that can be ranked."""
         if not self.enabled:
             return {}
         workers = workers_of(state)
@@ -51,7 +51,7 @@ class Waves:
 
 
 def workers_of(state: DispatchState) -> list[Worker]:
-    """Living rollouts by name; one that generated nothing yet is as fast as the median."""
+    """The speed of each living rollout, by name; one that has not generated yet gets the median."""
     speeds = sorted(seen.speed for seen in state.rollouts.values() if seen.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
     return [
@@ -63,7 +63,7 @@ def workers_of(state: DispatchState) -> list[Worker]:
 def _prompts_of(
     state: DispatchState, wave: int, ahead: Sequence[Prompt], most: int
 ) -> list[Prompt]:
-    """The wave's prompts as far as they are known: its open groups, and those that come next."""
+    """The wave's known prompts: those of its open groups, and the next ones to be admitted."""
     groups = [g for g in state.groups.values() if g.admitted.wave == wave]
     prompts = [g.prompt for g in groups if g.prompt is not None]
     return [*prompts, *ahead[: max(0, most - len(prompts))]]
@@ -76,7 +76,7 @@ def _laid_out(
     wave: int,
     slots: int,
 ) -> Layout | None:
-    """None while less than half of the wave has a history."""
+    """The layout; None while less than half of the wave has a length history."""
     known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
     if not prompts or 2 * len(known) < len(prompts):
         return None
