@@ -82,7 +82,7 @@ def values(**changed: float) -> dict[str, float]:
     return {name: constant.value for name, constant in CONSTANTS.items()} | changed
 
 
-def cluster_of(model: Model, gpus: int, share: float, policy: Policy, of: Values) -> Cluster:
+def cluster_of(model: Model, gpus: int, share: float, policy: Policy, constants: Values) -> Cluster:
     """`gpus` accelerators, of which `share` generate unless the policy time-shares all of them.
     Raises `ConfigurationError` if the model and one longest answer do not fit a replica.
     """
@@ -93,52 +93,52 @@ def cluster_of(model: Model, gpus: int, share: float, policy: Policy, of: Values
             f"{gpus} GPUs at rollout_share {share:g}: {generating} generate (a replica takes "
             f"{model.tp}), {training} train; both need some"
         )
-    roofline = roofline_for(model, of)
-    capacity = kv_tokens(model, policy, of)
-    slots = int(of["slots"])
-    update_s, publish_s, arrive_s = transfers_s(model, policy, of)
-    flops = of["train_flops_per_parameter"] * model.parameters
+    roofline = roofline_for(model, constants)
+    capacity = kv_tokens(model, policy, constants)
+    slots = int(constants["slots"])
+    update_s, publish_s, arrive_s = transfers_s(model, policy, constants)
+    flops = constants["train_flops_per_parameter"] * model.parameters
     return Cluster(
         rollouts=generating // model.tp,
         roofline=roofline,
         slots=slots,
         kv_capacity=capacity,
         batch_max=batch_max(roofline, slots),
-        train_token_s=flops / (training * of["gpu_flops"] * of["train_mfu"]),
-        train_fixed_s=of["train_fixed_s"],
+        train_token_s=flops / (training * constants["gpu_flops"] * constants["train_mfu"]),
+        train_fixed_s=constants["train_fixed_s"],
         update_s=update_s,
         publish_s=publish_s,
         arrive_s=arrive_s,
-        kv_reserve=of["kv_reserve"],
-        move_s=of["move_s"],
-        repack_every_s=of["repack_every_s"],
-        repair_s=of["repair_s"],
+        kv_reserve=constants["kv_reserve"],
+        move_s=constants["move_s"],
+        repack_every_s=constants["repack_every_s"],
+        repair_s=constants["repair_s"],
     )
 
 
-def roofline_for(model: Model, of: Values) -> Roofline:
+def roofline_for(model: Model, constants: Values) -> Roofline:
     """The roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and synchronise
     twice per layer.
     """
-    bandwidth = model.tp * of["gpu_bandwidth"] * of["bandwidth_share"]
-    flops = model.tp * of["gpu_flops"]
-    waits_s = 2 * model.layers * of["allreduce_s"] if model.tp > 1 else 0.0
+    bandwidth = model.tp * constants["gpu_bandwidth"] * constants["bandwidth_share"]
+    flops = model.tp * constants["gpu_flops"]
+    waits_s = 2 * model.layers * constants["allreduce_s"] if model.tp > 1 else 0.0
     return Roofline(
         weights_s=model.weight_bytes() / bandwidth,
         kv_token_s=model.kv_bytes() / bandwidth,
-        row_s=2 * model.parameters / (flops * of["decode_flops_share"]),
-        overhead_s=of["step_overhead_s"] + waits_s,
-        prefill_token_s=2 * model.parameters / (flops * of["prefill_flops_share"]),
+        row_s=2 * model.parameters / (flops * constants["decode_flops_share"]),
+        overhead_s=constants["step_overhead_s"] + waits_s,
+        prefill_token_s=2 * model.parameters / (flops * constants["prefill_flops_share"]),
     )
 
 
-def kv_tokens(model: Model, policy: Policy, of: Values) -> int:
+def kv_tokens(model: Model, policy: Policy, constants: Values) -> int:
     """Tokens that fit a replica's cache beside the weights."""
-    share = of["memory_share_colocated" if policy.colocated else "memory_share"]
-    free = model.tp * of["gpu_memory"] * share - model.weight_bytes()
+    share = constants["memory_share_colocated" if policy.colocated else "memory_share"]
+    free = model.tp * constants["gpu_memory"] * share - model.weight_bytes()
     tokens = int(free / model.kv_bytes())
-    longest = int(of["prompt_tokens"] + of["length_max"])
-    if tokens * (1 - of["kv_reserve"]) < longest:
+    longest = int(constants["prompt_tokens"] + constants["length_max"])
+    if tokens * (1 - constants["kv_reserve"]) < longest:
         raise ConfigurationError(
             f"a replica of {model.tp} GPUs caches {tokens} tokens, one answer may take {longest}: "
             "more GPUs per replica (tp) or a larger memory_share"
@@ -146,16 +146,16 @@ def kv_tokens(model: Model, policy: Policy, of: Values) -> int:
     return tokens
 
 
-def transfers_s(model: Model, policy: Policy, of: Values) -> tuple[float, float, float]:
+def transfers_s(model: Model, policy: Policy, constants: Values) -> tuple[float, float, float]:
     """Seconds that one version costs the rollout and the trainer, and seconds until rollouts can
     take it.
     """
     size = model.weight_bytes()
     if policy.colocated:
-        return size / of["switch_bandwidth"], 0.0, 0.0
+        return size / constants["switch_bandwidth"], 0.0, 0.0
     if policy.relay:
-        pull_s = size / (model.tp * of["pull_bandwidth"])
-        stall_s = size / of["relay_stall_bandwidth"]
-        return pull_s, stall_s, stall_s + size / of["relay_chain_bandwidth"]
-    collective_s = size / of["global_sync_bandwidth"]
+        pull_s = size / (model.tp * constants["pull_bandwidth"])
+        stall_s = size / constants["relay_stall_bandwidth"]
+        return pull_s, stall_s, stall_s + size / constants["relay_chain_bandwidth"]
+    collective_s = size / constants["global_sync_bandwidth"]
     return collective_s, collective_s, 0.0

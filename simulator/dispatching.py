@@ -30,7 +30,7 @@ class Dispatching:
     job: Job
     policy: Policy
     workload: Workload
-    seats: dict[str, Seat]
+    rollouts: dict[str, Seat]
     pace: Pace
     placing: Placing
     foresight: Foresight
@@ -46,49 +46,49 @@ class Dispatching:
     """By rollout: its parts of waves, which it takes one after another (policies with `wave =
     "own"`).
     """
-    homeless: list[Work] = field(default_factory=list[Work])
+    unassigned: list[Work] = field(default_factory=list[Work])
     """Assigned before; their rollout died or gave them up."""
     restarts: int = 0
     lost_tokens: int = 0
     _ended: Counter[int] = field(default_factory=Counter[int])
 
-    def orders(self) -> Iterator[tuple[Work, Seat]]:
+    def assignments(self) -> Iterator[tuple[Work, Seat]]:
         """Admit new groups and place waiting trajectories, as far as there is room."""
-        yield from self._resumes()
+        yield from self._place_unassigned()
         self._admit()
         if self.policy.wave == "own":
-            yield from self._parts()
+            yield from self._place_parts()
         elif self.unplaced:
-            yield from self._places()
+            yield from self._place_new()
 
-    def finish(self, work: Work, seat: Seat) -> list[Work] | None:
+    def finish(self, trajectory: Work, rollout: Seat) -> list[Work] | None:
         """Note a finished sample; returns all samples of its group if it was the last one."""
-        group = self.groups[work.group]
+        group = self.groups[trajectory.group]
         group.missing -= 1
-        group.finished.append(work)
-        seat.tokens -= work.predicted
-        self._ended[work.wave] += 1
+        group.finished.append(trajectory)
+        rollout.tokens -= trajectory.predicted
+        self._ended[trajectory.wave] += 1
         if self.policy.by_length:
-            self.foresight.note(work.group, work.done)
+            self.foresight.add(trajectory.group, trajectory.done)
         if group.missing:
             return None
-        del self.groups[work.group]
+        del self.groups[trajectory.group]
         return group.finished
 
-    def give(self, work: Work, seat: Seat) -> None:
+    def assign(self, trajectory: Work, rollout: Seat) -> None:
         """Count the trajectory's predicted tokens for this rollout."""
-        seat.tokens += work.predicted
+        rollout.tokens += trajectory.predicted
 
-    def drop(self, work: Work) -> None:
+    def restart_trajectory(self, trajectory: Work) -> None:
         """Restart the trajectory: no rollout holds its version, or it is deferred."""
-        self.restarts += work.done > 0
-        self.lost_tokens += work.done
-        work.restart()
+        self.restarts += trajectory.done > 0
+        self.lost_tokens += trajectory.done
+        trajectory.restart()
 
-    def gains(self, seat: Seat) -> bool:
+    def gains(self, rollout: Seat) -> bool:
         """Whether the rollout, once empty, could take new work that it cannot take now."""
-        stale = seat.replica.version < self.version
-        return stale or (self.policy.batches and seat.drawn >= self.quota)
+        stale = rollout.replica.version < self.version
+        return stale or (self.policy.batches and rollout.drawn >= self.quota)
 
     def unfinished(self) -> dict[int, float]:
         """Unfinished share of each open wave. A wave that is still being admitted is left out."""
@@ -97,22 +97,24 @@ class Dispatching:
         waves = {group.wave for group in self.groups.values() if group.wave < growing}
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
-    def running(self, work: Work, seat: Seat, generated: int, unfinished: float) -> Running:
+    def running(
+        self, trajectory: Work, rollout: Seat, generated: int, unfinished: float
+    ) -> Running:
         """The service's view of a running trajectory."""
         left = None
         if self.pace.max_lag is not None:
-            left = self.pace.max_lag - (self.version - work.version)
+            left = self.pace.max_lag - (self.version - trajectory.version)
         return Running(
-            trajectory=work.name,
-            rollout=seat.replica.name,
-            version=Version(work.version, 0),
+            trajectory=trajectory.name,
+            rollout=rollout.replica.name,
+            version=Version(trajectory.version, 0),
             generated=generated,
-            kv=work.prompt + generated,
-            expected=self.foresight.of(work.group),
+            kv=trajectory.prompt + generated,
+            expected=self.foresight.length_of(trajectory.group),
             unfinished=unfinished,
             lag_left=left,
             longest=self.workload.lengths.longest,
-            whole=not self.groups[work.group].finished,
+            whole=not self.groups[trajectory.group].finished,
         )
 
     def _admit(self) -> None:
@@ -132,7 +134,7 @@ class Dispatching:
         if self.policy.by_length and wave not in self.placing.layouts:
             ahead = range(number, number + self.pace.groups_per_step)
             means = [self.foresight.mean(n) for n in ahead]
-            alive = [seat for seat in self.seats.values() if seat.alive]
+            alive = [rollout for rollout in self.rollouts.values() if rollout.alive]
             if 2 * sum(mean > 0 for mean in means) >= len(means):  # the same rule as `waves.py`
                 self.placing.lay_out(wave, means, alive)
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
@@ -150,22 +152,22 @@ class Dispatching:
         """
         needed = version_needed(self.pace, wave)
         return [
-            Room(name, room, seat.tokens, seat.speed)
-            for name, seat in self.seats.items()
-            if seat.is_open()
-            and (seat.replica.version >= needed or self.policy.on_update != "keep_version")
-            and (room := self._room(seat)) > 0
+            Room(name, room, rollout.tokens, rollout.speed)
+            for name, rollout in self.rollouts.items()
+            if rollout.is_open()
+            and (rollout.replica.version >= needed or self.policy.on_update != "keep_version")
+            and (room := self._room(rollout)) > 0
         ]
 
-    def _room(self, seat: Seat) -> int:
+    def _room(self, rollout: Seat) -> int:
         if self.policy.wave == "all":
-            return UNBOUNDED - seat.given()
-        room = self.slots + int(self.job.queue_per_slot * self.slots) - seat.given()
-        stale = seat.replica.version < self.version and self.policy.on_update == "keep_version"
-        quota = self.quota - seat.drawn
+            return UNBOUNDED - rollout.held()
+        room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
+        stale = rollout.replica.version < self.version and self.policy.on_update == "keep_version"
+        quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
-    def _places(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_new(self) -> Iterator[tuple[Work, Seat]]:
         """Place unplaced groups, oldest wave first."""
         rest: list[list[Work]] = []
         for wave, groups in _by_wave(self.unplaced):
@@ -174,17 +176,17 @@ class Dispatching:
                 groups = sorted(groups, key=lambda g: (-g[0].predicted, g[0].group))
             plan = self.placing.plan(groups, rooms) if rooms else {}
             for group in groups:
-                for work in group:
-                    if work.name in plan:
-                        seat = self.seats[plan[work.name]]
-                        seat.drawn += 1
-                        self.give(work, seat)
-                        yield work, seat
-                left = [work for work in group if work.name not in plan]
+                for trajectory in group:
+                    if trajectory.name in plan:
+                        rollout = self.rollouts[plan[trajectory.name]]
+                        rollout.drawn += 1
+                        self.assign(trajectory, rollout)
+                        yield trajectory, rollout
+                left = [trajectory for trajectory in group if trajectory.name not in plan]
                 rest += [left] if left else []
         self.unplaced = rest
 
-    def _parts(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_parts(self) -> Iterator[tuple[Work, Seat]]:
         """Place whole waves as soon as any rollout is alive. A rollout takes its part of a wave
         when it has finished the previous part and holds a version that the wave allows.
         """
@@ -192,55 +194,55 @@ class Dispatching:
         for _, groups in _by_wave(self.unplaced):
             rooms = [
                 Room(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
-                     seat.speed)
-                for name, seat in self.seats.items() if seat.alive
+                     rollout.speed)
+                for name, rollout in self.rollouts.items() if rollout.alive
             ]  # fmt: skip
             plan = self.placing.plan(groups, rooms)
             by_rollout: dict[str, list[Work]] = {}
             for group in groups:
-                for work in group:
-                    if work.name in plan:
-                        by_rollout.setdefault(plan[work.name], []).append(work)
-                left = [work for work in group if work.name not in plan]
+                for trajectory in group:
+                    if trajectory.name in plan:
+                        by_rollout.setdefault(plan[trajectory.name], []).append(trajectory)
+                left = [trajectory for trajectory in group if trajectory.name not in plan]
                 rest += [left] if left else []
             for name, part in by_rollout.items():
                 self.parts.setdefault(name, []).append(part)
         self.unplaced = rest
         for name, parts in self.parts.items():
-            seat = self.seats[name]
-            if not parts or not seat.is_open() or seat.given():
+            rollout = self.rollouts[name]
+            if not parts or not rollout.is_open() or rollout.held():
                 continue
-            if seat.replica.version >= version_needed(self.pace, parts[0][0].wave):
-                for work in parts.pop(0):
-                    self.give(work, seat)
-                    yield work, seat
+            if rollout.replica.version >= version_needed(self.pace, parts[0][0].wave):
+                for trajectory in parts.pop(0):
+                    self.assign(trajectory, rollout)
+                    yield trajectory, rollout
 
-    def _resumes(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_unassigned(self) -> Iterator[tuple[Work, Seat]]:
         """Place trajectories that lost their rollout. Under `keep_version` only a rollout with
         their version may resume them; without one they restart from the prompt.
         """
-        waiting, self.homeless = self.homeless, []
+        waiting, self.unassigned = self.unassigned, []
         keeps = self.policy.on_update == "keep_version"
-        for work in waiting:
+        for trajectory in waiting:
             able = [
-                seat
-                for seat in self.seats.values()
-                if seat.is_open() and (not keeps or _may(work, seat, self.pace))
+                rollout
+                for rollout in self.rollouts.values()
+                if rollout.is_open() and (not keeps or _may(trajectory, rollout, self.pace))
             ]
             if able:
-                seat = min(able, key=lambda s: (s.given(), s.replica.name))
-                self.give(work, seat)
-                yield work, seat
+                rollout = min(able, key=lambda s: (s.held(), s.replica.name))
+                self.assign(trajectory, rollout)
+                yield trajectory, rollout
                 continue
-            if keeps and work.version >= 0:
-                self.drop(work)
-            self.homeless.append(work)
+            if keeps and trajectory.version >= 0:
+                self.restart_trajectory(trajectory)
+            self.unassigned.append(trajectory)
 
 
-def _may(work: Work, seat: Seat, pace: Pace) -> bool:
-    if work.version >= 0:
-        return seat.replica.version == work.version
-    return seat.replica.version >= version_needed(pace, work.wave)
+def _may(trajectory: Work, rollout: Seat, pace: Pace) -> bool:
+    if trajectory.version >= 0:
+        return rollout.replica.version == trajectory.version
+    return rollout.replica.version >= version_needed(pace, trajectory.wave)
 
 
 def _by_wave(groups: Iterable[list[Work]]) -> Iterator[tuple[int, list[list[Work]]]]:

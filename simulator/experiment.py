@@ -32,28 +32,28 @@ class Bench:
 
     model: Model
     gpus: int
-    of: Values
+    constants: Values
     settings: SimulationSettings
     distribution: Distribution
     scale: int = 1
 
     def run(self, policy: Policy, share: float) -> Result:
         """Simulate one policy under one split of the GPUs."""
-        settings, of = self.settings, self.of
-        cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, of)
+        settings, constants = self.settings, self.constants
+        cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, constants)
         cluster = replace(
             cluster,
             speeds=settings.faults.speeds,
             failures_per_hour=settings.faults.failures_per_hour,
             preemptions_per_hour=settings.faults.preemptions_per_hour,
         )
-        groups, samples = max(1, int(of["groups_per_step"]) // self.scale), self.samples()
-        fair = of["quota_waves"] * groups * samples / cluster.rollouts
+        groups, samples = max(1, int(constants["groups_per_step"]) // self.scale), self.samples()
+        fair = constants["quota_waves"] * groups * samples / cluster.rollouts
         job = Job(
             groups_per_step=groups,
-            steps=int(of["steps"]),
-            skip=int(of["steps_skipped"]),
-            max_lag=int(of["waves_outstanding"]) - 1,
+            steps=int(constants["steps"]),
+            skip=int(constants["steps_skipped"]),
+            max_lag=int(constants["waves_outstanding"]) - 1,
             quota=max(1, round(fair)),
             queue_per_slot=settings.queue_per_slot,
             dispatch_every_s=settings.dispatch_every_s,
@@ -78,34 +78,36 @@ class Bench:
         return max(found, key=lambda one: one[1].tokens_per_s)
 
     def samples(self) -> int:
-        return int(self.of["samples_per_group"])
+        return int(self.constants["samples_per_group"])
 
     def workload(self) -> Workload:
-        of = self.of
-        lengths = Lengths(self.distribution, of["length_between_prompts"], int(of["length_max"]))
-        prompt = int(of["prompt_tokens"])
+        constants = self.constants
+        lengths = Lengths(
+            self.distribution, constants["length_between_prompts"], int(constants["length_max"])
+        )
+        prompt = int(constants["prompt_tokens"])
         return Workload(lengths, self.samples(), self.settings.prompts, prompt, self.settings.seed)
 
 
-def bench_of(settings: SimulationSettings, cluster: ClusterSettings, of: Values) -> Bench:
+def bench_of(settings: SimulationSettings, cluster: ClusterSettings, constants: Values) -> Bench:
     """Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
         known = ", ".join(MODELS)
         raise ConfigurationError(f"clusters: model {cluster.model!r} is unknown; known: {known}")
     model = MODELS[cluster.model]
     model = replace(model, tp=cluster.tp or model.tp)
-    distribution = distribution_of(settings.lengths, of)
-    return Bench(model, cluster.gpus, of, settings, distribution, settings.scale)
+    distribution = distribution_of(settings.lengths, constants)
+    return Bench(model, cluster.gpus, constants, settings, distribution, settings.scale)
 
 
-def distribution_of(settings: LengthSettings, of: Values) -> Distribution:
+def distribution_of(settings: LengthSettings, constants: Values) -> Distribution:
     """The length distribution: recorded, a mixture, or the constants' log-normal."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
         return Mixture(tuple((p.weight, LogNormal(p.median, p.p99)) for p in settings.parts))
-    median = of["length_median"]
-    return LogNormal(median, median * of["length_p99_over_median"])
+    median = constants["length_median"]
+    return LogNormal(median, median * constants["length_p99_over_median"])
 
 
 def names_of(settings: SimulationSettings) -> list[str]:
@@ -122,36 +124,36 @@ def names_of(settings: SimulationSettings) -> list[str]:
 
 def runs(settings: SimulationSettings) -> Iterator[Run]:
     """Yield the result of every policy on every cluster as it finishes."""
-    of = checked(values(**settings.constants))
+    constants = checked(values(**settings.constants))
     names = names_of(settings)
     for cluster in settings.clusters:
-        bench = bench_of(settings, cluster, of)
+        bench = bench_of(settings, cluster, constants)
         shares = ROLLOUT_SHARES if cluster.rollout_share is None else (cluster.rollout_share,)
         for name in names:
             share, result = bench.best(policy_of(name), shares)
             yield Run(cluster, share, result)
 
 
-def checked(of: Mapping[str, float]) -> Values:
+def checked(constants: Mapping[str, float]) -> Values:
     """Return the constants. Raises `ConfigurationError` if no run is possible with them."""
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip
-        if of[name] < 1:
-            raise ConfigurationError(f"constants.{name} must be ≥ 1, got {of[name]:g}")
-    for name, value in of.items():
+        if constants[name] < 1:
+            raise ConfigurationError(f"constants.{name} must be ≥ 1, got {constants[name]:g}")
+    for name, value in constants.items():
         if not 0 <= value < 1e18:
             raise ConfigurationError(f"constants.{name} must be from 0 to 1e18, got {value:g}")
     for name in ("gpu_flops", "gpu_bandwidth", "bandwidth_share", "decode_flops_share",
                  "prefill_flops_share", "train_mfu", "global_sync_bandwidth", "switch_bandwidth",
                  "relay_stall_bandwidth", "relay_chain_bandwidth", "pull_bandwidth",
                  "repack_every_s", "length_p99_over_median"):  # fmt: skip
-        if of[name] <= 0:
-            raise ConfigurationError(f"constants.{name} must be > 0, got {of[name]:g}")
-    if of["steps_skipped"] >= of["steps"]:
+        if constants[name] <= 0:
+            raise ConfigurationError(f"constants.{name} must be > 0, got {constants[name]:g}")
+    if constants["steps_skipped"] >= constants["steps"]:
         raise ConfigurationError(
-            f"constants.steps_skipped must be below steps ({of['steps']:g}), "
-            f"got {of['steps_skipped']:g}"
+            f"constants.steps_skipped must be below steps ({constants['steps']:g}), "
+            f"got {constants['steps_skipped']:g}"
         )
-    if of["length_between_prompts"] > 1 or of["kv_reserve"] >= 1:
+    if constants["length_between_prompts"] > 1 or constants["kv_reserve"] >= 1:
         raise ConfigurationError("constants: length_between_prompts ≤ 1 and kv_reserve < 1")
-    return of
+    return constants

@@ -22,47 +22,47 @@ class Faults:
     random: np.random.Generator
     count: int = 0
 
-    def begin(self) -> None:
+    def plan_all(self) -> None:
         """Plan the first event of each rollout."""
-        for seat in self.world.seats.values():
-            self._plan(seat)
+        for rollout in self.world.rollouts.values():
+            self._plan(rollout)
 
-    def fail(self, seat: Seat) -> None:
+    def start_failing(self, rollout: Seat) -> None:
         """Let the rollout die at the end of its present decode step."""
-        if not seat.alive:
+        if not rollout.alive:
             return
         cluster = self.world.cluster
         total = cluster.failures_per_hour + cluster.preemptions_per_hour
         sudden = self.random.random() * total < cluster.failures_per_hour
-        seat.failing = "failure" if sudden else "preemption"
-        seat.replica.interrupt(self.world.now)
-        self.world.plan_wake(seat)
+        rollout.failing = "failure" if sudden else "preemption"
+        rollout.replica.interrupt(self.world.now)
+        self.world.plan_wake(rollout)
 
-    def strike(self, seat: Seat) -> None:
+    def kill(self, rollout: Seat) -> None:
         """End the rollout between two decode steps; dispatch gets all its trajectories."""
-        world, sudden = self.world, seat.failing == "failure"
-        self.repacking.forget(seat)
-        for work in seat.replica.give_up():
+        world, sudden = self.world, rollout.failing == "failure"
+        self.repacking.cancel(rollout)
+        for trajectory in rollout.replica.remove_all():
             if sudden:
-                tokens = work.done % world.cluster.partial_every
-                work.lose(tokens)
+                tokens = trajectory.done % world.cluster.partial_every
+                trajectory.remove_newest(tokens)
                 world.dispatching.lost_tokens += tokens
-            work.attempt += 1
-            world.dispatching.homeless.append(work)
-        seat.alive, seat.failing, seat.pulling, seat.tokens = False, "", False, 0.0
-        seat.replica.due_s = None
+            trajectory.attempt += 1
+            world.dispatching.unassigned.append(trajectory)
+        rollout.alive, rollout.failing, rollout.pulling, rollout.tokens = False, "", False, 0.0
+        rollout.replica.due_s = None
         self.count += 1
-        world.plan(world.now + world.cluster.repair_s, "back", seat)
+        world.plan(world.now + world.cluster.repair_s, "back", rollout)
         world.plan_dispatch()
 
-    def back(self, seat: Seat) -> None:
+    def restart(self, rollout: Seat) -> None:
         """Restart the repaired rollout: it pulls the newest weights, then takes work."""
-        seat.alive = True
-        self.world.pull(seat)
-        self._plan(seat)
+        rollout.alive = True
+        self.world.pull(rollout)
+        self._plan(rollout)
 
-    def _plan(self, seat: Seat) -> None:
+    def _plan(self, rollout: Seat) -> None:
         cluster = self.world.cluster
         per_s = (cluster.failures_per_hour + cluster.preemptions_per_hour) / 3600
         if per_s > 0:
-            self.world.plan(self.world.now + self.random.exponential(1 / per_s), "fail", seat)
+            self.world.plan(self.world.now + self.random.exponential(1 / per_s), "fail", rollout)

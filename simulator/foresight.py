@@ -20,21 +20,21 @@ class Foresight:
 
     def mean(self, number: int) -> float:
         """Predicted tokens of one answer, 0 without history."""
-        found = self.of(number)
+        found = self.length_of(number)
         return 0.0 if found is None else found.mean
 
-    def of(self, number: int) -> Length | None:
+    def length_of(self, number: int) -> Length | None:
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
             for tokens in self.workload.earlier(prompt):
-                self._note(prompt, tokens)
+                self._add(prompt, tokens)
         return self._known.get(prompt)
 
-    def note(self, number: int, tokens: int) -> None:
+    def add(self, number: int, tokens: int) -> None:
         """Add one finished answer."""
-        self._note(self.workload.prompt_of(number), tokens)
+        self._add(self.workload.prompt_of(number), tokens)
 
-    def _note(self, prompt: int, tokens: int) -> None:
+    def _add(self, prompt: int, tokens: int) -> None:
         """Like `Lengths.note`: the least recently used history is evicted."""
         known = self._known
         known[prompt] = updated(known.get(prompt), tokens)

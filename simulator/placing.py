@@ -26,11 +26,11 @@ class Placing:
         default_factory=dict[int, tuple[Layout | None, float]]
     )
 
-    def lay_out(self, wave: int, means: Sequence[float], seats: Sequence[Seat]) -> None:
+    def lay_out(self, wave: int, means: Sequence[float], rollouts: Sequence[Seat]) -> None:
         """Decide which rollouts take which prompts of the wave, by the predicted
         lengths `means`.
         """
-        workers = [Worker(seat.replica.name, seat.speed) for seat in seats]
+        workers = [Worker(rollout.replica.name, rollout.speed) for rollout in rollouts]
         ascending = wave % 2 == 0
         if self.policy.ramp:
             layout = lay_out(means, workers, ascending, self.samples, self.slots)
@@ -46,7 +46,7 @@ class Placing:
     def _work(self, group: list[Work]) -> planner.Work:
         layout, middle = self.layouts.get(group[0].wave, (None, 0.0))
         mean = group[0].predicted
-        names = tuple(work.name for work in group)
+        names = tuple(trajectory.name for trajectory in group)
         return planner.Work(names, mean, is_short=mean < middle, layout=layout)
 
 

@@ -21,7 +21,7 @@ class Recorder:
     cluster: Cluster
     job: Job
     policy: Policy
-    seats: dict[str, Seat]
+    rollouts: dict[str, Seat]
     dispatching: Dispatching
     trainer: Trainer
     since_s: float = 0.0
@@ -30,26 +30,26 @@ class Recorder:
     pulls: int = 0
     arrows: list[Arrow] = field(default_factory=list[Arrow])
 
-    def stepped(self, step: Step, trainer_busy_s: float) -> None:
+    def note_step(self, step: Step, trainer_busy_s: float) -> None:
         """Note a finished step; the measurement starts when step `skip` ends."""
         if step.number == self.job.skip:
             self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
             self.trainer_before_s = trainer_busy_s
 
-    def pulled(self, seat: Seat, now_s: float, lasts_s: float) -> None:
+    def note_pull(self, rollout: Seat, now_s: float, lasts_s: float) -> None:
         """Note that the rollout pulls a version."""
         self.pulls += 1
-        name = seat.replica.name
+        name = rollout.replica.name
         self._draw(Arrow("pull", now_s, now_s + lasts_s, name, name))
 
-    def moved(self, source: Seat, target: Seat, now_s: float, lasts_s: float) -> None:
+    def note_move(self, source: Seat, target: Seat, now_s: float, lasts_s: float) -> None:
         """Note that trajectories move between two rollouts."""
         names = source.replica.name, target.replica.name
         self._draw(Arrow("move", now_s, now_s + lasts_s, *names))
 
-    def drained(self, seat: Seat, now_s: float) -> None:
+    def note_drain_start(self, rollout: Seat, now_s: float) -> None:
         """Note that from now on the rollout only finishes its work."""
-        name = seat.replica.name
+        name = rollout.replica.name
         self._draw(Arrow("drain", now_s, now_s, name, name))
 
     def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> Result:
@@ -57,7 +57,7 @@ class Recorder:
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
         window_s = max(1e-12, now_s - self.since_s)
-        after, count = self._reading(now_s), len(self.seats)
+        after, count = self._reading(now_s), len(self.rollouts)
         trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
         kv_s = after.kv_s - self.before.kv_s
@@ -79,12 +79,12 @@ class Recorder:
 
     def _counts(self, after: Reading, moves: int, moved_samples: int, failures: int) -> Counts:
         dispatching, trainer = self.dispatching, self.trainer
-        held = sum(seat.given() for seat in self.seats.values())
+        held = sum(rollout.held() for rollout in self.rollouts.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
-        unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.homeless)
+        unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
         return Counts(
             admitted=dispatching.admitted * dispatching.workload.samples,
-            trained=sum(step.samples for step in trainer.steps) + trainer.in_step(),
+            trained=sum(step.samples for step in trainer.steps) + trainer.step_samples(),
             dropped=sum(step.dropped for step in trainer.steps),
             expired=trainer.samples_expired,
             ready=sum(len(samples) for _, _, samples in trainer.ready),
@@ -94,7 +94,7 @@ class Recorder:
             moved_samples=moved_samples,
             pulls=self.pulls,
             restarts=dispatching.restarts,
-            preempted=sum(seat.replica.usage.preempted for seat in self.seats.values()),
+            preempted=sum(rollout.replica.usage.preempted for rollout in self.rollouts.values()),
             failures=failures,
             generated_tokens=after.tokens,
             lost_tokens=dispatching.lost_tokens,
@@ -103,11 +103,13 @@ class Recorder:
         )
 
     def _reading(self, now_s: float) -> Reading:
-        return sum((seat.replica.read(now_s) for seat in self.seats.values()), Reading())
+        return sum((rollout.replica.totals(now_s) for rollout in self.rollouts.values()), Reading())
 
     def _rows(self) -> tuple[Row, ...]:
-        shown = list(self.seats.values())[:ROWS_MAX]
-        return tuple(Row(seat.replica.name, tuple(seat.replica.usage.bars)) for seat in shown)
+        shown = list(self.rollouts.values())[:ROWS_MAX]
+        return tuple(
+            Row(rollout.replica.name, tuple(rollout.replica.usage.bars)) for rollout in shown
+        )
 
     def _draw(self, arrow: Arrow) -> None:
         if len(self.arrows) < ARROWS_MAX:

@@ -24,7 +24,7 @@ class Landing:
     """Moved trajectories that arrive at `target`."""
 
     target: str
-    works: tuple[Work, ...]
+    trajectories: tuple[Work, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,115 +40,121 @@ class Repacking:
     def check(self) -> None:
         """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
         world = self.world
-        self.steps.saw(world.visible, world.now)
-        loads = [self._load(seat) for seat in world.seats.values()]
-        for seat, load in zip(world.seats.values(), loads, strict=True):
-            before = seat.kv_previous if world.policy.peak else 0
-            seat.kv_previous = max(before, load.kv_used)
+        self.steps.saw(world.visible_version, world.now)
+        loads = [self._load(rollout) for rollout in world.rollouts.values()]
+        for rollout, load in zip(world.rollouts.values(), loads, strict=True):
+            before = rollout.kv_previous if world.policy.peak else 0
+            rollout.kv_previous = max(before, load.kv_used)
         moves = plan_repack(loads, world.keeps) if world.policy.repack else ()
         for move in moves:
-            source = world.seats[move.source]
+            source = world.rollouts[move.source]
             source.moving = dict.fromkeys(source.replica.running, move.destination)
-            self._ask(source)
+            self._request_moves(source)
         if world.policy.migrate:
             taking = {move.destination for move in moves}
-            self._gather([load for load in loads if load.rollout not in taking])
+            self._move_outliers([load for load in loads if load.rollout not in taking])
 
-    def leave(self, seat: Seat) -> None:
+    def send(self, rollout: Seat) -> None:
         """Between two decode steps of the source: send the trajectories that still run on their
         way.
         """
-        world, asked = self.world, seat.moving or {}
-        seat.moving = None
+        world, asked = self.world, rollout.moving or {}
+        rollout.moving = None
         by_target: dict[str, list[Work]] = {}
         for name, target in asked.items():
-            if name in seat.replica.running:
-                work = seat.replica.take_out(name)
-                seat.tokens -= work.predicted
-                by_target.setdefault(target, []).append(work)
-        for work in by_target.pop(AGAIN, []):
+            if name in rollout.replica.running:
+                trajectory = rollout.replica.remove(name)
+                rollout.tokens -= trajectory.predicted
+                by_target.setdefault(target, []).append(trajectory)
+        for trajectory in by_target.pop(AGAIN, []):
             self.deferred += 1
-            world.dispatching.drop(work)
-            world.dispatching.homeless.append(work)
-        for target, works in by_target.items():
+            world.dispatching.restart_trajectory(trajectory)
+            world.dispatching.unassigned.append(trajectory)
+        for target, trajectories in by_target.items():
             self.moves += 1
-            self.moved += len(works)
-            for work in works:
-                work.moves += 1
-                work.attempt += 1
-            world.recorder.moved(seat, world.seats[target], world.now, world.cluster.move_s)
-            world.plan(world.now + world.cluster.move_s, "land", Landing(target, tuple(works)))
-        self._unexpect(asked, {t: len(works) for t, works in by_target.items()})
+            self.moved += len(trajectories)
+            for trajectory in trajectories:
+                trajectory.moves += 1
+                trajectory.attempt += 1
+            world.recorder.note_move(
+                rollout, world.rollouts[target], world.now, world.cluster.move_s
+            )
+            world.plan(
+                world.now + world.cluster.move_s, "land", Landing(target, tuple(trajectories))
+            )
+        self._correct_expected(
+            asked, {t: len(trajectories) for t, trajectories in by_target.items()}
+        )
 
-    def land(self, landing: Landing) -> None:
+    def receive(self, landing: Landing) -> None:
         """Resume the trajectories at their target if it is open and holds their version; otherwise
         dispatch places them.
         """
-        world, seat = self.world, self.world.seats[landing.target]
-        seat.expecting -= len(landing.works)
-        for work in landing.works:
-            fits = not world.keeps or work.version == seat.replica.version
-            if seat.is_open() and fits:
-                world.dispatching.give(work, seat)
-                seat.replica.submit(work, world.now)
+        world, rollout = self.world, self.world.rollouts[landing.target]
+        rollout.expecting -= len(landing.trajectories)
+        for trajectory in landing.trajectories:
+            fits = not world.keeps or trajectory.version == rollout.replica.version
+            if rollout.is_open() and fits:
+                world.dispatching.assign(trajectory, rollout)
+                rollout.replica.submit(trajectory, world.now)
             else:
-                world.dispatching.homeless.append(work)
-        world.plan_wake(seat)
-        world.emptied(seat)
+                world.dispatching.unassigned.append(trajectory)
+        world.plan_wake(rollout)
+        world.check_empty(rollout)
         world.plan_dispatch()
 
-    def forget(self, seat: Seat) -> None:
+    def cancel(self, rollout: Seat) -> None:
         """Cancel the moves of a source that died before it gave trajectories up."""
-        if seat.moving is not None:
-            self._unexpect(seat.moving, {})
-            seat.moving = None
+        if rollout.moving is not None:
+            self._correct_expected(rollout.moving, {})
+            rollout.moving = None
 
-    def _ask(self, source: Seat) -> None:
+    def _request_moves(self, source: Seat) -> None:
         assert source.moving is not None
         for target in source.moving.values():
             if target != AGAIN:
-                self.world.seats[target].expecting += 1
+                self.world.rollouts[target].expecting += 1
         source.replica.interrupt(self.world.now)
         self.world.plan_wake(source)
 
-    def _unexpect(self, asked: dict[str, str], left: dict[str, int]) -> None:
+    def _correct_expected(self, asked: dict[str, str], left: dict[str, int]) -> None:
         """Correct what the targets expect by the trajectories that finished meanwhile."""
         for target, count in Counter(asked.values()).items():
             if target == AGAIN:
                 continue
-            seat = self.world.seats[target]
-            seat.expecting -= count - left.get(target, 0)
-            self.world.emptied(seat)
+            rollout = self.world.rollouts[target]
+            rollout.expecting -= count - left.get(target, 0)
+            self.world.check_empty(rollout)
 
-    def _load(self, seat: Seat) -> Load:
-        replica = seat.replica
+    def _load(self, rollout: Seat) -> Load:
+        replica = rollout.replica
         return Load(
             rollout=replica.name,
             version=Version(replica.version, 0),
             running=len(replica.running),
-            waiting=len(replica.waiting) + seat.expecting,
-            kv_used=replica.look(self.world.now),
-            kv_previous=seat.kv_previous,
+            waiting=len(replica.waiting) + rollout.expecting,
+            kv_used=replica.kv_now(self.world.now),
+            kv_previous=rollout.kv_previous,
             kv_capacity=replica.capacity,
             batch_max=self.world.cluster.batch_max,
-            ready=seat.is_open(),
-            gains=self.world.dispatching.gains(seat),
+            ready=rollout.is_open(),
+            gains=self.world.dispatching.gains(rollout),
         )
 
-    def _gather(self, loads: list[Load]) -> None:
+    def _move_outliers(self, loads: list[Load]) -> None:
         """Plan outliers of waves that are nearly done. Rollouts that take part in a repack are left
         out.
         """
-        seats = self.world.seats
-        free = [load for load in loads if seats[load.rollout].is_open()]
+        rollouts = self.world.rollouts
+        free = [load for load in loads if rollouts[load.rollout].is_open()]
         running = {one.trajectory: one for one in self._running()}
         plan = plan_outliers(list(running.values()), free, self._budget())
         asked: dict[str, dict[str, str]] = {}
         for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, AGAIN)}.items():
             asked.setdefault(running[name].rollout, {})[name] = target
         for source, names in asked.items():
-            seats[source].moving = names
-            self._ask(seats[source])
+            rollouts[source].moving = names
+            self._request_moves(rollouts[source])
 
     def _budget(self) -> Budget | None:
         """The time budget of a trajectory that starts now. A request's speed is that of the present
@@ -156,9 +162,10 @@ class Repacking:
         """
         world = self.world
         speeds = [
-            1 / seat.replica.roofline.step_s(rows, seat.replica.look(world.now))
-            for seat in world.seats.values()
-            if seat.replica.version == world.visible and (rows := len(seat.replica.running))
+            1 / rollout.replica.roofline.step_s(rows, rollout.replica.kv_now(world.now))
+            for rollout in world.rollouts.values()
+            if rollout.replica.version == world.visible_version
+            and (rows := len(rollout.replica.running))
         ]
         return budget_of(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
@@ -168,12 +175,12 @@ class Repacking:
         """
         world, found = self.world, list[Running]()
         late = {w: s for w, s in world.dispatching.unfinished().items() if s <= UNFINISHED_MAX}
-        for seat in world.seats.values() if late else ():
-            if not seat.is_open():
+        for rollout in world.rollouts.values() if late else ():
+            if not rollout.is_open():
                 continue
-            steps = seat.replica.steps_by(world.now)
-            for work in seat.replica.running.values():
-                if work.wave in late:
-                    tokens, share = steps - work.begun, late[work.wave]
-                    found.append(world.dispatching.running(work, seat, tokens, share))
+            steps = rollout.replica.steps_now(world.now)
+            for trajectory in rollout.replica.running.values():
+                if trajectory.wave in late:
+                    tokens, share = steps - trajectory.begun, late[trajectory.wave]
+                    found.append(world.dispatching.running(trajectory, rollout, tokens, share))
         return found

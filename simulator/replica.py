@@ -46,16 +46,16 @@ class Replica:
     """The replica stands still until then."""
     usage: Usage = field(default_factory=Usage)
 
-    def submit(self, work: Work, now_s: float) -> None:
+    def submit(self, trajectory: Work, now_s: float) -> None:
         """Queue the trajectory. It runs from the end of the present step on if it fits. Resumed
         trajectories come first.
         """
         if self.longest_first:
-            insort(self.waiting, work, key=_urgency)
-        elif work.done:
-            self.waiting.insert(0, work)
+            insort(self.waiting, trajectory, key=_urgency)
+        elif trajectory.done:
+            self.waiting.insert(0, trajectory)
         else:
-            self.waiting.append(work)
+            self.waiting.append(trajectory)
         if self._fits(self.waiting[0]):
             self.interrupt(now_s)
 
@@ -70,22 +70,22 @@ class Replica:
             self.jump = steps
             self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, steps)
 
-    def arrive(self, now_s: float) -> list[Work]:
+    def finish_jump(self, now_s: float) -> list[Work]:
         """Complete the jump; returns the trajectories that it finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
         self.kv += rows * self.jump
         tokens = rows * self.jump
-        self.usage.decoded(self.begins_s, now_s, (kv, self.kv), tokens, self.version)
+        self.usage.add_jump(self.begins_s, now_s, (kv, self.kv), tokens, self.version)
         self.jump = 0
         finished: list[Work] = []
         while self.ends and self.ends[0][0] <= self.steps:
             entry = heappop(self.ends)
-            if self._stands(entry):
-                finished.append(self.take_out(entry[1]))
+            if self._is_current(entry):
+                finished.append(self.remove(entry[1]))
         return finished
 
-    def go_on(self, now_s: float) -> None:
+    def start_jump(self, now_s: float) -> None:
         """Make room if the cache is full, take in what fits, and plan the next jump."""
         if self.is_empty():
             self.due_s = None
@@ -97,7 +97,7 @@ class Replica:
         self._make_room()
         tokens = self._take_in()
         prefill_s = self.roofline.prefill_s(tokens)
-        self.usage.prefilled(tokens, prefill_s)
+        self.usage.add_prefill(tokens, prefill_s)
         self.begins_s = begins_s + prefill_s
         self._next_jump()
 
@@ -105,46 +105,46 @@ class Replica:
         """Between two steps: take new weights; with `recompute`, prefill all running sequences
         again.
         """
-        for work in self.running.values():
-            work.done = self.steps - work.begun
-            work.mark(self.version)
+        for trajectory in self.running.values():
+            trajectory.done = self.steps - trajectory.begun
+            trajectory.close_span(self.version)
         self.version = version
         self.ready_s = max(now_s, self.ready_s) + stall_s
         if recompute and self.kv:
             seconds = self.roofline.prefill_s(self.kv)
-            self.usage.prefilled(self.kv, seconds)
+            self.usage.add_prefill(self.kv, seconds)
             self.ready_s += seconds
 
-    def give_up(self) -> list[Work]:
+    def remove_all(self) -> list[Work]:
         """Between two steps: remove and return all its trajectories."""
-        left = [self.take_out(name) for name in list(self.running)] + self.waiting
+        left = [self.remove(name) for name in list(self.running)] + self.waiting
         self.waiting = []
         self.ends.clear()
         return left
 
-    def take_out(self, name: str) -> Work:
+    def remove(self, name: str) -> Work:
         """Between two steps: remove and return a running trajectory."""
-        work = self.running.pop(name)
-        work.done = self.steps - work.begun
-        work.mark(self.version)
-        self.kv -= work.cached()
-        return work
+        trajectory = self.running.pop(name)
+        trajectory.done = self.steps - trajectory.begun
+        trajectory.close_span(self.version)
+        self.kv -= trajectory.cache_tokens()
+        return trajectory
 
-    def look(self, now_s: float) -> int:
+    def kv_now(self, now_s: float) -> int:
         """Tokens in the cache now."""
         if not self.jump or now_s <= self.begins_s:
             return self.kv
         return self.kv + len(self.running) * self._made(now_s)
 
-    def steps_by(self, now_s: float) -> int:
+    def steps_now(self, now_s: float) -> int:
         """Decode steps until now. Minus `begun`, this is the number of tokens of a running
         trajectory.
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
-    def read(self, now_s: float) -> Reading:
+    def totals(self, now_s: float) -> Reading:
         """Its usage totals now, including the elapsed part of the present jump."""
-        usage, kv = self.usage, self.look(now_s)
+        usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)
         return Reading(
@@ -161,22 +161,22 @@ class Replica:
         into_s = now_s - self.begins_s
         return min(self.jump, steps_until(self.roofline, len(self.running), self.kv, into_s))
 
-    def _fits(self, work: Work) -> bool:
+    def _fits(self, trajectory: Work) -> bool:
         rows = len(self.running)
         free = self.capacity - self.reserve - self.kv - rows - 1  # minus the next step's tokens
-        return rows < self.slots and (not rows or work.cached() <= free)
+        return rows < self.slots and (not rows or trajectory.cache_tokens() <= free)
 
     def _take_in(self) -> int:
         """Move fitting trajectories from the queue to the batch; returns the tokens to prefill."""
         tokens = 0
         while self.waiting and self._fits(self.waiting[0]):
-            work = self.waiting.pop(0)
-            work.begun = self.steps - work.done
-            work.version = self.version if work.version < 0 else work.version
-            self.running[work.name] = work
-            heappush(self.ends, (work.begun + work.length, work.name))
-            self.kv += work.cached()
-            tokens += work.cached()
+            trajectory = self.waiting.pop(0)
+            trajectory.begun = self.steps - trajectory.done
+            trajectory.version = self.version if trajectory.version < 0 else trajectory.version
+            self.running[trajectory.name] = trajectory
+            heappush(self.ends, (trajectory.begun + trajectory.length, trajectory.name))
+            self.kv += trajectory.cache_tokens()
+            tokens += trajectory.cache_tokens()
         return tokens
 
     def _make_room(self) -> None:
@@ -186,11 +186,11 @@ class Replica:
         if self.kv + len(self.running) <= self.capacity:
             return
         while len(self.running) > 1 and self.kv + len(self.running) > self.capacity - self.reserve:
-            self.waiting.insert(0, self.take_out(next(reversed(self.running))))
+            self.waiting.insert(0, self.remove(next(reversed(self.running))))
             self.usage.preempted += 1
 
     def _next_jump(self) -> None:
-        while not self._stands(self.ends[0]):
+        while not self._is_current(self.ends[0]):
             heappop(self.ends)
         rows = len(self.running)
         fitting = (self.capacity - self.kv) // rows
@@ -198,10 +198,10 @@ class Replica:
         self.jump = min(self.ends[0][0] - self.steps, fitting)
         self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, self.jump)
 
-    def _stands(self, entry: tuple[int, str]) -> bool:
-        work = self.running.get(entry[1])
-        return work is not None and work.begun + work.length == entry[0]
+    def _is_current(self, entry: tuple[int, str]) -> bool:
+        trajectory = self.running.get(entry[1])
+        return trajectory is not None and trajectory.begun + trajectory.length == entry[0]
 
 
-def _urgency(work: Work) -> tuple[bool, float]:
-    return not work.done, -work.predicted
+def _urgency(trajectory: Work) -> tuple[bool, float]:
+    return not trajectory.done, -trajectory.predicted

@@ -31,7 +31,7 @@ class Seat:
     kv_previous: int = 0
     """KV use at the last check, or the maximum under its version (`Policy.peak`)."""
 
-    def given(self) -> int:
+    def held(self) -> int:
         """Number of trajectories that it runs, queues or expects."""
         return len(self.replica.running) + len(self.replica.waiting) + self.expecting
 

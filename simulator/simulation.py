@@ -41,30 +41,30 @@ class Simulation:
         world.plan_dispatch(0.0)
         if world.policy.repack:
             world.plan(world.cluster.repack_every_s, "repack", None)
-        self.faults.begin()
+        self.faults.plan_all()
         steps = world.trainer.steps
         while len(steps) < world.job.steps:
             last_s = steps[-1].ended_s if steps else 0.0
             next_s = world.next_event_s()
             if next_s is None or next_s > last_s + STEP_S_MAX:
                 raise ConfigurationError(self._stuck())
-            self._happen(*world.pop_event())
+            self._handle(*world.pop_event())
         return world.recorder.result(
             world.now, self.repacking.moves, self.repacking.moved, self.faults.count
         )
 
-    def _happen(self, kind: Kind, about: object) -> None:
+    def _handle(self, kind: Kind, subject: object) -> None:
         world = self.world
-        if isinstance(about, Seat):
+        if isinstance(subject, Seat):
             if kind == "wake":
-                if about.replica.due_s == world.now:
-                    self._wake(about)
+                if subject.replica.due_s == world.now:
+                    self._wake(subject)
             elif kind == "pulled":
-                self._pulled(about)
+                self._pulled(subject)
             elif kind == "fail":
-                self.faults.fail(about)
+                self.faults.start_failing(subject)
             else:
-                self.faults.back(about)
+                self.faults.restart(subject)
         elif kind == "dispatch":
             self._dispatch()
         elif kind == "trained":
@@ -75,54 +75,54 @@ class Simulation:
             self.repacking.check()
             world.plan(world.now + world.cluster.repack_every_s, "repack", None)
         else:
-            assert isinstance(about, Landing)
-            self.repacking.land(about)
+            assert isinstance(subject, Landing)
+            self.repacking.receive(subject)
 
-    def _wake(self, seat: Seat) -> None:
+    def _wake(self, rollout: Seat) -> None:
         """Handle the end of the replica's present jump: completions, failure, update, moves."""
-        world, replica = self.world, seat.replica
-        for work in replica.arrive(world.now):
-            self._finish(work, seat)
-        if seat.failing:
-            self.faults.strike(seat)
+        world, replica = self.world, rollout.replica
+        for trajectory in replica.finish_jump(world.now):
+            self._finish(trajectory, rollout)
+        if rollout.failing:
+            self.faults.kill(rollout)
             return
-        if not world.keeps and seat.wanted > replica.version:
-            self._take_in_flight(seat)
-        if seat.moving is not None:
-            self.repacking.leave(seat)
-        replica.go_on(world.now)
-        world.plan_wake(seat)
-        world.emptied(seat)
+        if not world.keeps and rollout.wanted > replica.version:
+            self._take_in_flight(rollout)
+        if rollout.moving is not None:
+            self.repacking.send(rollout)
+        replica.start_jump(world.now)
+        world.plan_wake(rollout)
+        world.check_empty(rollout)
 
-    def _finish(self, work: Work, seat: Seat) -> None:
-        complete = self.world.dispatching.finish(work, seat)
+    def _finish(self, trajectory: Work, rollout: Seat) -> None:
+        complete = self.world.dispatching.finish(trajectory, rollout)
         if complete is not None:
-            self.world.trainer.receive(work.group, complete)
+            self.world.trainer.receive(trajectory.group, complete)
             self._train()
         self.world.plan_dispatch()
 
-    def _pulled(self, seat: Seat) -> None:
+    def _pulled(self, rollout: Seat) -> None:
         """The rollout has loaded the version that it pulled."""
-        if not seat.alive or not seat.pulling:
+        if not rollout.alive or not rollout.pulling:
             return
-        seat.pulling, seat.draining, seat.drawn, seat.kv_previous = False, False, 0, 0
-        seat.replica.version = seat.wanted
-        self.world.emptied(seat)
+        rollout.pulling, rollout.draining, rollout.drawn, rollout.kv_previous = False, False, 0, 0
+        rollout.replica.version = rollout.wanted
+        self.world.check_empty(rollout)
         self.world.plan_dispatch()
 
-    def _take_in_flight(self, seat: Seat) -> None:
+    def _take_in_flight(self, rollout: Seat) -> None:
         world = self.world
         recompute = world.policy.on_update == "in_flight_recompute"
-        world.recorder.pulled(seat, world.now, world.cluster.update_s)
-        seat.replica.update(seat.wanted, world.now, world.cluster.update_s, recompute)
+        world.recorder.note_pull(rollout, world.now, world.cluster.update_s)
+        rollout.replica.update(rollout.wanted, world.now, world.cluster.update_s, recompute)
 
     def _dispatch(self) -> None:
         world = self.world
         world.dispatch_planned = False
-        for work, seat in world.dispatching.orders():
-            seat.replica.submit(work, world.now)
-            world.plan_wake(seat)
-            self._note_drain(seat)
+        for trajectory, rollout in world.dispatching.assignments():
+            rollout.replica.submit(trajectory, world.now)
+            world.plan_wake(rollout)
+            self._note_drain(rollout)
 
     def _train(self) -> None:
         """Start the trainer's next piece of work if the trainer is free and can start it."""
@@ -144,7 +144,7 @@ class Simulation:
         world, trainer = self.world, self.world.trainer
         step = trainer.end(world.now) if trainer.begun_s is not None else None
         if step is not None:
-            world.recorder.stepped(step, trainer.busy_s)
+            world.recorder.note_step(step, trainer.busy_s)
             world.plan(world.now + world.cluster.arrive_s, "visible", None)
             if world.cluster.publish_s:
                 self.trainer_busy = True
@@ -155,27 +155,27 @@ class Simulation:
     def _visible(self) -> None:
         """From now on rollouts can take one more version."""
         world = self.world
-        world.visible += 1
-        world.dispatching.version = world.visible
-        for seat in world.seats.values():
+        world.visible_version += 1
+        world.dispatching.version = world.visible_version
+        for rollout in world.rollouts.values():
             if world.keeps:
-                self._note_drain(seat)
-                world.emptied(seat)
-            elif seat.alive:
-                seat.wanted = world.visible
-                seat.replica.interrupt(world.now)
-                world.plan_wake(seat)
+                self._note_drain(rollout)
+                world.check_empty(rollout)
+            elif rollout.alive:
+                rollout.wanted = world.visible_version
+                rollout.replica.interrupt(world.now)
+                world.plan_wake(rollout)
         if world.policy.repack:
             self.repacking.check()
         world.plan_dispatch()
 
-    def _note_drain(self, seat: Seat) -> None:
+    def _note_drain(self, rollout: Seat) -> None:
         """Mark a rollout as draining: its quota is drawn and a newer version is visible."""
         world = self.world
-        stale = world.keeps and seat.alive and seat.replica.version < world.visible
-        if stale and not seat.draining and seat.drawn >= world.dispatching.quota:
-            seat.draining = True
-            world.recorder.drained(seat, world.now)
+        stale = world.keeps and rollout.alive and rollout.replica.version < world.visible_version
+        if stale and not rollout.draining and rollout.drawn >= world.dispatching.quota:
+            rollout.draining = True
+            world.recorder.note_drain_start(rollout, world.now)
 
     def _stuck(self) -> str:
         world = self.world

@@ -62,7 +62,7 @@ class Trainer:
         """Queue a complete group. The queue is ordered by the group's newest first version, then by
         number.
         """
-        newest = max(work.spans[0][0] for work in samples)
+        newest = max(trajectory.spans[0][0] for trajectory in samples)
         heappush(self.ready, (newest, group, tuple(samples)))
 
     def begin(self, now_s: float) -> float | None:
@@ -101,7 +101,7 @@ class Trainer:
         self._samples = self._tokens = self._dropped = self._masked = 0
         return step
 
-    def in_step(self) -> int:
+    def step_samples(self) -> int:
         """Samples of the present step, including dropped ones."""
         return self._samples + self._dropped
 
@@ -109,19 +109,19 @@ class Trainer:
         """Remove groups whose samples are all too old; they are at the front of the queue."""
         if not self.keep_version or self.max_lag is None:
             return
-        while self.ready and all(self._is_late(work) for work in self.ready[0][2]):
+        while self.ready and all(self._is_late(trajectory) for trajectory in self.ready[0][2]):
             self.samples_expired += len(heappop(self.ready)[2])
             self.expired += 1
 
-    def _is_late(self, work: Work) -> bool:
-        return self.max_lag is not None and self.version - work.spans[0][0] > self.max_lag
+    def _is_late(self, trajectory: Work) -> bool:
+        return self.max_lag is not None and self.version - trajectory.spans[0][0] > self.max_lag
 
-    def _take(self, work: Work) -> int:
+    def _take(self, trajectory: Work) -> int:
         """Count the sample; returns the tokens that its training costs."""
-        if self.keep_version and self._is_late(work):
+        if self.keep_version and self._is_late(trajectory):
             self._dropped += 1
             return 0
-        for version, tokens in work.spans:
+        for version, tokens in trajectory.spans:
             lag = self.version - version
             if self.max_lag is not None and lag > self.max_lag:
                 self._masked += tokens
@@ -129,4 +129,4 @@ class Trainer:
                 self._lags[lag] += tokens
                 self._tokens += tokens
         self._samples += 1
-        return work.prompt + work.done
+        return trajectory.prompt + trajectory.done

@@ -19,7 +19,7 @@ class Usage:
     preempted: int = 0
     bars: list[tuple[float, float, int]] = field(default_factory=list[tuple[float, float, int]])
 
-    def decoded(
+    def add_jump(
         self, begins_s: float, now_s: float, kv: tuple[int, int], tokens: int, version: int
     ) -> None:
         """Add a finished jump. Before it began the cache held `kv[0]` tokens."""
@@ -33,7 +33,7 @@ class Usage:
             self._draw(begins_s, now_s, version)
         self.until_s = now_s
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
+    def add_prefill(self, tokens: int, seconds: float) -> None:
         self.prefilled_tokens += tokens
         self.busy_s += seconds
 

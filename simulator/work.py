@@ -17,7 +17,7 @@ class Work:
     predicted: float = 0.0
     done: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    marked: int = 0
+    span_tokens: int = 0
     """Number of `done` tokens that are in `spans`."""
     begun: int = 0
     """Step of its replica at which it started, minus `done`; valid while it runs."""
@@ -26,25 +26,25 @@ class Work:
     version: int = -1
     """Under `keep_version` the version that it started under; -1 before."""
 
-    def cached(self) -> int:
+    def cache_tokens(self) -> int:
         """Cache tokens that it needs when it runs from here."""
         return self.prompt + self.done
 
-    def mark(self, version: int) -> None:
+    def close_span(self, version: int) -> None:
         """Add the tokens since the last span to a span of this version."""
-        if self.done > self.marked:
+        if self.done > self.span_tokens:
             if self.spans and self.spans[-1][0] == version:
                 before = self.spans.pop()[1]
-                self.spans.append((version, before + self.done - self.marked))
+                self.spans.append((version, before + self.done - self.span_tokens))
             else:
-                self.spans.append((version, self.done - self.marked))
-            self.marked = self.done
+                self.spans.append((version, self.done - self.span_tokens))
+            self.span_tokens = self.done
 
-    def lose(self, tokens: int) -> None:
+    def remove_newest(self, tokens: int) -> None:
         """Remove the newest tokens, which no partial holds."""
         self.done -= tokens
-        self.marked = min(self.marked, self.done)
-        over = sum(count for _, count in self.spans) - self.marked
+        self.span_tokens = min(self.span_tokens, self.done)
+        over = sum(count for _, count in self.spans) - self.span_tokens
         while over > 0:
             version, count = self.spans.pop()
             if count > over:
@@ -53,6 +53,6 @@ class Work:
 
     def restart(self) -> None:
         """Start again from the prompt, under another version."""
-        self.done = self.marked = 0
+        self.done = self.span_tokens = 0
         self.spans.clear()
         self.version = -1

@@ -32,11 +32,11 @@ class World:
         self.keeps = policy.on_update == "keep_version"
         lag = job.max_lag if policy.lag is None else policy.lag
         bound = lag if policy.bounded else None
-        self.seats = {seat.replica.name: seat for seat in seats_of(cluster, policy)}
+        self.rollouts = {rollout.replica.name: rollout for rollout in seats_of(cluster, policy)}
         outstanding = max(1, job.max_lag) * job.groups_per_step  # besides the groups in training
         waves = job.steps if job.ends else 1 << 40
         self.dispatching = Dispatching(
-            cluster.slots, job, policy, workload, self.seats,
+            cluster.slots, job, policy, workload, self.rollouts,
             Pace(job.groups_per_step, bound, outstanding, waves),
             Placing(policy, workload.samples, cluster.slots), Foresight(workload),
             job.quota or 2 * cluster.slots,
@@ -45,18 +45,20 @@ class World:
             job.groups_per_step, cluster.train_fixed_s, cluster.train_token_s,
             policy.early_start, self.keeps, bound if policy.strict else None,
         )  # fmt: skip
-        self.recorder = Recorder(cluster, job, policy, self.seats, self.dispatching, self.trainer)
+        self.recorder = Recorder(
+            cluster, job, policy, self.rollouts, self.dispatching, self.trainer
+        )
         self.heap: list[tuple[float, int, Kind, object]] = []
         self.events = 0
         self.now = 0.0
-        self.visible = 0
+        self.visible_version = 0
         """Newest version that rollouts can take."""
         self.dispatch_planned = False
 
-    def plan(self, at_s: float, kind: Kind, about: object) -> None:
+    def plan(self, at_s: float, kind: Kind, subject: object) -> None:
         """Add an event; `about` is its subject."""
         self.events += 1
-        heappush(self.heap, (at_s, self.events, kind, about))
+        heappush(self.heap, (at_s, self.events, kind, subject))
 
     def next_event_s(self) -> float | None:
         """Time of the earliest event; None when no event is planned."""
@@ -64,8 +66,8 @@ class World:
 
     def pop_event(self) -> tuple[Kind, object]:
         """Advance `now` to the earliest event and remove it; returns its kind and subject."""
-        self.now, _, kind, about = heappop(self.heap)
-        return kind, about
+        self.now, _, kind, subject = heappop(self.heap)
+        return kind, subject
 
     def plan_dispatch(self, after_s: float | None = None) -> None:
         """Plan one dispatch round soon; changes until then share that round."""
@@ -74,26 +76,26 @@ class World:
             wait_s = self.job.dispatch_every_s if after_s is None else after_s
             self.plan(self.now + wait_s, "dispatch", None)
 
-    def plan_wake(self, seat: Seat) -> None:
+    def plan_wake(self, rollout: Seat) -> None:
         """Wake the rollout when its replica is due."""
-        if seat.replica.due_s is not None:
-            self.plan(seat.replica.due_s, "wake", seat)
+        if rollout.replica.due_s is not None:
+            self.plan(rollout.replica.due_s, "wake", rollout)
 
-    def emptied(self, seat: Seat) -> None:
+    def check_empty(self, rollout: Seat) -> None:
         """If the rollout has no work left, let it take the newest weights and new work."""
-        if not seat.replica.is_empty() or seat.expecting or not seat.is_open():
+        if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return
         self.plan_dispatch()
         if self.policy.batches:
-            seat.drawn = seat.kv_previous = 0
-        if self.keeps and seat.replica.version < self.visible:
-            self.pull(seat)
+            rollout.drawn = rollout.kv_previous = 0
+        if self.keeps and rollout.replica.version < self.visible_version:
+            self.pull(rollout)
 
-    def pull(self, seat: Seat) -> None:
+    def pull(self, rollout: Seat) -> None:
         """Load the version that is newest now; the rollout takes no work until it is loaded."""
-        seat.pulling, seat.wanted = True, self.visible
-        self.recorder.pulled(seat, self.now, self.cluster.update_s)
-        self.plan(self.now + self.cluster.update_s, "pulled", seat)
+        rollout.pulling, rollout.wanted = True, self.visible_version
+        self.recorder.note_pull(rollout, self.now, self.cluster.update_s)
+        self.plan(self.now + self.cluster.update_s, "pulled", rollout)
 
 
 def seats_of(cluster: Cluster, policy: Policy) -> list[Seat]:

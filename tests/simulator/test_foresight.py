@@ -40,8 +40,8 @@ def test_what_is_expected_is_what_the_service_expects_of_the_same_answers(
             if known.of_prompt(prompt(number)) is None:
                 for earlier in work.earlier(number % PROMPTS):
                     known.note(prompt(number), earlier)
-            assert foresight.of(number) == known.of_prompt(prompt(number))
-            foresight.note(number, tokens)
+            assert foresight.length_of(number) == known.of_prompt(prompt(number))
+            foresight.add(number, tokens)
             known.note(prompt(number), tokens)
 
 
@@ -53,11 +53,11 @@ def test_tokens_in_the_midst_of_a_jump_are_those_of_its_single_steps(
     replica = Replica("r", roofline, slots=4, capacity=10_000, reserve=0)
     for index, length in enumerate(lengths):
         replica.submit(Work(f"0.{index}", 0, 0, 10, length), 0.0)
-    replica.arrive(0.0)
-    replica.go_on(0.0)
+    replica.finish_jump(0.0)
+    replica.start_jump(0.0)
     assert replica.due_s is not None
     now_s, rows, kv, passed_s, steps = part * replica.due_s, len(lengths), replica.kv, 0.0, 0
     while passed_s < now_s * (1 - 1e-12):
         passed_s += roofline.step_s(rows, kv + rows * steps)
         steps += 1
-    assert replica.steps_by(now_s) == min(steps, min(lengths))
+    assert replica.steps_now(now_s) == min(steps, min(lengths))

@@ -81,19 +81,19 @@ def test_the_cache_is_never_above_its_capacity(name: str, seed: int):
         workload(TAILED, seed),
     )  # fmt: skip
     simulation = Simulation(world)
-    happen = simulation._happen
+    happen = simulation._handle
 
     def watch(kind: str, about: object) -> None:
         happen(kind, about)  # type: ignore[arg-type]
-        for seat in world.seats.values():
-            replica = seat.replica
-            assert 0 <= replica.look(world.now) <= replica.capacity
+        for rollout in world.rollouts.values():
+            replica = rollout.replica
+            assert 0 <= replica.kv_now(world.now) <= replica.capacity
             assert replica.kv == sum(
                 w.prompt + replica.steps - w.begun for w in replica.running.values()
             )
             assert len(replica.running) <= replica.slots
 
-    simulation._happen = watch  # type: ignore[method-assign]
+    simulation._handle = watch  # type: ignore[method-assign]
     simulation.run()
 
 
@@ -147,8 +147,8 @@ def test_the_newest_sequence_goes_back_when_the_cache_is_full_and_ends_later():
     finished: list[str] = []
     while replica.due_s is not None:
         now = replica.due_s
-        finished += [work.name for work in replica.arrive(now)]
-        replica.go_on(now)
+        finished += [work.name for work in replica.finish_jump(now)]
+        replica.start_jump(now)
     assert finished == ["old", "new"]
     assert replica.usage.preempted == 1
     assert replica.usage.tokens == 120, "nothing is decoded twice"
