@@ -37,7 +37,7 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
     @contextmanager
-    def told(self) -> Generator[None]:
+    def error_responses(self) -> Generator[None]:
         """Turn an error of the block into a response: `ValueError` into 400, `OSError` into a
         closed connection.
         """

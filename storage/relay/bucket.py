@@ -35,7 +35,7 @@ class Bucket:
         self, shelf: Shelf, store: ObjectStore, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._shelf, self._store, self._clock = shelf, store, clock
-        self._later: dict[str, float] = {}
+        self._not_before_s: dict[str, float] = {}
         self._delay_s: dict[str, float] = {}
         self._bases_of: Version | None = None
 
@@ -62,7 +62,7 @@ class Bucket:
         """
         read = False
         for offer in offers:
-            if stop.is_set() or self._clock() < self._later.get(offer.key, 0.0):
+            if stop.is_set() or self._clock() < self._not_before_s.get(offer.key, 0.0):
                 continue
             held = self._shelf.accept(offer)
             if held is not None and not held.verified:
@@ -72,25 +72,27 @@ class Bucket:
     def _manifest(self, version: Version, wanted: str | None) -> bool:
         """Read the manifest, which must have the announced hash."""
         key = manifest_key(version)
-        if self._shelf.manifest(version) is not None or self._clock() < self._later.get(key, 0.0):
+        if self._shelf.manifest(version) is not None or self._clock() < self._not_before_s.get(
+            key, 0.0
+        ):
             return False
         try:
             data = self._store.get(key)
         except StoreError as error:
-            self._put_off(key, error)
+            self._postpone(key, error)
             return False
         self._shelf.add("relay_bucket_bytes_total", len(data))
         digest = content_hash(data)
         if wanted is not None and digest != wanted:
-            self._was_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
+            self._note_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
             return False
         held = self._shelf.accept(Offer(key, len(data), digest))
         if held is None:
-            self._later[key] = self._clock() + WRONG_AGAIN_S
+            self._not_before_s[key] = self._clock() + WRONG_AGAIN_S
             return False
         try:
             with held.writing():
-                _write(held, data[held.at :])
+                _write(held, data[held.written :])
         except (ObjectBusy, ObjectDropped):
             return False
         self._shelf.completed(held)
@@ -102,20 +104,20 @@ class Bucket:
                 while not held.verified:
                     if stop.is_set():
                         return False
-                    end = min(held.offer.bytes, held.at + READ_BYTES)
-                    data = self._store.get(held.key, held.at, end)
+                    end = min(held.offer.bytes, held.written + READ_BYTES)
+                    data = self._store.get(held.key, held.written, end)
                     self._shelf.add("relay_bucket_bytes_total", len(data))
-                    if len(data) != end - held.at:
+                    if len(data) != end - held.written:
                         held.restart()
                         raise CorruptObject(f"object {held.key} of the bucket is too short")
                     _write(held, data)
         except (ObjectBusy, ObjectDropped):
             return False
         except CorruptObject as error:
-            self._was_wrong(held.key, str(error))
+            self._note_wrong(held.key, str(error))
             return True
         except StoreError as error:
-            self._put_off(held.key, error)
+            self._postpone(held.key, error)
             return False
         self._shelf.completed(held)
         return True
@@ -135,19 +137,19 @@ class Bucket:
             read |= self.fetch(self._shelf.missing(version), stop)
         return read
 
-    def _put_off(self, key: str, error: StoreError) -> None:
-        if len(self._later) >= LATER_MAX:
-            self._later.clear()
+    def _postpone(self, key: str, error: StoreError) -> None:
+        if len(self._not_before_s) >= LATER_MAX:
+            self._not_before_s.clear()
             self._delay_s.clear()
         if not isinstance(error, ObjectMissing):
             log.warning("object %s cannot be read from the bucket: %s", key, error)
         self._delay_s[key] = min(AGAIN_MAX_S, 2 * self._delay_s.get(key, AGAIN_S / 2))
-        self._later[key] = self._clock() + self._delay_s[key]
+        self._not_before_s[key] = self._clock() + self._delay_s[key]
 
-    def _was_wrong(self, key: str, message: str) -> None:
+    def _note_wrong(self, key: str, message: str) -> None:
         log.error("from the bucket: %s", message)
         self._shelf.add("relay_wrong_total", 1)
-        self._later[key] = self._clock() + WRONG_AGAIN_S
+        self._not_before_s[key] = self._clock() + WRONG_AGAIN_S
 
 
 def _write(held: HeldObject, data: bytes) -> None:
@@ -160,4 +162,4 @@ def _write(held: HeldObject, data: bytes) -> None:
                 return
             room[:count] = view[at : at + count]
             at += count
-            held.wrote(count)
+            held.advance(count)

@@ -7,8 +7,8 @@ the head receives the trainer's push and reads the bucket. A dead relay is left 
 successor reads from its predecessor or becomes head; a new relay is appended.
 
 No cycle of waiting can form, whatever each relay believes about the others, because every relay
-reads from lower terms only. Two relays with different views (A has heard that C is dead, B has not)
-may read from the same relay, or both from the bucket: that costs bytes, never progress.
+reads from lower terms only. Two relays with different views (A has noticed that C is dead, B has
+not) may read from the same relay, or both from the bucket: that costs bytes, never progress.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,12 +20,14 @@ RELAY_TERMS = "chain"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One start of a relay. `heard_s` is the time of its last heartbeat on the reader's clock."""
+    """One start of a relay. `heartbeat_s` is the time of its last heartbeat on the
+    reader's clock.
+    """
 
     name: str
     term: int
     url: str
-    heard_s: float
+    heartbeat_s: float
 
 
 def chain(
@@ -34,8 +36,8 @@ def chain(
     timeout_s: float,
     suspected: Collection[int] = (),
 ) -> list[Member]:
-    """The living relays in order: heard within the time-out, not suspected (by term), not leaving
-    (no URL), and only the newest start of each name.
+    """The living relays in order: with a heartbeat within the time-out, not suspected (by term),
+    not leaving (no URL), and only the newest start of each name.
     """
     newest: dict[str, Member] = {}
     for member in members:
@@ -45,7 +47,7 @@ def chain(
     living = (
         member
         for member in newest.values()
-        if member.url and now_s - member.heard_s <= timeout_s and member.term not in suspected
+        if member.url and now_s - member.heartbeat_s <= timeout_s and member.term not in suspected
     )
     return sorted(living, key=lambda member: member.term)
 

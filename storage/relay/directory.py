@@ -50,7 +50,7 @@ class Directory:
             for batch in self.reader.batches_to(self._bus.end("status")):
                 for one in batch:
                     if isinstance(one.record, RelayStatus):
-                        self._hear(one.record, now)
+                        self._note_heartbeat(one.record, now)
             self._polled_s = now
 
     def members(self) -> list[Member]:
@@ -82,11 +82,11 @@ class Directory:
                 log.warning("relay %s/%d is left out: %s", member.name, member.term, reason)
             self._suspects[member.term] = self._clock()
 
-    def _hear(self, status: RelayStatus, now_s: float) -> None:
+    def _note_heartbeat(self, status: RelayStatus, now_s: float) -> None:
         known = self._members.get(status.relay)
         if known is not None and known.term > status.term:
             return
         if known is None and len(self._members) >= MEMBERS_MAX:
-            oldest = min(self._members.values(), key=lambda member: member.heard_s)
+            oldest = min(self._members.values(), key=lambda member: member.heartbeat_s)
             del self._members[oldest.name]
         self._members[status.relay] = Member(status.relay, status.term, status.url, now_s)

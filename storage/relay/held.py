@@ -47,13 +47,13 @@ class HeldObject:
         os.ftruncate(self._descriptor, offer.bytes)
         self._map = memoryview(mmap.mmap(self._descriptor, offer.bytes)) if offer.bytes else None
         self._reserved = 0
-        self._at = 0
+        self._written = 0
         self._hash = xxhash.xxh3_128()
         self._changed = threading.Condition()
         self._writer = threading.Lock()
         self._dropped = False
         self.received = 0
-        self.turn = 0
+        self.restarts = 0
         """How often it was received wrong and restarted."""
         self.verified = False
 
@@ -67,9 +67,9 @@ class HeldObject:
         return self._descriptor
 
     @property
-    def at(self) -> int:
+    def written(self) -> int:
         """The byte at which a writer continues."""
-        return self._at
+        return self._written
 
     @property
     def dropped(self) -> bool:
@@ -84,7 +84,7 @@ class HeldObject:
             raise ObjectBusy(f"object {self.key} is being received from elsewhere")
         try:
             if not self.offer.bytes and not self.verified:
-                self.wrote(0)
+                self.advance(0)
             yield self
         finally:
             self._writer.release()
@@ -97,21 +97,21 @@ class HeldObject:
             raise ObjectDropped(f"object {self.key} was dropped")
         if self._map is None:
             return memoryview(b"")
-        end = min(self.offer.bytes, (self._at // CHUNK_BYTES + 1) * CHUNK_BYTES)
+        end = min(self.offer.bytes, (self._written // CHUNK_BYTES + 1) * CHUNK_BYTES)
         if end > self._reserved:
-            self._reserve(min(self.offer.bytes, self._at + RESERVE_BYTES))
-        return self._map[self._at : end]
+            self._reserve(min(self.offer.bytes, self._written + RESERVE_BYTES))
+        return self._map[self._written : end]
 
-    def wrote(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Note that `count` bytes were written to `room`. With the last byte the hash is checked
         (`CorruptObject`).
         """
-        self._at += count
-        is_all = self._at == self.offer.bytes
-        if not is_all and self._at % CHUNK_BYTES:
+        self._written += count
+        is_all = self._written == self.offer.bytes
+        if not is_all and self._written % CHUNK_BYTES:
             return
         if self._map is not None:
-            self._hash.update(self._map[self.received : self._at])
+            self._hash.update(self._map[self.received : self._written])
         digest = self._hash.hexdigest() if is_all else ""
         if is_all and digest != self.offer.hash:
             self.restart()
@@ -119,28 +119,28 @@ class HeldObject:
                 f"object {self.key} was received with hash {digest}, not {self.offer.hash}"
             )
         with self._changed:
-            self.received, self.verified = self._at, is_all
+            self.received, self.verified = self._written, is_all
             self._changed.notify_all()
 
     def restart(self) -> None:
         """Discard all bytes. The caller must be the writer."""
         with self._changed:
-            self._at = self.received = 0
+            self._written = self.received = 0
             self._hash = xxhash.xxh3_128()
-            self.turn += 1
+            self.restarts += 1
             self._changed.notify_all()
 
-    def wait(self, beyond: int, turn: int, wait_s: float) -> int:
+    def wait(self, beyond: int, restarts: int, wait_s: float) -> int:
         """Return the number of bytes received, after `wait_s` at the latest, sooner if it exceeds
         `beyond`.
 
-        Raises `ObjectDropped` if the object was dropped, or restarted since `turn`.
+        Raises `ObjectDropped` if the object was dropped, or restarted since `restarts`.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.received > beyond or self._dropped or self.turn != turn, wait_s
+                lambda: self.received > beyond or self._dropped or self.restarts != restarts, wait_s
             )
-            if self._dropped or self.turn != turn:
+            if self._dropped or self.restarts != restarts:
                 raise ObjectDropped(f"object {self.key} was dropped")
             return self.received
 

@@ -43,7 +43,7 @@ class Intake:
         self._shelf, self._bucket, self._directory, self._term = shelf, bucket, directory, term
         self._patience_s, self._pushed_s, self._clock = patience_s, pushed_s, clock
         self._neighbour = Neighbour(shelf, self._is_upstream)
-        self._headed_s = float("-inf")
+        self._head_since_s = float("-inf")
         self._waited: tuple[Version, float] | None = None
         self.upstream = BUCKET
         """Name and term of the relay that it reads from, or `bucket`."""
@@ -53,30 +53,34 @@ class Intake:
         while not stop.is_set():
             upstream = self._directory.upstream(self._term)
             if upstream is None and self.upstream != BUCKET:
-                self._headed_s = self._clock()
+                self._head_since_s = self._clock()
             self.upstream = f"{upstream.name}/{upstream.term}" if upstream else BUCKET
             try:
-                came = self._head(stop) if upstream is None else self._member(upstream, stop)
+                came = (
+                    self._fetch_as_head(stop)
+                    if upstream is None
+                    else self._fetch_as_member(upstream, stop)
+                )
                 if not came and upstream is None:
                     stop.wait(IDLE_S)
             except (RelayLost, Refused) as error:
                 assert upstream is not None
-                self._neighbour.hang_up()
+                self._neighbour.disconnect()
                 self._directory.suspect(upstream, error)
             except StoreError as error:
                 log.warning("%s", error)
                 stop.wait(FAILED_S)
-        self._neighbour.hang_up()
+        self._neighbour.disconnect()
 
-    def _head(self, stop: threading.Event) -> bool:
-        self._neighbour.hang_up()
-        if self._clock() - max(self._pushed_s(), self._headed_s) < GRACE_S:
+    def _fetch_as_head(self, stop: threading.Event) -> bool:
+        self._neighbour.disconnect()
+        if self._clock() - max(self._pushed_s(), self._head_since_s) < GRACE_S:
             return False
         unfinished = [held.offer for held in self._shelf.objects() if not held.verified]
         return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
 
-    def _member(self, upstream: Member, stop: threading.Event) -> bool:
-        came = self._neighbour.turn(upstream, stop)
+    def _fetch_as_member(self, upstream: Member, stop: threading.Event) -> bool:
+        came = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
             held = [held for held in self._shelf.objects() if held.key in wrong]

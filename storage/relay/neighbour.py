@@ -31,23 +31,23 @@ class Neighbour:
 
     def __init__(self, shelf: Shelf, is_upstream: Callable[[Member], bool]) -> None:
         self._shelf, self._is_upstream = shelf, is_upstream
-        self._wire: Wire | None = None
-        self._seen = -1
+        self._connection: Wire | None = None
+        self._change_number = -1
         self._wrong: Counter[str] = Counter()
         self._silent: dict[str, int] = {}
         self.mistrusted: set[str] = set()
 
-    def turn(self, upstream: Member, stop: threading.Event) -> bool:
+    def receive_next(self, upstream: Member, stop: threading.Event) -> bool:
         """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
         Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
         """
         wire = self._connected(upstream)
-        listing = wire.listing(self._seen, LISTING_S)
+        listing = wire.listing(self._change_number, LISTING_S)
         wanted = self.wanted(listing.objects)
-        self._seen = listing.count
+        self._change_number = listing.count
         for offer in wanted:
             if stop.is_set() or not self._take(wire, upstream, offer, stop, len(wanted) > 1):
-                self.hang_up()
+                self.disconnect()
                 break
         return bool(wanted)
 
@@ -66,18 +66,18 @@ class Neighbour:
         self._silent = {o.key: self._silent[o.key] for o in wanted if o.key in self._silent}
         return sorted(wanted, key=lambda offer: self._silent.get(offer.key, 0))
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection; the next turn opens a new one."""
-        if self._wire is not None:
-            self._wire.close()
-        self._wire, self._seen = None, -1
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._change_number = None, -1
 
     def _connected(self, upstream: Member) -> Wire:
-        if self._wire is not None and self._wire.url != upstream.url:
-            self.hang_up()
-        if self._wire is None:
-            self._wire = Wire(upstream.url)
-        return self._wire
+        if self._connection is not None and self._connection.url != upstream.url:
+            self.disconnect()
+        if self._connection is None:
+            self._connection = Wire(upstream.url)
+        return self._connection
 
     def _take(
         self,
@@ -100,7 +100,7 @@ class Neighbour:
         except ObjectDropped:
             return False
         except CorruptObject as error:
-            self._was_wrong(wire, upstream, held, error)
+            self._note_wrong(wire, upstream, held, error)
             return False
         self._wrong.pop(held.key, None)
         self._shelf.completed(held)
@@ -114,15 +114,15 @@ class Neighbour:
         """
         if held.verified:
             return True
-        headers = {"Range": f"bytes={held.at}-"}
-        status, _ = wire.ask("GET", f"/{held.key}?receiving=1", headers)
+        headers = {"Range": f"bytes={held.written}-"}
+        status, _ = wire.request("GET", f"/{held.key}?receiving=1", headers)
         if status not in (200, 206):
             return False
         silences = 0
         while not held.verified:
             count = wire.receive_into(held.room())
             if count:
-                held.wrote(count)
+                held.advance(count)
                 self._shelf.add("relay_received_bytes_total", count)
                 silences = 0
             else:
@@ -147,7 +147,7 @@ class Neighbour:
             return False
         return not (offer.verified and silences >= SILENCES_MAX)
 
-    def _was_wrong(self, wire: Wire, upstream: Member, held: HeldObject, error: Exception) -> None:
+    def _note_wrong(self, wire: Wire, upstream: Member, held: HeldObject, error: Exception) -> None:
         """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
         other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
         bytes too; it receives the object again, and this relay from it.

@@ -31,15 +31,15 @@ class Push:
         self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(OBJECTS_MAX)
         self._lock = threading.Lock()
         self._bytes = 0
-        self._wire: Wire | None = None
+        self._connection: Wire | None = None
         self._thread: threading.Thread | None = None
-        self._tally: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter()
 
     def hand_over(self, key: str, data: bytes) -> None:
         """Queue the object, or skip it if there is no room; returns at once."""
         with self._lock:
             if self._bytes + len(data) > self._bytes_max:
-                self._tally["given_up"] += 1
+                self._counters["given_up"] += 1
                 return
             self._bytes += len(data)
             if self._thread is None:
@@ -52,14 +52,14 @@ class Push:
 
     def figures(self) -> Figures:
         return {
-            "trainer_pushed_bytes_total": self._tally["bytes"],
-            "trainer_push_given_up_total": self._tally["given_up"],
+            "trainer_pushed_bytes_total": self._counters["bytes"],
+            "trainer_push_given_up_total": self._counters["given_up"],
         }
 
     def _done(self, size: int, given_up: bool) -> None:
         with self._lock:
             self._bytes -= size
-            self._tally["given_up"] += given_up
+            self._counters["given_up"] += given_up
 
     def _run(self) -> None:
         while True:
@@ -82,12 +82,12 @@ class Push:
             try:
                 status = self._send(self._connected(head), key, data, digest)
             except RelayLost as error:
-                self._hang_up()
+                self._disconnect()
                 self._directory.suspect(head, error)
                 continue
             if status in (201, 409):  # 409: fenced off, or already arriving from elsewhere
                 return status == 201
-            self._hang_up()
+            self._disconnect()
             log.warning("relay %s: status %d for %s", head.name, status, key)
         return False
 
@@ -95,7 +95,7 @@ class Push:
         """Send the bytes that the head lacks: a head that is gone may have forwarded the others.
         Returns the status.
         """
-        status, headers = wire.ask("HEAD", f"/{key}")
+        status, headers = wire.request("HEAD", f"/{key}")
         start = int(headers.get("x-received", "0")) if status == 200 else 0
         if status == 200 and start == len(data) == int(headers.get("content-length", "-1")):
             return 201
@@ -106,13 +106,13 @@ class Push:
         }
         if start:
             sizes["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        status, headers = wire.ask("PUT", f"/{key}", sizes)
+        status, headers = wire.request("PUT", f"/{key}", sizes)
         if status == 100:
             with memoryview(data) as view:
-                self._tally["bytes"] += wire.send_body(view[start:], self._pace)
-            status, headers = wire.answer(ANSWER_S)
+                self._counters["bytes"] += wire.send_body(view[start:], self._pace)
+            status, headers = wire.read_head(ANSWER_S)
         if headers.get("connection", "").lower() == "close":
-            self._hang_up()
+            self._disconnect()
         return status
 
     def _head(self) -> Member | None:
@@ -123,13 +123,15 @@ class Push:
         return self._directory.head()
 
     def _connected(self, head: Member) -> Wire:
-        if self._wire is not None and not (self._wire.url == head.url and self._wire.is_open()):
-            self._hang_up()
-        if self._wire is None:
-            self._wire = Wire(head.url)
-        return self._wire
+        if self._connection is not None and not (
+            self._connection.url == head.url and self._connection.is_open()
+        ):
+            self._disconnect()
+        if self._connection is None:
+            self._connection = Wire(head.url)
+        return self._connection
 
-    def _hang_up(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = None
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

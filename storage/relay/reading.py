@@ -40,7 +40,7 @@ class RelayStore:
     ) -> None:
         self._store, self._folder, self._url, self._clock = store, folder, url, clock
         self._lock = threading.Lock()
-        self._wires: list[Wire] = []
+        self._connections: list[Wire] = []
         self._lost_s = float("-inf")
         self._is_lost = False
         self.relay_bytes = 0
@@ -49,9 +49,9 @@ class RelayStore:
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         data = None
         if version_of(key) is not None:
-            data = self._mapped(key, start, end)
+            data = self._from_memory(key, start, end)
             if data is None:
-                data = self._asked(key, start, end)
+                data = self._from_relay(key, start, end)
         if data is None:
             return self._store.get(key, start, end)
         with self._lock:
@@ -80,7 +80,7 @@ class RelayStore:
     def delete(self, key: str) -> None:
         self._store.delete(key)
 
-    def _mapped(self, key: str, start: int, end: int | None) -> bytes | None:
+    def _from_memory(self, key: str, start: int, end: int | None) -> bytes | None:
         """Read from shared memory; the contract asks for bytes, so this is the single copy. An
         object that is evicted meanwhile is read to its end. A file of another user is not read.
         """
@@ -94,23 +94,23 @@ class RelayStore:
                     data += file.read(wanted - len(data))
                 return data
         except ForeignFile as error:
-            self._lose(error)
+            self._note_lost(error)
         except OSError:  # the object is not there, or not yet
             pass
         return None
 
-    def _asked(self, key: str, start: int, end: int | None) -> bytes | None:
+    def _from_relay(self, key: str, start: int, end: int | None) -> bytes | None:
         """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
         if self._clock() - self._lost_s < AGAIN_S or end == start:
             return None
         came, moved_s = "", self._clock()
         try:
             while True:
-                data, coming = self._once(key, start, end)
+                data, coming = self._request(key, start, end)
                 self._is_lost = False
                 if data is not None or coming is None:
                     return data
-                data = self._mapped(key, start, end)
+                data = self._from_memory(key, start, end)
                 if data is not None:
                     return data
                 if coming != came:
@@ -118,20 +118,20 @@ class RelayStore:
                 if self._clock() - moved_s > STUCK_S:
                     raise RelayLost(f"the relay received nothing for {STUCK_S:g} s")
         except (RelayLost, Refused) as error:
-            self._lose(error)
+            self._note_lost(error)
             return None
 
-    def _once(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
+    def _request(self, key: str, start: int, end: int | None) -> tuple[bytes | None, str | None]:
         """One request: the bytes, or a token of the relay's progress if the object is arriving, or
         neither if the relay will not hold it.
         """
-        wire = self._take_wire()
+        wire = self._take_connection()
         if wire is None:
             return None, None
         try:
             headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
             target = f"/{key}?wait={WAIT_S:g}"
-            status, answer = wire.ask("GET", target, headers, WAIT_S + CONNECT_S)
+            status, answer = wire.request("GET", target, headers, WAIT_S + CONNECT_S)
             if status in (200, 206):
                 data = _body(wire, length(answer))
             elif status in (404, 416):
@@ -141,39 +141,39 @@ class RelayStore:
         except BaseException:
             wire.close()
             raise
-        self._keep_wire(wire)
+        self._return_connection(wire)
         return data, answer.get("x-coming") if data is None else None
 
-    def _take_wire(self) -> Wire | None:
+    def _take_connection(self) -> Wire | None:
         """A connection; None if there is no relay on this node."""
-        url = self._url or self._told_url()
+        url = self._url or self._url_in_folder()
         with self._lock:
-            while self._wires:
-                wire = self._wires.pop()
+            while self._connections:
+                wire = self._connections.pop()
                 if wire.url == url and wire.is_open():
                     return wire
                 wire.close()
         return Wire(url) if url else None
 
-    def _told_url(self) -> str:
+    def _url_in_folder(self) -> str:
         """The URL that the relay of this node has written to its folder; "" if there is none."""
         try:
             with os.fdopen(open_own(self._folder / URL_FILE), "rb") as file:
                 return file.read(URL_BYTES_MAX).decode("ascii")
         except ForeignFile as error:
-            self._lose(error)
+            self._note_lost(error)
         except (OSError, UnicodeDecodeError):
             pass
         return ""
 
-    def _keep_wire(self, wire: Wire) -> None:
+    def _return_connection(self, wire: Wire) -> None:
         with self._lock:
-            if len(self._wires) < WIRES_MAX:
-                self._wires.append(wire)
+            if len(self._connections) < WIRES_MAX:
+                self._connections.append(wire)
                 return
         wire.close()
 
-    def _lose(self, error: Exception) -> None:
+    def _note_lost(self, error: Exception) -> None:
         self._lost_s = self._clock()
         if not self._is_lost:
             log.warning("versions are read from the bucket: %s", error)

@@ -15,9 +15,9 @@ from streams.errors import CorruptObject
 log = logging.getLogger(__name__)
 
 
-def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) -> None:
-    """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `heard` is
-    called whenever bytes arrive.
+def receive(sender: Answers, shelf: Shelf, key: str, on_bytes: Callable[[], None]) -> None:
+    """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
+    is called whenever bytes arrive.
     """
     headers = sender.headers
     start, size = rest_of(headers.get("Content-Range"), headers.get("Content-Length"))
@@ -29,11 +29,11 @@ def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) 
         return sender.close(409)
     try:
         with held.writing():
-            if held.at != start or (held.verified and size):
-                raise ObjectBusy(f"object {key}: it is here up to byte {held.at}")
+            if held.written != start or (held.verified and size):
+                raise ObjectBusy(f"object {key}: it is here up to byte {held.written}")
             if headers.get("Expect", "").lower() == "100-continue":
                 sender.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            _write(sender, shelf, held, heard)
+            _write(sender, shelf, held, on_bytes)
     except (ObjectBusy, ObjectDropped):
         return sender.close(409)
     except CorruptObject as error:
@@ -44,11 +44,11 @@ def receive(sender: Answers, shelf: Shelf, key: str, heard: Callable[[], None]) 
     return sender.empty(201)
 
 
-def _write(sender: Answers, shelf: Shelf, held: HeldObject, heard: Callable[[], None]) -> None:
+def _write(sender: Answers, shelf: Shelf, held: HeldObject, on_bytes: Callable[[], None]) -> None:
     while not held.verified:
         count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
         if not count:
             raise ConnectionError("the push ended in the middle")
-        heard()
-        held.wrote(count)
+        on_bytes()
+        held.advance(count)
         shelf.add("relay_pushed_bytes_total", count)

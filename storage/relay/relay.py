@@ -71,8 +71,8 @@ class Relay:
             settings.patience_s,
             lambda: self.server.pushed_s,
         )
-        self._said: tuple[object, ...] = ()
-        self._said_s = float("-inf")
+        self._published: tuple[object, ...] = ()
+        self._published_s = float("-inf")
         self._failed: BaseException | None = None
         self.server = _serving(settings, self.shelf, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
@@ -85,10 +85,10 @@ class Relay:
         ended = threading.Event()
         thread = threading.Thread(target=self._take_in, args=(ended,), name="relay-intake")
         try:
-            self._turn()
+            self._poll()
             thread.start()
             while self._failed is None and not stop.wait(TURN_S):
-                self._turn()
+                self._poll()
         finally:
             ended.set()
             if thread.ident is not None:
@@ -100,7 +100,7 @@ class Relay:
     def close(self) -> None:
         """Publish that it leaves, and free its memory."""
         try:
-            self._say("")
+            self._publish_status("")
         except BusError as error:
             log.warning("the log does not answer: %s", error)
         self.server.end()
@@ -117,14 +117,14 @@ class Relay:
             "upstream": self.intake.upstream,
             "versions": [str(version) for version in self.shelf.versions()],
             "announced": [str(version) for version in sorted(self.shelf.announced())[-8:]],
-            "receiving": {o.key: [o.at, o.offer.bytes] for o in objects if not o.verified},
+            "receiving": {o.key: [o.written, o.offer.bytes] for o in objects if not o.verified},
             "figures": self.figures(),
         }
 
     def figures(self) -> Figures:
         """Its metrics, under their documented names."""
         newest = max(self.shelf.versions(), default=Version(0, 0))
-        counted = {name: self.shelf.tally[name] for name in COUNTERS}
+        counted = {name: self.shelf.counters[name] for name in COUNTERS}
         return {
             **counted,
             "relay_term": self.term,
@@ -144,7 +144,7 @@ class Relay:
             log.exception("the relay's intake failed")
             self._failed = error
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         try:
             self._follow()
         except (
@@ -155,7 +155,7 @@ class Relay:
     def _follow(self) -> None:
         for received in self._weights.poll(0.0):
             if isinstance(received.record, Opened):
-                self.shelf.opened(received.record.term)
+                self.shelf.note_opened(received.record.term)
             elif isinstance(received.record, WeightsAnnounced):
                 envelope = received.envelope
                 term = envelope.term if envelope else received.record.version.term
@@ -163,11 +163,11 @@ class Relay:
         self.directory.poll()
         self._check_term()
         now = time.monotonic()
-        self.shelf.drop_silent(now)
-        saying = (tuple(self.shelf.versions()), self.intake.upstream)
-        if saying != self._said or now - self._said_s >= self._settings.status_s:
-            self._said, self._said_s = saying, now
-            self._say(self.url)
+        self.shelf.drop_stalled(now)
+        state = (tuple(self.shelf.versions()), self.intake.upstream)
+        if state != self._published or now - self._published_s >= self._settings.status_s:
+            self._published, self._published_s = state, now
+            self._publish_status(self.url)
 
     def _check_term(self) -> None:
         """A relay that stood still while another took its name stops publishing itself."""
@@ -178,7 +178,7 @@ class Relay:
                 "process must exit. If two run on purpose, give each a name of its own (--name)"
             )
 
-    def _say(self, url: str) -> None:
+    def _publish_status(self, url: str) -> None:
         record = RelayStatus(
             relay=self.name,
             term=self.term,

@@ -29,10 +29,10 @@ def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping
     else:
         held = shelf.wait_offered(key, seconds(query))
     if held is None:
-        coming = {"X-Coming": str(shelf.came())} if shelf.is_coming(key) else {}
+        coming = {"X-Coming": str(shelf.bytes_received())} if shelf.is_expected(key) else {}
         return to.empty(404, coming)
     start, end = range_of(to.headers.get("Range"), held.offer.bytes)
-    turn = held.turn
+    restarts = held.restarts
     if start is None:
         to.head(200, held.offer.bytes, {})
     elif start >= end:
@@ -42,7 +42,7 @@ def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping
         to.head(206, end - start, {"Content-Range": said})
     began = start or 0
     try:
-        _send(to.connection, pace, held, began, end, turn)
+        _send(to.connection, pace, held, began, end, restarts)
     except (ObjectDropped, OSError):  # the client knows from the length that bytes are missing
         to.close_connection = True
     else:
@@ -50,10 +50,12 @@ def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping
     return None
 
 
-def _send(to: socket.socket, pace: Pace, held: HeldObject, at: int, end: int, turn: int) -> None:
+def _send(
+    to: socket.socket, pace: Pace, held: HeldObject, at: int, end: int, restarts: int
+) -> None:
     moved_s = time.monotonic()
     while at < end:
-        received = held.wait(at, turn, SILENCE_S)
+        received = held.wait(at, restarts, SILENCE_S)
         if received > at:
             count = min(PIECE_BYTES, min(received, end) - at)
             pace.take(count)

@@ -74,7 +74,7 @@ class RelayServer(ThreadingHTTPServer):
         )  # HTTPServer's own method resolves a host name, which may take seconds
         self.server_name, self.server_port = "relay", self.server_address[1]
 
-    def heard(self) -> None:
+    def note_push(self) -> None:
         """Note that bytes of a push arrived."""
         self.pushed_s = time.monotonic()
 
@@ -115,12 +115,12 @@ class _Handler(Answers):
             return False
         if self.server.is_allowed(self.headers.get("Authorization", "")):
             return True
-        with self.told():
+        with self.error_responses():
             self.close(401)
         return False
 
     def do_GET(self) -> None:
-        with self.told():
+        with self.error_responses():
             split = urlsplit(self.path)
             query = dict(parse_qsl(split.query, max_num_fields=4))
             if split.path == "/status":
@@ -132,11 +132,11 @@ class _Handler(Answers):
                 send_object(self, self.server.shelf, self.server.pace, split.path, query)
 
     def do_HEAD(self) -> None:
-        with self.told():
+        with self.error_responses():
             held = self.server.shelf.find(key_of(self.path))
             if held is None:
                 return self.empty(404)
-            received = held.offer.bytes if held.verified else held.at
+            received = held.offer.bytes if held.verified else held.written
             return self.head(200, held.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
@@ -144,8 +144,8 @@ class _Handler(Answers):
         return True
 
     def do_PUT(self) -> None:
-        with self.told():
-            receive(self, self.server.shelf, key_of(self.path), self.server.heard)
+        with self.error_responses():
+            receive(self, self.server.shelf, key_of(self.path), self.server.note_push)
 
     def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[Offer, ...]]:
         count, offers = self.server.shelf.offers(after, wait_s)

@@ -50,14 +50,14 @@ class Shelf:
         self._offered: set[str] = set()
         self._manifests: dict[Version, Manifest] = {}
         self._announced: dict[Version, str] = {}
-        self._moved: dict[str, tuple[int, float]] = {}
+        self._progress: dict[str, tuple[int, float]] = {}
         self._opened = 0
         self._serial = 0
         self.fence = 0
         """Highest term of a trainer that announced a version."""
         self.count = 0
         """Number of changes so far; a listing waits for a newer number."""
-        self.tally: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter()
         for leftover in ("weights", "receiving"):
             shutil.rmtree(folder / leftover, ignore_errors=True)
         (folder / "receiving").mkdir(parents=True)
@@ -105,10 +105,10 @@ class Shelf:
         with self._changed:
             return sum(held.offer.bytes for held in self._objects.values())
 
-    def is_coming(self, key: str) -> bool:
+    def is_expected(self, key: str) -> bool:
         """Whether a reader should wait for the object."""
         with self._changed:
-            return self._is_coming(key, version_of(key))
+            return self._is_expected(key, version_of(key))
 
     def wait_offered(self, key: str, wait_s: float) -> HeldObject | None:
         """The object once rollouts may have it; None after `wait_s`, or at once if it is not
@@ -117,14 +117,14 @@ class Shelf:
         version = version_of(key)
         with self._changed:
             self._changed.wait_for(
-                lambda: key in self._offered or not self._is_coming(key, version), wait_s
+                lambda: key in self._offered or not self._is_expected(key, version), wait_s
             )
             return self._objects.get(key) if key in self._offered else None
 
-    def came(self) -> int:
+    def bytes_received(self) -> int:
         """Bytes received so far from all sources; a waiting reader sees progress by it."""
         with self._changed:
-            return sum(self.tally[figure] for figure in INCOMING)
+            return sum(self.counters[figure] for figure in INCOMING)
 
     # ---- changes ---------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Shelf:
             self._serial += 1
             held = HeldObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
             self._objects[offer.key] = held
-            self._note()
+            self._notify()
             return held
 
     def completed(self, held: HeldObject) -> None:
@@ -184,7 +184,7 @@ class Shelf:
             if name_of(held.key) == MANIFEST:
                 self._take_manifest(version, held)
             self._publish(version)
-            self._note()
+            self._notify()
 
     def announce(self, record: WeightsAnnounced, term: int) -> None:
         """Note that the trainer of `term` announced a version. Other content under its name is
@@ -200,39 +200,39 @@ class Shelf:
             held = self._objects.get(manifest_key(version))
             if held is not None and held.offer.hash != record.manifest_hash:
                 log.error("version %s is not the announced one: dropped", version)
-                self.tally["relay_wrong_total"] += 1
+                self.counters["relay_wrong_total"] += 1
                 self.drop_version(version)
             self._drop_implausible()
             self._evict(self._kept(Counter()))
-            self._note()
+            self._notify()
 
-    def opened(self, term: int) -> None:
+    def note_opened(self, term: int) -> None:
         """Note that a trainer opened this term: no version has a higher one."""
         with self._changed:
             self._opened = max(self._opened, term)
 
-    def drop_silent(self, now_s: float) -> None:
+    def drop_stalled(self, now_s: float) -> None:
         """Drop objects of unannounced versions that received nothing for `SILENT_S` since an
         earlier call.
         """
         with self._changed:
-            coming = {k: held.at for k, held in self._objects.items() if not held.verified}
-            self._moved = {
+            coming = {k: held.written for k, held in self._objects.items() if not held.verified}
+            self._progress = {
                 key: moved if moved is not None and moved[0] == at else (at, now_s)
                 for key, at in coming.items()
-                for moved in (self._moved.get(key),)
+                for moved in (self._progress.get(key),)
             }
-            for key, (_, since_s) in self._moved.items():
+            for key, (_, since_s) in self._progress.items():
                 is_unproved = not self._announced or self._is_ahead(version_of(key))
                 if now_s - since_s > SILENT_S and is_unproved:
                     log.warning("object %s: no bytes for %g s; dropped", key, SILENT_S)
                     self._drop(key)
-                    self._note()
+                    self._notify()
 
     def add(self, figure: str, count: int) -> None:
         """Add to a counter."""
         with self._changed:
-            self.tally[figure] += count
+            self.counters[figure] += count
 
     def drop_version(self, version: Version) -> None:
         """Drop all its objects."""
@@ -241,7 +241,7 @@ class Shelf:
             for key in [key for key in self._objects if key.startswith(folder)]:
                 self._drop(key)
             self._manifests.pop(version, None)
-            self._note()
+            self._notify()
 
     def close(self) -> None:
         """Drop everything: shared memory outlives the process."""
@@ -252,11 +252,11 @@ class Shelf:
 
     # ---- under the lock --------------------------------------------------------------------------
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         self.count += 1
         self._changed.notify_all()
 
-    def _is_coming(self, key: str, version: Version | None) -> bool:
+    def _is_expected(self, key: str, version: Version | None) -> bool:
         """Whether to wait for the object: it was started, a manifest names it, or it belongs to the
         newest announced version, which is not here yet.
         """
@@ -284,7 +284,7 @@ class Shelf:
                 raise CorruptObject(f"object {held.key} is not the manifest of {version}")
         except CorruptObject as error:
             log.error("%s", error)
-            self.tally["relay_wrong_total"] += 1
+            self.counters["relay_wrong_total"] += 1
             self._drop(held.key)
             return
         self._manifests[version] = manifest
@@ -292,7 +292,7 @@ class Shelf:
         for key, other in list(self._objects.items()):
             if key.startswith(folder) and key != held.key and not self.wants(other.offer):
                 log.error("object %s is not the one of its manifest: dropped", key)
-                self.tally["relay_wrong_total"] += 1
+                self.counters["relay_wrong_total"] += 1
                 self._drop(key)
 
     def _publish(self, version: Version) -> None:
@@ -376,7 +376,7 @@ class Shelf:
     def _evict(self, kept: frozenset[Version]) -> None:
         """Drop versions that are not in `kept`."""
         for of in sorted({v for k in self._objects if (v := version_of(k))} - kept):
-            self.tally["relay_evicted_total"] += 1
+            self.counters["relay_evicted_total"] += 1
             self.drop_version(of)
 
     def _base(self, version: Version) -> Version | None:

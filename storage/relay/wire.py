@@ -80,7 +80,7 @@ class Wire:
             raise RelayLost(f"relay {url}: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._host = split.netloc
-        self._rest = b""
+        self._buffered = b""
 
     def __enter__(self) -> "Wire":
         return self
@@ -101,7 +101,7 @@ class Wire:
         """Whether the server has not closed the connection, as it does after a while without a
         request.
         """
-        if self._rest:
+        if self._buffered:
             return False  # bytes that no request asked for
         try:
             self._socket.settimeout(0)
@@ -112,7 +112,7 @@ class Wire:
             return False
         return False
 
-    def ask(
+    def request(
         self,
         method: str,
         target: str,
@@ -121,7 +121,7 @@ class Wire:
     ) -> tuple[int, dict[str, str]]:
         """Send a request; returns status and headers of the response. The body is read next."""
         self.send_head(method, target, headers or {})
-        return self.answer(wait_s)
+        return self.read_head(wait_s)
 
     def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
@@ -137,16 +137,16 @@ class Wire:
             self._send(piece)
         return len(view)
 
-    def answer(self, wait_s: float) -> tuple[int, dict[str, str]]:
+    def read_head(self, wait_s: float) -> tuple[int, dict[str, str]]:
         """Read the status and the headers of a response."""
-        head, deadline_s = self._rest, time.monotonic() + wait_s
+        head, deadline_s = self._buffered, time.monotonic() + wait_s
         while b"\r\n\r\n" not in head:
             left_s = deadline_s - time.monotonic()
             piece = self._receive_some(max(0.01, left_s)) if left_s > 0 else None
             if piece is None or len(head) > HEAD_BYTES_MAX:
                 raise RelayLost(f"relay {self.url}: no response within {wait_s:g} s")
             head += piece
-        head, _, self._rest = head.partition(b"\r\n\r\n")
+        head, _, self._buffered = head.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         parts = first.split(" ", 2)
         if len(parts) < 2 or not first.startswith("HTTP/1.") or not parts[1].isdigit():
@@ -156,10 +156,10 @@ class Wire:
 
     def receive_into(self, view: memoryview, wait_s: float = SILENCE_S) -> int:
         """Read body bytes into `view`; returns their number, 0 if none arrived within `wait_s`."""
-        if self._rest:
-            count = min(len(view), len(self._rest))
-            view[:count] = self._rest[:count]
-            self._rest = self._rest[count:]
+        if self._buffered:
+            count = min(len(view), len(self._buffered))
+            view[:count] = self._buffered[:count]
+            self._buffered = self._buffered[count:]
             return count
         self._socket.settimeout(wait_s)
         try:
@@ -191,7 +191,7 @@ class Wire:
         `wait_s`.
         """
         target = f"/objects?after={after}&wait={wait_s:g}"
-        status, headers = self.ask("GET", target, wait_s=wait_s + CONNECT_S)
+        status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
         body = self.body(headers, CONNECT_S)
         if status != 200:
             raise Refused(status, f"relay {self.url}: status {status} for its listing")

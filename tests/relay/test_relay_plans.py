@@ -16,7 +16,7 @@ MEMBERS = st.lists(
         name=st.sampled_from("abcdefgh"),
         term=st.integers(1, 40),
         url=st.sampled_from(["http://x:1", ""]),
-        heard_s=st.sampled_from([NOW_S, NOW_S - TIMEOUT_S, NOW_S - TIMEOUT_S - 1]),
+        heartbeat_s=st.sampled_from([NOW_S, NOW_S - TIMEOUT_S, NOW_S - TIMEOUT_S - 1]),
     ),
     max_size=16,
     unique_by=lambda member: member.term,  # one counter gives them out
@@ -60,7 +60,7 @@ def test_the_chain_holds_the_living_once_each_in_order(
     for one in ordered:
         assert one.url
         assert one.term not in suspected
-        assert one.heard_s >= NOW_S - TIMEOUT_S
+        assert one.heartbeat_s >= NOW_S - TIMEOUT_S
         assert one.term == max(m.term for m in members if m.name == one.name)
 
 

@@ -143,7 +143,7 @@ def test_a_push_that_never_ends_does_not_hold_up_what_is_whole(net: RelayNet) ->
     wait_for(lambda: first.has(version))
     with Wire(first.url) as dying:  # a trainer that was killed in the middle of its next version
         size = {"Content-Length": str(MIB), "X-Content-Hash": "0" * 32, "Expect": "100-continue"}
-        assert dying.ask("PUT", f"/{version_folder(Version(2, 1))}/model", size)[0] == 100
+        assert dying.request("PUT", f"/{version_folder(Version(2, 1))}/model", size)[0] == 100
         (late,) = net.start("late")
         assert_whole(late, version, content)
         assert late.figure("bucket_bytes_total") == 0

@@ -166,7 +166,7 @@ def test_a_push_that_does_not_say_what_it_is_is_refused(
 def test_a_push_with_wrong_content_is_refused_and_may_come_again(server: RelayServer) -> None:
     wrong = ask(server, "PUT", f"/{KEY}", b"1234", X_Content_Hash=content_hash(b"5678"))
     assert wrong[0] == 422
-    assert server.shelf.tally["relay_wrong_total"] == 1
+    assert server.shelf.counters["relay_wrong_total"] == 1
     assert put(server, KEY, b"5678") == 201
 
 
@@ -281,17 +281,17 @@ def test_a_push_that_is_not_announced_gets_what_is_free_and_evicts_nothing(
 def test_a_trainer_that_opens_a_term_may_push_under_it(server: RelayServer) -> None:
     believe(server, 1, b"one")
     assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 409
-    server.shelf.opened(2)
+    server.shelf.note_opened(2)
     assert put(server, f"weights/{Version(2, 2)}/a", b"next") == 201
 
 
 def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
     believe(server, 1, b"one")
     assert begin_push(server, V2, 1 << 20) == b"100"
-    server.shelf.drop_silent(100.0)
-    server.shelf.drop_silent(100.0 + SILENT_S)
+    server.shelf.drop_stalled(100.0)
+    server.shelf.drop_stalled(100.0 + SILENT_S)
     assert server.shelf.find(f"weights/{V2}/x") is not None
-    server.shelf.drop_silent(101.0 + SILENT_S)
+    server.shelf.drop_stalled(101.0 + SILENT_S)
     assert server.shelf.find(f"weights/{V2}/x") is None
     assert server.shelf.versions() == [V1]
 
@@ -365,7 +365,7 @@ def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_veri
         client.sendall(f"GET /{KEY}?receiving=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         room = held.room()
         room[:] = DATA[: len(room)]
-        held.wrote(len(room))
+        held.advance(len(room))
         got = b""
         while len(got.partition(b"\r\n\r\n")[2]) < CHUNK_BYTES:
             got += client.recv(1 << 16)
