@@ -118,7 +118,7 @@ class _Stepper:
                 self._publish(state_hash)
         seconds = time.perf_counter() - began
         self._busy[publish].append((time.thread_time() + self._learner.busy_s - busy) / count)
-        while self._publisher.waiting() or self._publisher.weights.out > 1:
+        while self._publisher.waiting() or self._publisher.weight_buffers.in_use > 1:
             self._publisher.check()
             time.sleep(0.01)
         return seconds / count
@@ -128,7 +128,7 @@ class _Stepper:
         done = StepDone(self._step, Version(self._step, 1), state_hash, 1, {}, {}, 0.0)
         self._publisher.await_room()
         began = time.perf_counter()
-        tensors = self._learner.snapshot("bfloat16", self._publisher.weights)
+        tensors = self._learner.snapshot("bfloat16", self._publisher.weight_buffers)
         self._snapshots.append(time.perf_counter() - began)
         self._publisher.submit(Snapshot(done, tensors, None, False, {}, {}))
 

@@ -33,11 +33,11 @@ class Pending:
         if self._cut is None and _later_day(message, self.messages[0]):
             self._cut = len(self.messages) - 1
 
-    def file(self) -> Sequence[Message]:
+    def next_file(self) -> Sequence[Message]:
         """The records of the next file: those before the first of a later day."""
         return self.messages[: self._cut]
 
-    def forget(self, before: int) -> None:
+    def drop_below(self, before: int) -> None:
         """Drop the records below this offset."""
         kept = self.messages[max(0, before - self.messages[0].offset) :]
         self.messages, self.bytes, self._cut = [], 0, None

@@ -38,7 +38,7 @@ class Archive:
         self._pause_s = min(ROUND_S, settings.roll_s / 4)
         self._note = note
         self._topics: dict[str, TopicArchive] = {
-            topic: TopicArchive(bus, store, run, topic, settings, monotonic, self._wrote)
+            topic: TopicArchive(bus, store, run, topic, settings, monotonic, self._on_file)
             for topic in settings.topics
         }
         self._records: dict[str, int] = dict.fromkeys(settings.topics, 0)
@@ -70,8 +70,8 @@ class Archive:
             },
         }
 
-    def _wrote(self, file: Written) -> None:
-        if not file.mine:
+    def _on_file(self, file: Written) -> None:
+        if not file.is_own:
             self._lost += 1
             return
         self._files += 1

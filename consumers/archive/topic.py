@@ -33,18 +33,20 @@ READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One file; `mine` is False if another archiver had created it first."""
+    """One file; `is_own` is False if another archiver had created it first."""
 
     topic: str
     key: str
     records: int
     bytes: int
     seconds: float
-    mine: bool
+    is_own: bool
 
 
 class TopicArchive:
-    """One archiver of one topic; `start` must be called first. `wrote` is called with each file."""
+    """One archiver of one topic; `start` must be called first. `on_file` is called with each
+    file.
+    """
 
     def __init__(
         self,
@@ -54,13 +56,13 @@ class TopicArchive:
         topic: str,
         settings: ArchiveSettings,
         monotonic: Callable[[], float] = time.monotonic,
-        wrote: Callable[[Written], None] = lambda file: None,
+        on_file: Callable[[Written], None] = lambda file: None,
     ) -> None:
         self._bus, self._store = bus, store
         self._run, self._topic = run, topic
         self._settings = settings
         self._monotonic = monotonic
-        self._wrote = wrote
+        self._on_file = on_file
         self._archived: dict[int, Position] = {}
         self._next: dict[int, int] = {}
         self._pending: dict[int, Pending] = {}
@@ -125,7 +127,7 @@ class TopicArchive:
                 exact=exact,
             )
         except PositionLost as error:
-            self._pass_truncated(error)
+            self._skip_truncated(error)
             return True
         now_s = self._monotonic()
         for message in messages:
@@ -140,7 +142,7 @@ class TopicArchive:
             self._next[message.partition] = message.offset + 1
         return bool(messages)
 
-    def _pass_truncated(self, error: PositionLost) -> None:
+    def _skip_truncated(self, error: PositionLost) -> None:
         """Continue after another archiver's files where the log was truncated beyond this position.
 
         An archiver that was suspended while its successor archived and the trainer truncated has
@@ -153,7 +155,7 @@ class TopicArchive:
             if partition not in ends or ends[partition].last + 1 < begin:
                 text = f"records were truncated before they were archived: {error}"
                 raise PositionLost(text) from error
-            self._go_on(partition, _after(ends[partition]))
+            self._continue_at(partition, _after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
         """The positions to read from; each partition is first in turn, so that none starves."""
@@ -165,7 +167,7 @@ class TopicArchive:
         """Write a partition's next file, or continue after another archiver's."""
         from storage.archive.files import encoded
 
-        messages = self._pending[partition].file()
+        messages = self._pending[partition].next_file()
         first, fence = messages[0], self._archived[partition].fence
         key = key_of(self._topic, self._run, partition, first.offset, first.timestamp_ms)
         started_s = self._monotonic()
@@ -178,8 +180,8 @@ class TopicArchive:
             log.warning("%s: another archiver wrote it, up to offset %d", key, there.last)
         seconds = self._monotonic() - started_s
         size = len(file.data)
-        self._wrote(Written(self._topic, key, len(messages), size, seconds, mine))
-        self._go_on(partition, _after(there))
+        self._on_file(Written(self._topic, key, len(messages), size, seconds, mine))
+        self._continue_at(partition, _after(there))
         self._bus.commit(ARCHIVING, self._topic, {partition: self._archived[partition]})  # 3
 
     def _winner(self, key: str) -> Ending:
@@ -190,11 +192,11 @@ class TopicArchive:
             raise ObjectMissing(f"{key} existed and is gone; does a program delete archive files?")
         return ending(self._store, file)
 
-    def _go_on(self, partition: int, archived: Position) -> None:
+    def _continue_at(self, partition: int, archived: Position) -> None:
         self._archived[partition] = archived
         self._next[partition] = max(self._next[partition], archived.offset)
         if partition in self._pending:
-            self._pending[partition].forget(archived.offset)
+            self._pending[partition].drop_below(archived.offset)
             if not self._pending[partition].messages:
                 del self._pending[partition]
 

@@ -123,7 +123,7 @@ class Groups:
         """The trainer's own rule says whether these takes may be given up (`poison.py`)."""
         step, update, voids = record.step, record.update, record.micro_batches
         self._attempts.start()
-        hopeless = self._attempts.hopeless()
+        hopeless = self._attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
             what = f"take {voids} of step {step} is superseded, and had not failed often enough"
             self._unfounded.append((what, at))

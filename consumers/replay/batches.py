@@ -64,12 +64,12 @@ def _samples_of(
     kept = [record for record in records if course.keep(record, version)]
     figures.counts["filtered_out"] += len(records) - len(kept)
     if not kept:
-        figures.closed("filtered", {})
+        figures.add_closed("filtered", {})
         return ()
     prepared = prepare(group.group, kept, noted, course.rule, version, believed)
     if prepared.ending:
-        figures.closed(prepared.ending, prepared.counts, kept)
+        figures.add_closed(prepared.ending, prepared.counts, kept)
         return ()
-    figures.taken(kept, prepared.samples, prepared.counts)
-    figures.consumed(prepared.samples, version)
+    figures.add_trained(kept, prepared.samples, prepared.counts)
+    figures.add_consumed(prepared.samples, version)
     return prepared.samples

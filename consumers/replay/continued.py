@@ -84,7 +84,7 @@ class Continued:
         self._ends = self.bus.end(self.topic)
         self._at = dict.fromkeys(self._ends, 0)
 
-    def put(self, entry: Entry) -> None:
+    def write(self, entry: Entry) -> None:
         """Write the next record of the partition that `entry` names; `ConfigurationError` if the
         topic holds another record there.
         """

@@ -87,10 +87,11 @@ def records_of(source: Bus, topics: Sequence[str]) -> int:
 
 
 def copy_topic(
-    source: Bus, target: Bus, topic: str, wanted: Wanted, tell: Callable[[int], None]
+    source: Bus, target: Bus, topic: str, wanted: Wanted, on_read: Callable[[int], None]
 ) -> Copied:
-    """Copy a topic up to its present end and verify the copy. `tell` is called with the number of
-    records of each batch that is read. Raises `BusError` if the copy differs from what was written.
+    """Copy a topic up to its present end and verify the copy. `on_read` is called with the number
+    of records of each batch that is read. Raises `BusError` if the copy differs from what was
+    written.
     """
     starts, ends = truncated_begin(source, topic), source.end(topic)
     begin(target, topic)  # 2
@@ -104,8 +105,8 @@ def copy_topic(
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
-                writer.put(Entry(message.key, message.value, partition))  # 4
-            tell(len(messages))
+                writer.write(Entry(message.key, message.value, partition))  # 4
+            on_read(len(messages))
     writer.close()
     found = contents_of(target, topic)
     if found.digest() != contents.digest():  # 5

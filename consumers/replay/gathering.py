@@ -41,7 +41,7 @@ class Draft:
 
 
 class Source(Protocol):
-    def drafts(self) -> Iterator[Draft]:
+    def trajectories(self) -> Iterator[Draft]:
         """Yield the source's trajectories, in the same order at each call."""
         ...
 
@@ -53,14 +53,14 @@ class Archived:
     log: Bus
     counts: Counter[str] = field(default_factory=Counter[str])
 
-    def drafts(self) -> Iterator[Draft]:
+    def trajectories(self) -> Iterator[Draft]:
         """All completions; records that cannot be decoded are counted as `unreadable`."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
                 yield Draft(str(record.group), record, message.timestamp_ms, at)
 
-    def notes(self) -> Iterator[Annotation]:
+    def annotations(self) -> Iterator[Annotation]:
         """All annotations."""
         for _, record in self._records("annotations"):
             if isinstance(record, Annotation):
@@ -112,16 +112,16 @@ def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Coun
     counts: Counter[str] = Counter()
     writers = {topic: Continued(log, topic, where) for topic in TOPICS}
     for one in sources:
-        groups = _put_drafts(writers["trajectories"], one, rules, counts)
+        groups = _put_trajectories(writers["trajectories"], one, rules, counts)
         if isinstance(one.source, Archived):
-            _put_notes(writers["annotations"], one.source, one.label, groups)
+            _put_annotations(writers["annotations"], one.source, one.label, groups)
             counts.update(one.source.counts)
     for writer in writers.values():
         writer.close()
     return counts
 
 
-def _put_drafts(
+def _put_trajectories(
     writer: Continued, one: Named, rules: Rules, counts: Counter[str]
 ) -> dict[str, int]:
     """Write one source's trajectories; returns the group of each, -1 for one that was left out. Of
@@ -130,7 +130,7 @@ def _put_drafts(
     """
     found: dict[str, int] = {}
     groups: dict[str, int] = {}
-    for draft in one.source.drafts():
+    for draft in one.source.trajectories():
         record = draft.record
         if record.trajectory in found:
             counts["duplicate"] += 1
@@ -165,8 +165,10 @@ def check(label: str, record: Trajectory, vocabulary: int) -> None:
         )
 
 
-def _put_notes(writer: Continued, source: Archived, label: str, named: dict[str, int]) -> None:
-    for note in source.notes():
+def _put_annotations(
+    writer: Continued, source: Archived, label: str, named: dict[str, int]
+) -> None:
+    for note in source.annotations():
         group = named.get(note.trajectory, -1)
         if group >= 0:
             _put(writer, group, replace(note, trajectory=f"{label}/{note.trajectory}", group=group))
@@ -187,4 +189,4 @@ def _renamed(record: Trajectory, label: str, group: int) -> Trajectory:
 def _put(writer: Continued, group: int, record: Trajectory | Annotation) -> None:
     key = str(group).encode()
     partition = partition_of(key, writer.bus.partitions(writer.topic))
-    writer.put(Entry(key, encode(record), partition))
+    writer.write(Entry(key, encode(record), partition))

@@ -49,7 +49,7 @@ class JsonLines:
     path: Path
     encode: Encode | None
 
-    def drafts(self) -> Iterator[Draft]:
+    def trajectories(self) -> Iterator[Draft]:
         """The trajectories in the order of their lines."""
         decoder = msgspec.json.Decoder(Line)
         seen: set[str] = set()

@@ -67,7 +67,7 @@ class RecordedSteps:
     def check_whole(self, steps: Iterable[int]) -> None:
         """Raise `PositionLost` for the first step whose takes are not all available."""
         for step in steps:
-            here = sum(not self.voided.holds(take) for take in self.takes.get(step, ()))
+            here = sum(not self.voided.is_superseded(take) for take in self.takes.get(step, ()))
             wanted = self.done[step][-1].takes if step in self.done else None
             if here != wanted:
                 said = "no StepDone" if wanted is None else f"{here} of {wanted} takes"

@@ -23,8 +23,8 @@ from streams.records import Configured, Position, StepDone, Version
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a replay writes and under which term. `left` holds the ledger records that an earlier,
-    killed replay wrote behind its checkpoint.
+    """Where a replay writes and under which term. `recorded` holds the ledger records that an
+    earlier, killed replay wrote behind its checkpoint.
     """
 
     publisher: Publisher
@@ -33,14 +33,14 @@ class Output:
     checkpoint_every: int
     configured: Configured
     term: int
-    left: Recorded
+    recorded: Recorded
 
-    def note(self, planned: PlannedStep) -> None:
+    def record_plan(self, planned: PlannedStep) -> None:
         """Append the step's takes and closed groups to the ledger, except those already in it."""
-        step, left = planned.step, self.left
-        there = {(t.update, t.micro_batch) for (s, _), ts in left.takes.items() if s == step
+        step, recorded = planned.step, self.recorded
+        there = {(t.update, t.micro_batch) for (s, _), ts in recorded.takes.items() if s == step
                  for t in ts}  # fmt: skip
-        closed = {group.group for group in left.closed}
+        closed = {group.group for group in recorded.closed}
         self.ledger.append(
             [
                 *(group for group in planned.closed if group.group not in closed),
@@ -48,10 +48,10 @@ class Output:
             ]
         )
 
-    def has(self, done: StepDone) -> bool:
+    def has_done(self, done: StepDone) -> bool:
         """Whether the ledger holds a `StepDone` with this state hash."""
-        return done.step in self.left.done and (
-            self.left.done[done.step].state_hash == done.state_hash
+        return done.step in self.recorded.done and (
+            self.recorded.done[done.step].state_hash == done.state_hash
         )
 
     def state(self, step: int, updates: int) -> TrainerState:
@@ -85,8 +85,8 @@ class Replay:
     def _step(self, learner: Learning, course: Course, planned: PlannedStep) -> StepDone:
         started, busy_s, figures = self.monotonic(), learner.busy_s, StepFigures()
         step, takes = planned.step, planned.takes
-        figures.recall(planned.closed, step)
-        self.output.note(planned)
+        figures.add_recorded(planned.closed, step)
+        self.output.record_plan(planned)
         metrics: dict[str, float] = {}
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
@@ -115,8 +115,8 @@ class Replay:
         checkpoint = None
         if is_last or done.step % out.checkpoint_every == 0:
             state = out.state(done.step, learner.updates)
-            checkpoint = (learner.state(out.publisher.states), state.encode())
-        tensors = learner.snapshot(out.dtype, out.publisher.weights)
+            checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
+        tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
         lags, outcomes = dict(figures.lags), dict(figures.outcomes)
-        snapshot = Snapshot(done, tensors, checkpoint, out.has(done), lags, outcomes)
+        snapshot = Snapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
         out.publisher.submit(snapshot)

@@ -83,7 +83,7 @@ def trainer_state(
             KeptGroup(
                 group.at,
                 tuple(a.member.at for a in group.arrived.values()),
-                tuple(n.used.at for n in group.noted.values()),
+                tuple(n.used.at for n in group.annotations.values()),
             )
             for group in intake.open.values()
         ),

@@ -24,16 +24,16 @@ class Copies:
     def __init__(self, copies_max: int, idle_max: int | None = None) -> None:
         self._copies_max = copies_max
         self._idle_max = copies_max if idle_max is None else idle_max
-        self._out: list[dict[str, Tensor]] = []
+        self._used: list[dict[str, Tensor]] = []
         self._idle: list[dict[str, Tensor]] = []
         self._lock = threading.Lock()
 
     @property
-    def out(self) -> int:
+    def in_use(self) -> int:
         """Number of copies that are in use."""
-        return len(self._out)
+        return len(self._used)
 
-    def take(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    def copy(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
         """A complete copy in host memory, floating-point tensors as `dtype` (None: unchanged); tied
         ones share memory.
         """
@@ -46,12 +46,12 @@ class Copies:
         copy.update({name: copy[owner] for name, owner in tied.items()})
         return copy
 
-    def give_back(self, copy: object) -> None:
+    def release(self, copy: object) -> None:
         """Release a copy that is no longer read; a copy that is not of this pool is ignored."""
         with self._lock:
-            for place, mine in enumerate(self._out):
+            for place, mine in enumerate(self._used):
                 if mine is copy:
-                    del self._out[place]
+                    del self._used[place]
                     if len(self._idle) < self._idle_max:
                         self._idle.append(mine)
                     return
@@ -59,13 +59,13 @@ class Copies:
     def _memory(self, kept: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
         wanted = {name: _dtype(tensor, dtype) for name, tensor in kept.items()}
         with self._lock:
-            assert len(self._out) < self._copies_max, "a copy was not given back"
+            assert len(self._used) < self._copies_max, "a copy was not given back"
             copy = self._idle.pop() if self._idle else {}
             if any(
                 name not in copy or not _fits(copy[name], kept[name], wanted[name]) for name in kept
             ):
                 copy = {name: _empty(tensor, wanted[name]) for name, tensor in kept.items()}
-            self._out.append(copy)
+            self._used.append(copy)
         return copy
 
 

@@ -39,7 +39,7 @@ class StepFigures:
     """Trained tokens by their lag at consumption."""
     _tasks: set[str] = field(default_factory=set[str])
 
-    def taken(
+    def add_trained(
         self, records: Sequence[Trajectory], samples: Sequence[Sample], counts: Mapping[str, int]
     ) -> None:
         """Add a group that is trained. Its lag at finish is that of its oldest span against the
@@ -64,14 +64,14 @@ class StepFigures:
                 known = min(max(record.trainer_version.number, 0), NUMBER_MAX)
                 self.lag_finish.append(known - oldest)
 
-    def consumed(self, samples: Sequence[Sample], version: int) -> None:
+    def add_consumed(self, samples: Sequence[Sample], version: int) -> None:
         """Add samples handed to the learner: lag at consumption of each trained token."""
         for sample in samples:
             self.lags.update(lag_counts(sample, version))
             lags = lags_of(sample, version)[sample.mask]
             self.lag_consumed += [int(lags.min()), int(lags.max())]
 
-    def closed(
+    def add_closed(
         self, ending: str, counts: Mapping[str, int], records: Sequence[Trajectory] = ()
     ) -> None:
         """Add a group that ended untrained; `records` are its completions that had arrived."""
@@ -81,11 +81,11 @@ class StepFigures:
             self._count("equal_rewards", records)
         self.outcomes[ending] += 1
 
-    def recall(self, closed: Iterable[GroupClosed], step: int) -> None:
+    def add_recorded(self, closed: Iterable[GroupClosed], step: int) -> None:
         """Add the groups that an earlier trainer closed in this step before it died."""
         for group in closed:
             if group.step == step:
-                self.closed(group.reason, {})
+                self.add_closed(group.reason, {})
 
     def metrics(self) -> dict[str, float]:
         """The step's metrics by name; empty if it trained no sample."""

@@ -69,19 +69,19 @@ class _Rotate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, turn: Tensor) -> Tensor:
-        ctx.save_for_backward(turn)
-        return _turned(x, turn)
+    def forward(ctx: Any, x: Tensor, rotations: Tensor) -> Tensor:
+        ctx.save_for_backward(rotations)
+        return _rotated(x, rotations)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (turn,) = ctx.saved_tensors
-        return _turned(grad, turn.conj()), None
+        (rotations,) = ctx.saved_tensors
+        return _rotated(grad, rotations.conj()), None
 
 
-def _turned(x: Tensor, turn: Tensor) -> Tensor:
+def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2)
+    return torch.view_as_real(pairs * rotations).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Block:
     sequences: int
     length: int
 
-    def of(self, rows: Tensor) -> Tensor:
+    def view(self, rows: Tensor) -> Tensor:
         """This block of `rows` [N, heads, D] as a view [sequences, heads, length, D]."""
         end = self.start + self.sequences * self.length
         return rows[self.start : end].unflatten(0, (self.sequences, self.length)).transpose(1, 2)
@@ -111,13 +111,13 @@ class _Attend(torch.autograd.Function):
         kept: list[tuple[Tensor, ...]] = []
         for block in blocks:
             parts = query_key[:, :heads], query_key[:, heads:], value
-            leaves = tuple(block.of(part).detach().requires_grad_() for part in parts)
+            leaves = tuple(block.view(part).detach().requires_grad_() for part in parts)
             with torch.enable_grad():
                 query, keys, values = leaves
                 attended = F.scaled_dot_product_attention(
                     query, keys, values, is_causal=True, enable_gqa=heads != value.shape[1]
                 )
-            block.of(out).copy_(attended.detach())
+            block.view(out).copy_(attended.detach())
             kept.append((attended, *leaves))
         ctx.kept, ctx.blocks, ctx.heads = kept, blocks, heads
         ctx.shapes = query_key, value
@@ -128,9 +128,9 @@ class _Attend(torch.autograd.Function):
         query_key, value = (torch.empty_like(like) for like in ctx.shapes)
         for block, (attended, *leaves) in zip(ctx.blocks, ctx.kept, strict=True):
             parts = query_key[:, : ctx.heads], query_key[:, ctx.heads :], value
-            grads = torch.autograd.grad(attended, leaves, block.of(grad))
+            grads = torch.autograd.grad(attended, leaves, block.view(grad))
             for part, part_grad in zip(parts, grads, strict=True):
-                block.of(part).copy_(part_grad)
+                block.view(part).copy_(part_grad)
         return query_key, value, None, None
 
 
@@ -146,9 +146,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return _SwiGlu.apply(gate_up)  # pyright: ignore[reportReturnType]
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """`x` [N, H, D] rotated by `turn` [N, H, D/2] (complex), pairs interleaved."""
-    return _Rotate.apply(x, turn)  # pyright: ignore[reportReturnType]
+def rotate(x: Tensor, rotations: Tensor) -> Tensor:
+    """`x` [N, H, D] rotated by `rotations` [N, H, D/2] (complex), pairs interleaved."""
+    return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
 def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]) -> Tensor:

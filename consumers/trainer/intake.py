@@ -61,7 +61,7 @@ class OpenGroup:
     names: tuple[str, ...] = (REWARD,)
     """Annotations that each living trajectory must have."""
     arrived: dict[str, Arrived] = field(default_factory=dict[str, Arrived])
-    noted: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
+    annotations: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
 
     def is_finished(self) -> bool:
         """Whether all trajectories have arrived."""
@@ -72,7 +72,7 @@ class OpenGroup:
         value, or the reason why there is none).
         """
         return self.is_finished() and all(
-            is_noted(a.record, self.names, self.noted.keys()) for a in self.arrived.values()
+            is_noted(a.record, self.names, self.annotations.keys()) for a in self.arrived.values()
         )
 
     def is_overdue(self, now_s: float) -> bool:
@@ -104,7 +104,7 @@ class Intake:
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
         self.open: dict[int, OpenGroup] = {}
         self.counts: Counter[str] = Counter()
-        self.noted_s = 0.0
+        self.annotated_s = 0.0
         """Monotonic time at which the last annotation of an open group was read."""
 
     def read(self, wait_s: float = 0.0) -> int:
@@ -118,7 +118,7 @@ class Intake:
         if any(self._is_of_unknown_group(received.record) for received in fresh):
             self._admit_all(admissions.read_to(self._bus.end("admissions")))
         for received in fresh:
-            self._arrive(received)
+            self._add_record(received)
         return len(fresh)
 
     def end(self, group: int) -> OpenGroup | None:
@@ -159,9 +159,9 @@ class Intake:
         assert isinstance(record, Admitted)
         self._admit(record, admitted, self._monotonic())
         for received in read_all_at(self._bus, "trajectories", arrived):
-            self._arrive(received)
+            self._add_record(received)
         for received in read_all_at(self._bus, "annotations", noted):
-            self._arrive(received)
+            self._add_record(received)
 
     def _is_of_unknown_group(self, record: Record) -> bool:
         return isinstance(record, Trajectory | Annotation) and record.group not in self.open
@@ -177,7 +177,7 @@ class Intake:
             return
         self.open.setdefault(record.group, OpenGroup(record, at, now_s, self._names))
 
-    def _arrive(self, received: Received) -> None:
+    def _add_record(self, received: Received) -> None:
         record = received.record
         if not isinstance(record, Trajectory | Annotation):
             return
@@ -187,7 +187,7 @@ class Intake:
         elif not self._is_in_place(received, record.group):
             self.counts["misplaced"] += 1
         elif isinstance(record, Annotation):
-            self._note(group, record, received)
+            self._add_annotation(group, record, received)
         elif record.trajectory in group.arrived:
             self.counts["duplicate"] += 1
         else:
@@ -198,7 +198,7 @@ class Intake:
         partitions = self._bus.partitions(received.topic)
         return is_in_place(group, received.address.partition, partitions)
 
-    def _note(self, group: OpenGroup, record: Annotation, received: Received) -> None:
+    def _add_annotation(self, group: OpenGroup, record: Annotation, received: Received) -> None:
         """Keep the first annotation of a (trajectory, name); names that the configuration does not
         use are ignored.
         """
@@ -209,8 +209,8 @@ class Intake:
             return
         key = (record.trajectory, record.name)
         used = AnnotationUsed(*key, received.address, received.hash)
-        group.noted.setdefault(key, Noted(used, record))
-        self.noted_s = self._monotonic()
+        group.annotations.setdefault(key, Noted(used, record))
+        self.annotated_s = self._monotonic()
 
 
 def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:

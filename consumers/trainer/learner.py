@@ -131,19 +131,19 @@ class Learner:
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return metrics
 
-    def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
+    def snapshot(self, dtype: str, pool: Copies | None = None) -> dict[str, Tensor]:
         """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
-        tied ones share memory. The memory is from `copies` if given, else its own.
+        tied ones share memory. The memory is from `pool` if given, else its own.
         """
-        state = self._masters.state_of(self._model)
-        return (copies or Copies(1)).take(state, getattr(torch, dtype))
+        state = self._masters.model_state(self._model)
+        return (pool or Copies(1)).copy(state, getattr(torch, dtype))
 
-    def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
+    def state(self, pool: Copies | None = None) -> dict[str, Tensor]:
         """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
-        moments by prefixed name, and two counters. The memory is from `copies` if given, else its
+        moments by prefixed name, and two counters. The memory is from `pool` if given, else its
         own.
         """
-        return (copies or Copies(1)).take(self._state(), None)
+        return (pool or Copies(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
@@ -171,7 +171,7 @@ class Learner:
         }
 
     def _state(self) -> dict[str, Tensor]:
-        counters = torch.tensor([self.updates, self._optimiser.moved])
+        counters = torch.tensor([self.updates, self._optimiser.applied])
         named = {
             prefix + name: view
             for prefix, flat in self._buffers().items()
@@ -182,16 +182,16 @@ class Learner:
     def _train(self, job: _Job) -> _Trained:
         """Compute a micro-batch in a worker thread, without changing shared state."""
         try:
-            return self._trained(job.samples, job.version)
+            return self._compute_or_halve(job.samples, job.version)
         except Exception as error:
             raise ComputeFailed((job.number,), error) from error
 
-    def _trained(self, samples: Sequence[Sample], version: int) -> _Trained:
+    def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _Trained:
         """Gradients of the micro-batch's summed loss. Where memory is short, the gradients of its
         two halves are added instead, which rounds differently.
         """
         try:
-            return self._whole(samples, version)
+            return self._compute(samples, version)
         except (RuntimeError, MemoryError) as error:
             if len(samples) < 2 or not is_out_of_memory(error):
                 raise
@@ -200,14 +200,16 @@ class Learner:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(samples) // 2
-        first, second = (self._trained(part, version) for part in (samples[:half], samples[half:]))
+        first, second = (
+            self._compute_or_halve(part, version) for part in (samples[:half], samples[half:])
+        )
         if first.gradients and second.gradients:
             for mine, other in zip(first.gradients, second.gradients, strict=True):
                 mine.add_(other)
         sums = first.sums + second.sums + Sums(halved=1.0)
         return _Trained(first.gradients or second.gradients, sums)
 
-    def _whole(self, samples: Sequence[Sample], version: int) -> _Trained:
+    def _compute(self, samples: Sequence[Sample], version: int) -> _Trained:
         judged = placed(judged_of(samples, version), self._device)
         if not judged.sequences:
             return _Trained((), Sums(masked=float(judged.masked)))

@@ -61,11 +61,11 @@ class Learning(Protocol):
         """Wait for the update's micro-batches and change the weights; returns metrics."""
         ...
 
-    def snapshot(self, dtype: str, copies: Copies | None = None) -> Tensors:
-        """A copy of the weights to publish, in memory of `copies` if given, else in its own."""
+    def snapshot(self, dtype: str, pool: Copies | None = None) -> Tensors:
+        """A copy of the weights to publish, in memory of `pool` if given, else in its own."""
         ...
 
-    def state(self, copies: Copies | None = None) -> Tensors:
+    def state(self, pool: Copies | None = None) -> Tensors:
         """A copy of everything that the next update depends on, for a checkpoint."""
         ...
 

@@ -34,7 +34,7 @@ class Place:
     def size(self) -> int:
         return prod(self.shape)
 
-    def of(self, flat: Tensor) -> Tensor:
+    def view(self, flat: Tensor) -> Tensor:
         """This parameter's view of a flat buffer."""
         return flat[self.start : self.start + self.size].view(self.shape)
 
@@ -50,21 +50,21 @@ class Masters:
     ) -> None:
         named = dict(model.named_parameters())
         self.parameters: Sequence[Tensor] = list(named.values())
-        self.places: list[Place] = []
+        self.slices: list[Place] = []
         end = 0
         for name, parameter in named.items():
-            self.places.append(Place(name, end, tuple(parameter.shape)))
+            self.slices.append(Place(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(end, device=device)
         rounded: Tensor | None = None
         if compute != torch.float32:
             rounded = torch.zeros(end, dtype=compute, device=device)
         exact = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-        for place, parameter in zip(self.places, self.parameters, strict=True):
-            view = place.of(self.flat)
+        for one, parameter in zip(self.slices, self.parameters, strict=True):
+            view = one.view(self.flat)
             view.copy_(parameter.detach())
-            is_exact = not exact.isdisjoint(place.name.split("."))
-            parameter.data = view if is_exact or rounded is None else place.of(rounded)
+            is_exact = not exact.isdisjoint(one.name.split("."))
+            parameter.data = view if is_exact or rounded is None else one.view(rounded)
             parameter.requires_grad_()
         self._rounded = rounded
         model.to(device)  # the buffers
@@ -77,34 +77,34 @@ class Masters:
         if self._rounded is not None:
             self._rounded.copy_(self.flat)
 
-    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+    def model_state(self, model: nn.Module) -> dict[str, Tensor]:
         """The state of `model` (the one of the constructor) under checkpoint names, with the
         masters themselves as its parameters; tied ones share memory.
         """
         views = {
-            id(parameter): place.of(self.flat)
-            for place, parameter in zip(self.places, self.parameters, strict=True)
+            id(parameter): one.view(self.flat)
+            for one, parameter in zip(self.slices, self.parameters, strict=True)
         }
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         return {name: views.get(id(tensor), tensor) for name, tensor in state.items()}
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a buffer with this layout, by parameter name."""
-        return {place.name: place.of(flat) for place in self.places}
+        return {one.name: one.view(flat) for one in self.slices}
 
     def add(self, flat: Tensor, gradients: Sequence[Tensor]) -> None:
         """Add one gradient per parameter, in the order of `parameters`, to a buffer with this
         layout.
         """
-        for place, gradient in zip(self.places, gradients, strict=True):
-            place.of(flat).add_(gradient)
+        for one, gradient in zip(self.slices, gradients, strict=True):
+            one.view(flat).add_(gradient)
 
     def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str) -> None:
         """Copy the checkpoint's tensors named `prefix` + parameter name into a buffer;
         `ConfigurationError` if they are of another model.
         """
-        for place in self.places:
-            place.of(flat).copy_(of_this_model(tensors, prefix + place.name, place.shape))
+        for one in self.slices:
+            one.view(flat).copy_(of_this_model(tensors, prefix + one.name, one.shape))
 
 
 def of_this_model(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

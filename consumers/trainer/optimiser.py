@@ -40,7 +40,7 @@ class Optimiser:
     1711.05101; decay on all tensors).
 
     Its whole state is `mean` and `square` (Adam's moments, laid out like `flat`), `updates` and
-    `moved`.
+    `applied`.
     """
 
     def __init__(self, flat: Tensor, settings: TrainerSettings) -> None:
@@ -55,23 +55,23 @@ class Optimiser:
             fused=True,
         )
         self.mean, self.square = torch.zeros_like(flat), torch.zeros_like(flat)
-        self._moved = torch.zeros((), device=flat.device)
+        self._applied = torch.zeros((), device=flat.device)
         self._adam.state[self._masters] = {
-            "step": self._moved,
+            "step": self._applied,
             "exp_avg": self.mean,
             "exp_avg_sq": self.square,
         }
         self.updates = 0
 
     @property
-    def moved(self) -> int:
+    def applied(self) -> int:
         """Updates that were not skipped: Adam's bias correction counts these."""
-        return int(self._moved)
+        return int(self._applied)
 
-    def load(self, updates: int, moved: int) -> None:
+    def load(self, updates: int, applied: int) -> None:
         """Set the counters; the caller fills `mean` and `square`."""
         self.updates = updates
-        self._moved.fill_(moved)
+        self._applied.fill_(applied)
 
     def update(self, gradient: Tensor, weight: float) -> Applied:
         """Apply one update by `gradient` / `weight`, clipped; `gradient` is overwritten.

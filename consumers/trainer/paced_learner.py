@@ -92,11 +92,11 @@ class PacedLearner:
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return metrics
 
-    def snapshot(self, dtype: str, copies: Copies | None = None) -> dict[str, Tensor]:
-        return (copies or Copies(1)).take(self._weights, getattr(torch, dtype))
+    def snapshot(self, dtype: str, pool: Copies | None = None) -> dict[str, Tensor]:
+        return (pool or Copies(1)).copy(self._weights, getattr(torch, dtype))
 
-    def state(self, copies: Copies | None = None) -> dict[str, Tensor]:
-        return (copies or Copies(1)).take(self._state(), None)
+    def state(self, pool: Copies | None = None) -> dict[str, Tensor]:
+        return (pool or Copies(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         mine = self._state()

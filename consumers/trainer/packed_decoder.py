@@ -64,11 +64,11 @@ class PackedDecoder:
     def score(self, rows: Rows) -> Scores:
         """Scores of the trained tokens; differentiable in the model's parameters."""
         named = self._named
-        turn = self._turn(rows.positions)
+        rotations = self._rotations(rows.positions)
         x = F.embedding(rows.tokens, named["model.embed_tokens.weight"])
         for layer in range(self._layers):
             at = f"model.layers.{layer}."
-            attended = self._attended(x, at, turn, rows)
+            attended = self._attended(x, at, rotations, rows)
             if layer == self._layers - 1:  # no later layer attends to the other rows
                 x, attended = (part.index_select(0, rows.scored) for part in (x, attended))
             x = self._added(x, attended, at + "self_attn.o_proj")
@@ -77,7 +77,7 @@ class PackedDecoder:
         head = named[self._head] * named["model.norm.weight"]
         return score_hidden(hidden, head, rows.targets, rows.temperature)
 
-    def _attended(self, x: Tensor, layer: str, turn: Tensor, rows: Rows) -> Tensor:
+    def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: Rows) -> Tensor:
         named, at = self._named, layer + "self_attn."
         normed = normalise(x, self._eps)
         gain = named[layer + "input_layernorm.weight"]
@@ -91,7 +91,7 @@ class PackedDecoder:
         query_key = query_key.unflatten(-1, (-1, self._head_size))
         if at + "q_norm.weight" in named:
             query_key = normalise(query_key, self._eps) * self._head_gains(at)
-        query_key = rotate(query_key, turn)
+        query_key = rotate(query_key, rotations)
         value_weight = named[at + "v_proj.weight"] * gain
         value = F.linear(normed, value_weight, named.get(at + "v_proj.bias"))
         value = value.unflatten(-1, (-1, self._head_size))
@@ -131,7 +131,7 @@ class PackedDecoder:
         query, key = (self._interleaved(self._named[at + n + "_norm.weight"]) for n in "qk")
         return torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
 
-    def _turn(self, positions: Tensor) -> Tensor:
+    def _rotations(self, positions: Tensor) -> Tensor:
         """Rotations [N, heads + kv heads, D/2] as complex numbers, from the model's own table."""
         length = int(positions.max()) + 1
         with torch.no_grad():
@@ -139,5 +139,5 @@ class PackedDecoder:
             cos, sin = self._rope(self._named[self._head], steps)
         half = self._head_size // 2
         table = torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
-        turn = table.index_select(0, positions)[:, None]
-        return turn.expand(-1, self._heads + self._kv_heads, -1).contiguous()
+        rotations = table.index_select(0, positions)[:, None]
+        return rotations.expand(-1, self._heads + self._kv_heads, -1).contiguous()

@@ -20,13 +20,13 @@ class Patience:
     names: Sequence[str]
     quiet_since_s: float = 0.0
 
-    def look(self, waiting: int, noted_s: float, now_s: float) -> bool:
+    def check(self, waiting: int, annotated_s: float, now_s: float) -> bool:
         """Log a warning if it is due, and return whether it was. `waiting` finished groups lack
-        annotations; the last annotation was read at `noted_s`.
+        annotations; the last annotation was read at `annotated_s`.
         """
         if not waiting or not self.quiet_since_s:
             self.quiet_since_s = now_s
-        self.quiet_since_s = max(self.quiet_since_s, noted_s)
+        self.quiet_since_s = max(self.quiet_since_s, annotated_s)
         if now_s - self.quiet_since_s < QUIET_S:
             return False
         log.warning(

@@ -39,14 +39,14 @@ class HeldVersions:
         for batch in self._reader.batches_to(self._bus.end("status")):
             for received in batch:
                 if isinstance(received.record, RolloutStatus):
-                    self._note(received.record, now_s)
+                    self._observe(received.record, now_s)
         return {
             status.version
             for status, read_s in self._newest.values()
             if now_s - read_s < LIVE_S and status.health != "leaving"
         }
 
-    def _note(self, status: RolloutStatus, now_s: float) -> None:
+    def _observe(self, status: RolloutStatus, now_s: float) -> None:
         self._newest[status.rollout] = status, now_s
 
 
@@ -94,8 +94,8 @@ class PinnedVersions(HeldVersions):
         named = (chain.version for _, chain in kept.chains) if kept else ()
         return {*held, *(v for _, v in self._holds), *(v for v in named if v is not None)}
 
-    def _note(self, status: RolloutStatus, now_s: float) -> None:
-        super()._note(status, now_s)
+    def _observe(self, status: RolloutStatus, now_s: float) -> None:
+        super()._observe(status, now_s)
         self._holds[status.rollout, status.version] = _Hold()
 
     def _end_holds(self, now_s: float) -> None:

@@ -46,23 +46,23 @@ class TakeAttempts:
     failed: Counter[Tried] = field(default_factory=Counter[Tried])
     silent: Counter[Tried] = field(default_factory=Counter[Tried])
     errors: dict[Tried, str] = field(default_factory=dict[Tried, str])
-    _within: Tried | None = None
+    _computing: Tried | None = None
 
     def apply(self, record: Record) -> None:
         match record:
             case TakeRetried(step=step, update=update, micro_batch=one):
-                self._within = None if one is None else (step, update, (one,))
+                self._computing = None if one is None else (step, update, (one,))
             case TakeFailed():
                 tried = (record.step, record.update, record.micro_batches)
                 self.failed[tried] += 1
                 self.errors[tried] = record.error
-                self._within = None
+                self._computing = None
             case Configured():
                 self.start()
             case StepDone():  # the publisher's thread appends it beside the retried takes
                 self.silent.clear()
             case Take() | GroupClosed() | Superseded():
-                self._within = None
+                self._computing = None
             case _:
                 pass
 
@@ -70,11 +70,11 @@ class TakeAttempts:
         """Count the start of a trainer: the one before died silently if its last record is the
         marker of a take.
         """
-        if self._within is not None:
-            self.silent[self._within] += 1
-        self._within = None
+        if self._computing is not None:
+            self.silent[self._computing] += 1
+        self._computing = None
 
-    def hopeless(self) -> dict[Tried, str]:
+    def takes_to_give_up(self) -> dict[Tried, str]:
         """The takes to give up, and why."""
         found = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
@@ -102,7 +102,7 @@ class Voided:
         for group in record.poisoned:
             self.poisoned.setdefault(group, (record.step, record.detail))
 
-    def holds(self, take: Take) -> bool:
+    def is_superseded(self, take: Take) -> bool:
         """Whether the take is superseded."""
         return take.micro_batch in self.takes.get((take.step, take.update), ())
 
@@ -110,7 +110,7 @@ class Voided:
         """The take as trainer and replay repeat it: a superseded one trains no sample, but still
         begins the groups that are not poisoned, whose members later takes train.
         """
-        if not self.holds(take):
+        if not self.is_superseded(take):
             return take
         left = tuple(group for group in take.groups if group.group not in self.poisoned)
         return replace(take, members=(), groups=left)
@@ -137,7 +137,7 @@ def supersede(
     found: list[Superseded] = []
     finished = set(done)
     for (step, update, failing), why in sorted(hopeless.items()):
-        living = [take for take in takes.get((step, update), ()) if not voided.holds(take)]
+        living = [take for take in takes.get((step, update), ()) if not voided.is_superseded(take)]
         group_of = {
             member.trajectory: group.group
             for take in takes.get((step, update), ())

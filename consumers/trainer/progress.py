@@ -49,7 +49,7 @@ class Progress:
             del self.pending[trajectory]
         self.micro_batches += 1
 
-    def pass_over(self) -> None:
+    def skip_take(self) -> None:
         """Count one superseded take: it keeps its number, and later takes use its samples."""
         self.micro_batches += 1
 

@@ -93,9 +93,9 @@ class Publisher:
         self._metrics, self._retention, self._clock = metrics, retention, clock
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
-        self.weights = Copies(QUEUE_MAX + 2)
+        self.weight_buffers = Copies(QUEUE_MAX + 2)
         """Memory for snapshots of the weights; to be taken from after `await_room` only."""
-        self.states = Copies(QUEUE_MAX + 1, idle_max=1)
+        self.state_buffers = Copies(QUEUE_MAX + 1, idle_max=1)
         """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
         self.totals = Totals()
@@ -122,8 +122,8 @@ class Publisher:
         self.check()
 
     def submit(self, snapshot: Snapshot) -> None:
-        """Hand over a step whose tensors are from `weights` and `states`; does not wait after
-        `await_room`.
+        """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`; does not
+        wait after `await_room`.
         """
         self._offer(snapshot)
 
@@ -159,7 +159,7 @@ class Publisher:
     def _publish(self, snapshot: Snapshot) -> None:
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
-        self.weights.give_back(self._published)
+        self.weight_buffers.release(self._published)
         self._published = snapshot.tensors
         done = replace(snapshot.done, version=version, time_s=self._clock())
         if not snapshot.recorded:
@@ -172,11 +172,11 @@ class Publisher:
         if snapshot.checkpoint is not None:
             tensors, state = snapshot.checkpoint
             write_checkpoint(self._store, done.step, self._versions.term, tensors, state)  # 5
-            self.states.give_back(tensors)
-            self._clear()
+            self.state_buffers.release(tensors)
+            self._clean_up()
         self._versions.retain()  # 6
 
-    def _clear(self) -> None:
+    def _clean_up(self) -> None:
         """Delete old checkpoints and truncate the topics behind them. The term is checked again
         before each deletion: a trainer that was suspended after its listing would otherwise delete
         what its successor reads.

@@ -21,7 +21,7 @@ class Recall(Forwarding):
         self._store, self._run = store, run
         self._both: Bus | None = None
 
-    def whole(self) -> Bus:
+    def with_archive(self) -> Bus:
         """Log and archive as one read-only bus; a read raises `PositionLost` where neither has the
         record.
         """
@@ -46,4 +46,4 @@ class Recall(Forwarding):
         try:
             return super().read(topic, positions, **how, wait_s=wait_s, exact=exact)
         except PositionLost:
-            return self.whole().read(topic, positions, **how, exact=exact)
+            return self.with_archive().read(topic, positions, **how, exact=exact)

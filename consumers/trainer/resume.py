@@ -120,9 +120,9 @@ def build_trainer(
         state = _start(store, versions, learner, intake, provenance, plan)  # 2
     _restore_groups(ledger, intake, recorded, state)  # 4
     _record_configured(ledger, provenance, recorded, state.step, accepted)
-    patience = Patience(plan.rule.names)
+    annotation_watch = Patience(plan.rule.names)
     takes = Takes(
-        recall, plan.trainer, plan.rule, choose, intake, ledger, learner, patience,
+        recall, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
         lambda: versions.highest, _terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
     forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
@@ -178,7 +178,7 @@ def _begin_positions(recall: Recall) -> dict[str, dict[int, Position]]:
     (every checkpoint is then lost).
     """
     is_cut = any(offset for topic in Intake.TOPICS for offset in recall.begin(topic).values())
-    reach = recall.whole() if is_cut else recall
+    reach = recall.with_archive() if is_cut else recall
     return {topic: from_begin(reach, topic) for topic in Intake.TOPICS}
 
 
@@ -237,7 +237,7 @@ def _give_up(ledger: Ledger, recorded: Recorded) -> None:
     """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
     between the two records leaves groups without an end; the next start appends the missing ones.
     """
-    hopeless = recorded.attempts.hopeless()
+    hopeless = recorded.attempts.takes_to_give_up()
     given_up = supersede(recorded.takes, recorded.done, recorded.voided, hopeless)
     for one in given_up:
         log.error(

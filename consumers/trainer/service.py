@@ -66,7 +66,7 @@ class Trainer:
         takes).
         """
         started, figures = self.monotonic(), StepFigures()
-        figures.recall(self.recorded.closed, step)
+        figures.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}
         settings, learner = self.takes.settings, self.takes.learner
         waited, busy_s = 0.0, learner.busy_s
@@ -93,13 +93,13 @@ class Trainer:
         spent waiting for data.
         """
         waited = 0.0
-        self.takes.repeat_all(self.recorded, progress, figures)
+        self.takes.repeat_recorded(self.recorded, progress, figures)
         self.takes.intake.read()
         while not progress.is_complete() and not stop.is_set():
             # A failed publisher stops versions and with them admission: without this check the
             # loop would wait for data for ever.
             self.publisher.check()
-            if not self.takes.live(progress, figures, self.monotonic()):
+            if not self.takes.take_ready(progress, figures, self.monotonic()):
                 began = self.monotonic()
                 self.takes.intake.read(WAIT_S)
                 waited += self.monotonic() - began
@@ -129,10 +129,10 @@ class Trainer:
         is_known = known is not None and known.state_hash == state_hash
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
-            checkpoint = (learner.state(self.publisher.states), self._state(step))
+            checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
         snapshot = Snapshot(
             done,
-            learner.snapshot(self.dtype, self.publisher.weights),
+            learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
             is_known,
             dict(figures.lags),

@@ -49,7 +49,7 @@ class Ready:
         """Whether no record of the group has arrived since: a take must name every record below the
         positions that it states.
         """
-        noted = sum(key[0] in group.arrived for key in group.noted)
+        noted = sum(key[0] in group.arrived for key in group.annotations)
         return (len(self.arrived), len(self.annotations)) == (len(group.arrived), noted)
 
     @property
@@ -68,7 +68,7 @@ class Takes:
     intake: Intake
     ledger: Ledger
     learner: Learning
-    patience: Patience
+    annotation_watch: Patience
     believed: Callable[[], Version | None]
     """Returns the highest believed version, which the publisher's thread advances."""
     terms: tuple[tuple[int, int], ...] = ()
@@ -83,7 +83,7 @@ class Takes:
     that are ready but not taken yet are looked up there at every poll.
     """
 
-    def repeat_all(self, recorded: Recorded, progress: Progress, figures: StepFigures) -> None:
+    def repeat_recorded(self, recorded: Recorded, progress: Progress, figures: StepFigures) -> None:
         """Train the takes of this update that the ledger holds.
 
         Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
@@ -138,9 +138,9 @@ class Takes:
         if present:
             self._train(present, progress, take.micro_batch)
         else:
-            progress.pass_over()
+            progress.skip_take()
 
-    def live(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
+    def take_ready(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
         """Take the ready groups if they are worth it; returns the number of groups taken."""
         believed = self.believed()  # read once: a take records the version that decided its groups
         ready = self._ready(progress, believed, figures, now_s)
@@ -176,10 +176,10 @@ class Takes:
                 continue
             closed.append(_closed(number, group, found.prepared, progress.step))
             records = [a.record for a in found.arrived]
-            figures.closed(closed[-1].reason, found.prepared.counts, records)
+            figures.add_closed(closed[-1].reason, found.prepared.counts, records)
             self.intake.end(number)
         self.ledger.append(closed)
-        self.patience.look(waiting, self.intake.noted_s, now_s)
+        self.annotation_watch.check(waiting, self.intake.annotated_s, now_s)
         return ready
 
     def _prepare_once(
@@ -197,7 +197,7 @@ class Takes:
 
     def _prepare_open(self, group: OpenGroup, version: int, highest: Version | None) -> Ready:
         arrived = tuple(group.arrived.values())
-        noted = {key: note for key, note in group.noted.items() if key[0] in group.arrived}
+        noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
         notes = {key: note.record for key, note in noted.items()}
         believed = Believed(0, self.terms).up_to(highest)
@@ -210,8 +210,8 @@ class Takes:
         self._samples.update({s.trajectory: s for s in samples})
         members = {a.member.trajectory: a.member for a in ready.arrived}
         self._members.update({s.trajectory: members[s.trajectory] for s in samples})
-        figures.taken([a.record for a in ready.arrived], samples, ready.prepared.counts)
-        figures.consumed(samples, progress.version)
+        figures.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
+        figures.add_consumed(samples, progress.version)
 
     def _write(self, progress: Progress, begun: Sequence[Ready], believed: Version | None) -> None:
         """Append takes for all pending samples to the ledger together, then train them."""

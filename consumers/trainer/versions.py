@@ -79,7 +79,7 @@ class VersionWriter:
         version, highest = Version(number, self.term), self.highest
         if highest is not None and number <= highest.number:
             if number == highest.number:
-                self._recognise(tensors)
+                self._check_repeated(tensors)
             return highest if number == highest.number else version
         due = self._is_anchor_due(number, isinstance(tensors, Spread))
         manifest = publish(
@@ -95,11 +95,11 @@ class VersionWriter:
             due or self._tensors is None,
         )
         self.pointer = believe(self.store, manifest)
-        self._go_on_from(manifest, tensors)
+        self._continue_from(manifest, tensors)
         self._announce(manifest)
         return version
 
-    def _recognise(self, tensors: Tensors) -> None:
+    def _check_repeated(self, tensors: Tensors) -> None:
         """Compare a repeated step's tensors with the believed version's; where they differ, the run
         is a fork.
         """
@@ -146,7 +146,7 @@ class VersionWriter:
         present = {f.name: f.hash for f in manifest.model_files if f.name != INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
-    def _go_on_from(self, manifest: Manifest, tensors: Tensors) -> None:
+    def _continue_from(self, manifest: Manifest, tensors: Tensors) -> None:
         before, delta = self._chain, manifest.delta
         if manifest.kind == "anchor" or before is None or delta is None:
             self._chain = Chain(1, 0, manifest.full_bytes)

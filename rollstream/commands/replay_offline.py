@@ -143,7 +143,7 @@ def _check(sources: list[Named], vocabulary: int) -> None:
     """Every line of every file, before anything is written."""
     for one in sources:
         if isinstance(one.source, JsonLines):
-            for draft in one.source.drafts():
+            for draft in one.source.trajectories():
                 check(one.label, draft.record, vocabulary)
 
 

@@ -36,12 +36,12 @@ class SteppedPublisher:
             raise
 
     @property
-    def weights(self) -> Copies:
-        return self.inner.weights
+    def weight_buffers(self) -> Copies:
+        return self.inner.weight_buffers
 
     @property
-    def states(self) -> Copies:
-        return self.inner.states
+    def state_buffers(self) -> Copies:
+        return self.inner.state_buffers
 
     def await_room(self) -> None:
         while len(self._queue) >= QUEUE_MAX:

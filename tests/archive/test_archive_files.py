@@ -105,9 +105,9 @@ def test_a_clock_that_goes_back_over_midnight_makes_no_more_files() -> None:
     for offset, minutes in enumerate((-1, 1, -1, 1, 2)):
         stamp = FRIDAY_MS + minutes * 60_000
         held.add(Message("applied", 0, offset, stamp, b"", b"x"))
-    assert [m.offset for m in held.file()] == [0]
-    held.forget(1)
-    assert [m.offset for m in held.file()] == [1, 2, 3, 4]
+    assert [m.offset for m in held.next_file()] == [0]
+    held.drop_below(1)
+    assert [m.offset for m in held.next_file()] == [1, 2, 3, 4]
 
 
 def test_duckdb_reads_the_folder_as_it_is(folder: Path) -> None:

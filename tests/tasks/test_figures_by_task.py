@@ -22,8 +22,8 @@ def completion(task: str, reward: float, name: str) -> Trajectory:
 def take(figures: StepFigures, task: str, *rewards: float) -> None:
     records = [completion(task, reward, f"{task}{i}") for i, reward in enumerate(rewards)]
     samples = [sample_of(record, 0.0) for record in records]
-    figures.taken(records, samples, {})
-    figures.consumed(samples, 0)
+    figures.add_trained(records, samples, {})
+    figures.add_consumed(samples, 0)
 
 
 def test_steps_have_rewards_by_task():
@@ -42,8 +42,8 @@ def test_groups_of_equal_rewards_are_counted_trained_or_filtered():
     figures = StepFigures()
     take(figures, "words", 0.5, 0.5)
     take(figures, "sums", 1.0, 0.0)
-    figures.closed("filtered", {}, [completion("words", 1.0, "a")])
-    figures.closed("expired", {})
+    figures.add_closed("filtered", {}, [completion("words", 1.0, "a")])
+    figures.add_closed("expired", {})
     assert figures.counts["equal_rewards"] == figures.counts["equal_rewards/words"] == 2
     assert "equal_rewards/sums" not in figures.counts
     assert figures.counts["filtered/words"] == figures.counts["filtered"] == 1

@@ -73,11 +73,13 @@ def hand_over(publisher: Publisher, step: int, checkpoint: bool = False) -> None
     """As the trainer does it."""
     publisher.await_room()
     done = StepDone(step, Version(step, 1), "", 1, {}, {}, 0.0)
-    kept = (publisher.states.take(weights(step), None), {"step": step}) if checkpoint else None
-    tensors = publisher.weights.take(weights(step), torch.bfloat16)
+    kept = (
+        (publisher.state_buffers.copy(weights(step), None), {"step": step}) if checkpoint else None
+    )
+    tensors = publisher.weight_buffers.copy(weights(step), torch.bfloat16)
     publisher.submit(Snapshot(done, tensors, kept, False, {}, {}))
-    assert publisher.weights.out <= QUEUE_MAX + 2
-    assert publisher.states.out <= QUEUE_MAX + 1
+    assert publisher.weight_buffers.in_use <= QUEUE_MAX + 2
+    assert publisher.state_buffers.in_use <= QUEUE_MAX + 1
 
 
 def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> None:
@@ -94,8 +96,10 @@ def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> No
             assert torch.equal(tensors[name], wanted.bfloat16()), (step, name)
             assert torch.equal(kept[name], wanted), (step, name)
     assert kinds == {"anchor", "delta"}
-    assert publisher.weights.out == 1, "the newest version's tensors are the next delta's base"
-    assert publisher.states.out == 0
+    assert publisher.weight_buffers.in_use == 1, (
+        "the newest version's tensors are the next delta's base"
+    )
+    assert publisher.state_buffers.in_use == 0
 
 
 def test_a_slow_store_delays_versions_not_steps_within_the_bound(publishing) -> None:

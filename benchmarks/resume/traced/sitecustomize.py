@@ -21,7 +21,7 @@ SECTIONS = {
     "consumers.trainer.ledger": {"Ledger.append": "ledger"},
     "consumers.trainer.learner": {"Learner.state_hash": "ledger", "Learner.state": "checkpoint"},
     "consumers.trainer.publisher": {
-        "write_checkpoint": "checkpoint", "Publisher._clear": "checkpoint",
+        "write_checkpoint": "checkpoint", "Publisher._clean_up": "checkpoint",
     },
     "consumers.trainer.service": {"Trainer._state": "checkpoint"},
     "producers.rollout.voice": {"Voice.partials": "partials", "Voice.give_up": "partials"},

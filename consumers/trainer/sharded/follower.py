@@ -86,11 +86,11 @@ def _do(told: Told, shard: Shard, portion: Portion, writing: Writing) -> None:
         case Gather(copy, dtype, alive):
             mine = shard.snapshot(dtype) if dtype else shard.state()
             portion.keep(copy, mine, alive)
-        case Load(updates, moved):
-            shard.load(None, updates, moved)
+        case Load(updates, applied):
+            shard.load(None, updates, applied)
         case Hash():
             shard.state_hash()
         case WriteShards() | Encode() | WriteDelta() | Identify():
-            writing.ask(told)
+            writing.enqueue(told)
         case Begin() | Close():
             raise AssertionError(f"{told} comes once")

@@ -59,7 +59,7 @@ class ShardedLearner:
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
         begin = Begin(model_hash(sharded.model), settings.model_dump_json().encode())
-        with self._teller.order(lambda rank: begin):
+        with self._teller.command(lambda rank: begin):
             self._shard = Shard(sharded.model, settings, sharded.ranks)
         self._book = Copybook(self._teller, sharded.ranks)
 
@@ -103,18 +103,18 @@ class ShardedLearner:
         busy_s = self.busy_s
         if self._waiting:
             self._round()
-        with self._teller.order(lambda rank: Finish()):
+        with self._teller.command(lambda rank: Finish()):
             metrics = self._shard.finish()
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
-    def snapshot(self, dtype: str, copies: Copies | None = None) -> Copied:
+    def snapshot(self, dtype: str, pool: Copies | None = None) -> Copied:
         """A copy of the weights to publish, distributed over the ranks; its memory is its own, not
-        from `copies`.
+        from `pool`.
         """
         return self._copy(dtype, lambda: self._shard.snapshot(dtype))
 
-    def state(self, copies: Copies | None = None) -> Copied:
+    def state(self, pool: Copies | None = None) -> Copied:
         """A copy of everything that the next update depends on, distributed over the ranks."""
         return self._copy("", self._shard.state)
 
@@ -125,15 +125,15 @@ class ShardedLearner:
         for prefix in PREFIXES:
             for name, shape in self._shard.shapes.items():
                 of_this_model(tensors, prefix + name, shape)
-        updates, moved = (int(count) for count in tensors[COUNTERS])
-        with self._teller.order(lambda rank: Load(updates, moved)):
-            self._shard.load(tensors, updates, moved)
+        updates, applied = (int(count) for count in tensors[COUNTERS])
+        with self._teller.command(lambda rank: Load(updates, applied)):
+            self._shard.load(tensors, updates, applied)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
         ranks.
         """
-        with self._teller.order(lambda rank: Hash()):
+        with self._teller.command(lambda rank: Hash()):
             return self._shard.state_hash()
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class ShardedLearner:
         numbers = tuple(self._numbers[: len(waiting)])
         del self._numbers[: len(waiting)]
         try:
-            with self._teller.order(told):
+            with self._teller.command(told):
                 self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
         except RankLost as lost:  # another rank may be gone: no evidence against these samples
             if is_out_of_memory(lost.__cause__):
@@ -163,7 +163,7 @@ class ShardedLearner:
             raise ComputeFailed(numbers, error) from error
 
     def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> Copied:
-        number, alive = self._book.number()
-        with self._teller.order(lambda rank: Gather(number, dtype, alive)):
+        number, alive = self._book.next_number()
+        with self._teller.command(lambda rank: Gather(number, dtype, alive)):
             mine = gather()
         return self._book.keep(number, mine, alive)

@@ -93,7 +93,7 @@ class Load(Struct, frozen=True, tag=True):
     """Receive this rank's slice of every tensor of a checkpoint, and these counters."""
 
     updates: int
-    moved: int
+    applied: int
 
 
 class Hash(Struct, frozen=True, tag=True):

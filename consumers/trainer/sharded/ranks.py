@@ -39,8 +39,8 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh
-    told: dist.ProcessGroup
-    answers: dist.ProcessGroup
+    commands: dist.ProcessGroup
+    replies: dist.ProcessGroup
     timeout_s: float
 
 
@@ -58,13 +58,13 @@ def joined(device: str, timeout_s: float) -> Generator[Ranks]:
             backend, timeout=timeout, store=store, rank=rank_of(), world_size=size
         )
         mesh = init_device_mesh(mine.type, (dist.get_world_size(),))
-        told = dist.new_group(backend="gloo", timeout=timeout)
-        answers = dist.new_group(backend="gloo", timeout=timeout)
+        commands = dist.new_group(backend="gloo", timeout=timeout)
+        replies = dist.new_group(backend="gloo", timeout=timeout)
     except RuntimeError as error:
         raise RankLost(f"the trainer's ranks did not all join: {error}") from error
-    assert isinstance(told, dist.ProcessGroup)  # every rank is in it
-    assert isinstance(answers, dist.ProcessGroup)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), mine, mesh, told, answers, timeout_s)
+    assert isinstance(commands, dist.ProcessGroup)  # every rank is in it
+    assert isinstance(replies, dist.ProcessGroup)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), mine, mesh, commands, replies, timeout_s)
     log.info("rank %d of %d on %s", ranks.rank, ranks.size, mine)
     yield ranks
     # Only after a clean end: with a rank gone, destroying the groups would hang.

@@ -129,7 +129,7 @@ class Shard:
             mine[COUNTERS] = self._counters()
         return mine
 
-    def load(self, tensors: Mapping[str, Tensor] | None, updates: int, moved: int) -> None:
+    def load(self, tensors: Mapping[str, Tensor] | None, updates: int, applied: int) -> None:
         """Restore a checkpoint: rank 0 provides its whole tensors, every rank receives its
         slices.
         """
@@ -137,7 +137,7 @@ class Shard:
             for name, mine in slices.items():
                 whole = None if tensors is None else tensors[prefix + name]
                 scatter_rows(whole, mine, self.shapes[name], self._ranks)
-        self._optimiser.load(updates, moved)
+        self._optimiser.load(updates, applied)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state by slices: it depends on the number of ranks."""
@@ -155,7 +155,7 @@ class Shard:
         return dict(zip(PREFIXES, (self._slices, *moments), strict=True))
 
     def _counters(self) -> Tensor:
-        return torch.tensor([self.updates, self._optimiser.moved])
+        return torch.tensor([self.updates, self._optimiser.applied])
 
 
 def model_hash(model: PreTrainedModel) -> str:

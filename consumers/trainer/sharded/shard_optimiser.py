@@ -39,22 +39,22 @@ class ShardOptimiser:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self._moved = [torch.zeros((), device=one.device) for one in slices]
+        self._applied = [torch.zeros((), device=one.device) for one in slices]
         for place, parameter in enumerate(self._parameters):
             self._adam.state[parameter] = {
-                "step": self._moved[place],
+                "step": self._applied[place],
                 "exp_avg": self.mean[place],
                 "exp_avg_sq": self.square[place],
             }
         self.updates = 0
-        self.moved = 0
+        self.applied = 0
         """Updates that were not skipped."""
 
-    def load(self, updates: int, moved: int) -> None:
+    def load(self, updates: int, applied: int) -> None:
         """Set the counters."""
-        self.updates, self.moved = updates, moved
-        for one in self._moved:
-            one.fill_(moved)
+        self.updates, self.applied = updates, applied
+        for one in self._applied:
+            one.fill_(applied)
 
     def update(self, gradients: Sequence[Tensor | None], weight: float) -> Applied:
         """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
@@ -74,7 +74,7 @@ class ShardOptimiser:
         self._adam.param_groups[0]["lr"] = rate
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-        self.moved += 1
+        self.applied += 1
         return Applied(norm, rate, 0)
 
     def _norm(self, gradients: Sequence[Tensor | None]) -> float:

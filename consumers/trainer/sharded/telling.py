@@ -2,7 +2,7 @@
 the collectives of a sharded model in the same order.
 
 Interleaving. Three threads of rank 0 send commands: the trainer's (rounds, updates, copies; it
-takes part in the collective itself, inside `order`), the publisher's (writing; no collective
+takes part in the collective itself, inside `command`), the publisher's (writing; no collective
 follows) and a ticker. A command is sent, and its collective is run, under one lock; another rank
 executes one command after the other. So no other command is sent between a command and the end of
 its collective, and two ranks are never in different collectives. Replies to writing commands use a
@@ -52,7 +52,7 @@ class Teller:
         self._ticker.start()
 
     @contextmanager
-    def order(self, told: Callable[[int], Told]) -> Generator[None]:
+    def command(self, told: Callable[[int], Told]) -> Generator[None]:
         """Send `told(rank)` to every other rank, then run the block, which is rank 0's own part. No
         other command is sent before the block ends. `RankLost` names the rank that is gone.
         """
@@ -65,9 +65,9 @@ class Teller:
             except RuntimeError as error:  # collectives raise no more specific type
                 raise self._lost(error) from error
 
-    def tell(self, told: Callable[[int], Told]) -> None:
-        """As `order`, without a part for rank 0."""
-        with self.order(told):
+    def send(self, told: Callable[[int], Told]) -> None:
+        """As `command`, without a part for rank 0."""
+        with self.command(told):
             pass
 
     def close(self, told: Told) -> None:
@@ -77,7 +77,7 @@ class Teller:
         self._closed.set()
         self._ticker.join()
         if self._failed is None:
-            self.tell(lambda rank: told)
+            self.send(lambda rank: told)
 
     def _send_all(self, told: Callable[[int], Told]) -> None:
         if self._failed is not None:
@@ -85,18 +85,18 @@ class Teller:
         for rank in self._others:
             began = time.monotonic()
             try:
-                send(encode(told(rank)), rank, self._ranks.told)
+                send(encode(told(rank)), rank, self._ranks.commands)
             except RuntimeError as error:
                 is_late = time.monotonic() - began > self._ranks.timeout_s / 2
-                raise self._keep([] if is_late else [rank], f"rank {rank}", error) from error
+                raise self._fail([] if is_late else [rank], f"rank {rank}", error) from error
 
     def _lost(self, error: RuntimeError) -> RankLost:
         """The error of a failed collective. The failure does not name a rank, so each rank is
         probed.
         """
-        return self._keep(self._call(), "a rank", error)
+        return self._fail(self._roll_call(), "a rank", error)
 
-    def _keep(self, gone: Sequence[int], late: str, error: RuntimeError) -> RankLost:
+    def _fail(self, gone: Sequence[int], late: str, error: RuntimeError) -> RankLost:
         """The error to raise; later commands raise it too."""
         if gone:
             what = f"rank {', '.join(map(str, gone))} of the trainer is gone"
@@ -106,7 +106,7 @@ class Teller:
         self._failed = RankLost(f"{what}; all ranks end and restart together ({error})")
         return self._failed
 
-    def _call(self) -> list[int]:
+    def _roll_call(self) -> list[int]:
         """The ranks whose connection is closed. A busy rank does not receive the probe, which is no
         sign of loss. The group cannot be used afterwards.
         """
@@ -117,7 +117,7 @@ class Teller:
             began = time.monotonic()
             size = torch.zeros(1, dtype=torch.int64)
             try:
-                work = dist.isend(size, rank, group=self._ranks.told)
+                work = dist.isend(size, rank, group=self._ranks.commands)
                 if work is not None:
                     work.wait(timedelta(seconds=CALL_S))
             except RuntimeError:
@@ -131,7 +131,7 @@ class Teller:
     def _tick(self) -> None:
         while not self._closed.wait(self._ranks.timeout_s / TICKS_PER_TIMEOUT / 2):
             try:
-                self.tell(lambda rank: Tick())
+                self.send(lambda rank: Tick())
             except RankLost as error:
                 log.error("%s", error)
                 return
@@ -140,7 +140,7 @@ class Teller:
 def listen(ranks: Ranks) -> Told:
     """The next command for this rank; `RankLost` if rank 0 sends nothing within the timeout."""
     try:
-        data = receive(0, ranks.told)
+        data = receive(0, ranks.commands)
     except RuntimeError as error:
         raise RankLost(f"rank {ranks.rank}: rank 0 is gone or silent ({error})") from error
     return decode(data, Told)
@@ -148,13 +148,13 @@ def listen(ranks: Ranks) -> Told:
 
 def answer(value: Answer, ranks: Ranks) -> None:
     """Send a reply to rank 0."""
-    send(encode(value), 0, ranks.answers)
+    send(encode(value), 0, ranks.replies)
 
 
 def answer_of(rank: int, ranks: Ranks) -> Answer:
     """The reply of this rank; `RankLost` if none comes."""
     try:
-        return decode(receive(rank, ranks.answers), Answer)
+        return decode(receive(rank, ranks.replies), Answer)
     except RuntimeError as error:
         raise RankLost(f"rank {rank} of the trainer does not answer: {error}") from error
 

@@ -54,8 +54,8 @@ def stem_of(stem: str, rank: int) -> str:
 
 
 class Portion:
-    """A rank's copies by number, and the writing commands on them. `keep` and `do` may be called
-    from two threads.
+    """A rank's copies by number, and the writing commands on them. `keep` and `execute` may be
+    called from two threads.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Portion:
         kept = {n: t for n, t in self._copies.items() if n in alive}
         self._copies = {**kept, number: tensors}
 
-    def do(self, asked: Asked, store: ObjectStore | None) -> Answer:
+    def execute(self, asked: Asked, store: ObjectStore | None) -> Answer:
         """Execute a command; `store` is needed by those that write."""
         match asked:
             case WriteShards(copy, folder, stem, shard_bytes):
@@ -99,7 +99,7 @@ class Writing:
         self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
         self._thread.start()
 
-    def ask(self, asked: Asked) -> None:
+    def enqueue(self, asked: Asked) -> None:
         """Queue a command; returns at once."""
         self._asked.put(asked)
 
@@ -111,7 +111,7 @@ class Writing:
     def _run(self) -> None:
         while (asked := self._asked.get()) is not None:
             try:
-                said = self._portion.do(asked, self._store)
+                said = self._portion.execute(asked, self._store)
             except Exception as error:  # rank 0 raises it; without a reply it would wait in vain
                 log.exception("rank %d could not write", self._ranks.rank)
                 said = Failed(f"{type(error).__name__}: {error}")
@@ -130,7 +130,7 @@ class Copybook:
         self._alive: weakref.WeakValueDictionary[int, Copied] = weakref.WeakValueDictionary()
         self._next = 0
 
-    def number(self) -> tuple[int, tuple[int, ...]]:
+    def next_number(self) -> tuple[int, tuple[int, ...]]:
         """The number of a new copy, and the numbers of the copies that are still referenced at
         rank 0.
         """
@@ -146,15 +146,15 @@ class Copybook:
         self._alive[number] = copied
         return copied
 
-    def ask(
+    def request(
         self, asked: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
     ) -> list[_A]:
         """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
-            self._teller.tell(asked)
+            self._teller.send(asked)
             mine: Answer | RollstreamError
             try:
-                mine = self._portion.do(asked(0), store)
+                mine = self._portion.execute(asked(0), store)
             except RollstreamError as error:  # raised after the other ranks' replies were read
                 mine = error
             theirs = [answer_of(rank, self._ranks) for rank in range(1, self._ranks.size)]
@@ -182,18 +182,18 @@ class Copied(Spread):
         def asked(rank: int) -> WriteShards:
             return WriteShards(self.number, folder, stem_of(stem, rank), shard_bytes)
 
-        return merged_files(said.files for said in self._book.ask(asked, Wrote, store))
+        return merged_files(said.files for said in self._book.request(asked, Wrote, store))
 
     def differences(self, parent: Manifest, base: Spread) -> SpreadDifferences:
         assert isinstance(base, Copied)
         # Encoding needs only the tensors' hashes; the delta's entries would double the message.
         slim = replace(parent, model_files=(), delta=None)
         asked = Encode(self.number, base.number, slim)
-        return _Encoded(self._book.ask(lambda rank: asked, Encoded), self._book)
+        return _Encoded(self._book.request(lambda rank: asked, Encoded), self._book)
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
         asked = Identify(self.number)
-        found = self._book.ask(lambda rank: asked, Identities)
+        found = self._book.request(lambda rank: asked, Identities)
         return merged(one.hashes for one in found), merged(one.tied for one in found)
 
 
@@ -207,5 +207,5 @@ class _Encoded(SpreadDifferences):
         def asked(rank: int) -> WriteDelta:
             return WriteDelta(folder, stem_of(STEM, rank), shard_bytes)
 
-        found = self._book.ask(asked, WroteDelta, store)
+        found = self._book.request(asked, WroteDelta, store)
         return merged_delta((said.delta for said in found), parent)

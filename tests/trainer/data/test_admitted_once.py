@@ -152,7 +152,7 @@ def test_labels_of_tasks_are_bounded():
     """Rollouts choose them; a `StepDone` has a count for each."""
     figures = StepFigures()
     for number in range(3 * TASKS_MAX):
-        figures.closed("dead", {}, [completion("0.0", task=f"task-{number}")])
+        figures.add_closed("dead", {}, [completion("0.0", task=f"task-{number}")])
     assert len(figures.counts) == TASKS_MAX + 2
     assert figures.counts[f"dead/{OTHERS}"] == 2 * TASKS_MAX
 
@@ -166,11 +166,11 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
     takes, intake = trainer.takes, trainer.takes.intake
     intake.read()
     progress = Progress(1, 0, 2)
-    assert not takes.live(progress, StepFigures(), 0.0)
+    assert not takes.take_ready(progress, StepFigures(), 0.0)
     run.finish(completion("0.2"))
     run.feed(1)
     intake.read()
-    takes.live(progress, StepFigures(), 0.0)
+    takes.take_ready(progress, StepFigures(), 0.0)
     take = run.ledger(Take)[0]
     members = {
         g.group: [m.trajectory for m in g.members] for t in run.ledger(Take) for g in t.groups

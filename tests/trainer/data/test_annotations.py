@@ -96,7 +96,7 @@ def test_a_group_is_complete_once_all_that_is_named_came(bus: Bus):
         publish(bus, "annotations", "0", note(trajectory, name, 1.0))
         intake.read()
     assert intake.open[0].is_complete()
-    assert intake.noted_s == 7.0
+    assert intake.annotated_s == 7.0
 
 
 def test_an_annotation_that_says_it_will_never_come_completes_a_group_too(bus: Bus):
@@ -110,7 +110,7 @@ def test_an_annotation_that_says_it_will_never_come_completes_a_group_too(bus: B
 def test_the_first_annotation_in_the_log_counts(bus: Bus):
     for value in (0.25, 0.75):
         publish(bus, "annotations", "0", note("0.0", "reward", value))
-    noted = intake_of(bus).open[0].noted["0.0", "reward"]
+    noted = intake_of(bus).open[0].annotations["0.0", "reward"]
     assert noted.record.values.tolist() == [0.25]
     assert noted.used.at.offset == 0
 
@@ -119,21 +119,21 @@ def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus
     """Invariant 8: scorers are anybody's programs."""
     for one in (note("0.0", "gossip", 1.0), note("9.9", "reward", 1.0)):
         publish(bus, "annotations", "0", one)
-    assert intake_of(bus).open[0].noted == {}
+    assert intake_of(bus).open[0].annotations == {}
 
 
 def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
     patience = Patience(("reward",))
     with caplog.at_level(logging.WARNING):
         times = [100.0, 110.0, 100 + QUIET_S, 105 + QUIET_S, 100 + 2 * QUIET_S]
-        said = [patience.look(3, noted_s=0.0, now_s=now_s) for now_s in times]
+        said = [patience.check(3, annotated_s=0.0, now_s=now_s) for now_s in times]
     assert said == [False, False, True, False, True]
     assert "3 finished groups wait for annotations (reward)" in caplog.text
 
 
-@pytest.mark.parametrize(("waiting", "noted_s"), [(0, 0.0), (3, 125.0)])
-def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, noted_s: float):
+@pytest.mark.parametrize(("waiting", "annotated_s"), [(0, 0.0), (3, 125.0)])
+def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, annotated_s: float):
     patience = Patience(("reward",))
-    patience.look(3, noted_s=0.0, now_s=100.0)
-    patience.look(waiting, noted_s=noted_s, now_s=125.0)
-    assert not patience.look(3, noted_s=noted_s, now_s=110 + QUIET_S)
+    patience.check(3, annotated_s=0.0, now_s=100.0)
+    patience.check(waiting, annotated_s=annotated_s, now_s=125.0)
+    assert not patience.check(3, annotated_s=annotated_s, now_s=110 + QUIET_S)

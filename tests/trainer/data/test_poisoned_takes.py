@@ -128,7 +128,7 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
     ledger = Ledger(run.bus, 9)
     recorded = ledger.open(Position())
     (given_up,) = supersede(
-        recorded.takes, recorded.done, recorded.voided, recorded.attempts.hopeless()
+        recorded.takes, recorded.done, recorded.voided, recorded.attempts.takes_to_give_up()
     )
     ledger.append([given_up])  # … and dies before the closings
     run.terms = 9

@@ -13,43 +13,43 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 
 def test_a_copy_keeps_its_values_until_it_is_given_back() -> None:
     copies, source = Copies(3), weights(1.5)
-    first = copies.take(source, torch.bfloat16)
+    first = copies.copy(source, torch.bfloat16)
     source["embed"].fill_(7)
-    second = copies.take(source, torch.bfloat16)
+    second = copies.copy(source, torch.bfloat16)
     assert bool((first["embed"] == 1.5).all())
     assert bool((second["embed"] == 7).all())
-    copies.give_back(first)
-    third = copies.take(weights(9.0), torch.bfloat16)
+    copies.release(first)
+    third = copies.copy(weights(9.0), torch.bfloat16)
     assert third["embed"].data_ptr() == first["embed"].data_ptr()
     assert bool((second["embed"] == 7).all())
-    assert copies.out == 2
+    assert copies.in_use == 2
 
 
 def test_dtypes_and_tied_names_are_those_of_the_published_version() -> None:
     copies = Copies(2)
     for _ in range(2):  # fresh memory, then memory that was used before
-        copy = copies.take(weights(0.1), torch.bfloat16)
+        copy = copies.copy(weights(0.1), torch.bfloat16)
         assert copy["embed"].dtype == torch.bfloat16
         assert copy["count"].dtype == torch.int64
         assert copy["head"].data_ptr() == copy["embed"].data_ptr()
-        copies.give_back(copy)
+        copies.release(copy)
 
 
 def test_another_layout_gets_memory_of_its_own() -> None:
     copies = Copies(1)
-    copies.give_back(copies.take(weights(1.0), None))
-    grown = copies.take({"embed": torch.ones(5, 4), "new": torch.zeros(2)}, None)
+    copies.release(copies.copy(weights(1.0), None))
+    grown = copies.copy({"embed": torch.ones(5, 4), "new": torch.zeros(2)}, None)
     assert grown.keys() == {"embed", "new"}
     assert grown["embed"].shape == (5, 4)
 
 
 def test_copies_are_bounded_and_strangers_are_not_taken_back() -> None:
     copies = Copies(1)
-    first = copies.take(weights(1.0), None)
-    copies.give_back(dict(first))
-    assert copies.out == 1
+    first = copies.copy(weights(1.0), None)
+    copies.release(dict(first))
+    assert copies.in_use == 1
     with pytest.raises(AssertionError, match="given back"):
-        copies.take(weights(1.0), None)
-    copies.give_back(first)
-    copies.give_back(first)
-    assert copies.out == 0
+        copies.copy(weights(1.0), None)
+    copies.release(first)
+    copies.release(first)
+    assert copies.in_use == 0

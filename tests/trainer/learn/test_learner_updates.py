@@ -158,10 +158,10 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
 class Tight(Learner):
     """Its memory holds two samples."""
 
-    def _whole(self, samples, version):
+    def _compute(self, samples, version):
         if len(samples) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return super()._whole(samples, version)
+        return super()._compute(samples, version)
 
 
 def test_a_micro_batch_that_memory_is_too_short_for_is_trained_in_halves():
