@@ -46,21 +46,21 @@ class ClaimCheck(Forwarding):
     ) -> None:
         super().__init__(log)
         self._store, self._bytes_max, self._clock = store, bytes_max, clock
-        self._limits = {topic.name: topic.record_bytes_max for topic in catalogue()}
+        self._record_bytes_max = {topic.name: topic.record_bytes_max for topic in catalogue()}
 
     def create(self, topics: Sequence[Topic]) -> None:
         """Create the topics in the log with its own limit: a broker needs no room for large
         records.
         """
-        super().create([self._carried(topic) for topic in topics])
-        self._limits |= {topic.name: topic.record_bytes_max for topic in topics}
+        super().create([self._log_topic(topic) for topic in topics])
+        self._record_bytes_max |= {topic.name: topic.record_bytes_max for topic in topics}
 
     def settings(self, topic: str) -> Topic:
         """The topic's settings with the size limit of complete records, in the log or in the
         store.
         """
         carried = super().settings(topic)
-        whole = max(carried.record_bytes_max, self._limits.get(topic, 0))
+        whole = max(carried.record_bytes_max, self._record_bytes_max.get(topic, 0))
         return dataclasses.replace(carried, record_bytes_max=whole)
 
     def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
@@ -71,7 +71,7 @@ class ClaimCheck(Forwarding):
         if settings.cleanup == "compact":
             return super().append(topic, entries)
         return super().append(
-            topic, [self._checked_in(topic, e) if self._is_large(e) else e for e in entries]
+            topic, [self._check_in(topic, e) if self._is_large(e) else e for e in entries]
         )
 
     def read(
@@ -92,7 +92,7 @@ class ClaimCheck(Forwarding):
             wait_s=wait_s,
             exact=exact,
         )
-        return self._redeemed(messages, bytes_max)
+        return self._redeem_batch(messages, bytes_max)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return _Redeeming(self, super().join(group, topic, member))
@@ -128,7 +128,7 @@ class ClaimCheck(Forwarding):
             return None
         return value if len(value) == claim.bytes else None
 
-    def _carried(self, topic: Topic) -> Topic:
+    def _log_topic(self, topic: Topic) -> Topic:
         if topic.cleanup == "compact":
             return topic
         limit = min(topic.record_bytes_max, self._bytes_max + KEY_BYTES_MAX)
@@ -137,7 +137,7 @@ class ClaimCheck(Forwarding):
     def _is_large(self, entry: Entry) -> bool:
         return entry.value is not None and len(entry.value) > self._bytes_max
 
-    def _checked_in(self, topic: str, entry: Entry) -> Entry:
+    def _check_in(self, topic: str, entry: Entry) -> Entry:
         assert entry.value is not None
         found = content_hash(entry.value)
         key = key_of(topic, hour_of(self._clock()), found)
@@ -145,7 +145,7 @@ class ClaimCheck(Forwarding):
         claim = Claim(blob=key, bytes=len(entry.value), hash=found)
         return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
 
-    def _redeemed(self, messages: list[Message], bytes_max: int) -> list[Message]:
+    def _redeem_batch(self, messages: list[Message], bytes_max: int) -> list[Message]:
         """A prefix of the messages, redeemed, whose values together stay within `bytes_max`; at
         least one message.
         """
@@ -166,20 +166,20 @@ class _Redeeming:
     """A group member whose messages are redeemed."""
 
     def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:
-        self._bus, self._inner = bus, inner
+        self._bus, self._below = bus, inner
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
-        messages = self._inner.poll(wait_s, records_max)
+        messages = self._below.poll(wait_s, records_max)
         return [self._bus.redeem(m) if is_claim(m) else m for m in messages]
 
     def commit(self) -> None:
-        self._inner.commit()
+        self._below.commit()
 
     def pass_lost(self) -> dict[int, int]:
-        return self._inner.pass_lost()
+        return self._below.pass_lost()
 
     def close(self) -> None:
-        self._inner.close()
+        self._below.close()
 
 
 def _envelope(value: bytes) -> Envelope | None:

@@ -43,29 +43,37 @@ class FileStore:
 
     def put(self, key: str, data: Data) -> str:
         target = self.path(key)
-        with store_errors("write", target), self._written(data) as source, self._locks.hold(key):
-            self._place(os.replace, source, target)
+        with (
+            store_errors("write", target),
+            self._temporary_file(data) as source,
+            self._locks.hold(key),
+        ):
+            self._take_name(os.replace, source, target)
         return content_hash(data)
 
     def create(self, key: str, data: Data) -> str:
         target = self.path(key)
-        with store_errors("create", target), self._written(data) as source:
+        with store_errors("create", target), self._temporary_file(data) as source:
             try:
-                self._place(os.link, source, target)
+                self._take_name(os.link, source, target)
             except FileExistsError:
                 raise ObjectExists(f"object {key} is already in {self._root}") from None
         return content_hash(data)
 
     def swap(self, key: str, data: Data, etag: str) -> str:
         target = self.path(key)
-        with store_errors("swap", target), self._written(data) as source, self._locks.hold(key):
+        with (
+            store_errors("swap", target),
+            self._temporary_file(data) as source,
+            self._locks.hold(key),
+        ):
             try:
                 present = self.stat(key).etag
             except ObjectMissing:
                 present = "absent"
             if present != etag:
                 raise SwapLost(f"object {key} in {self._root} is {present}, not {etag}")
-            self._place(os.replace, source, target)
+            self._take_name(os.replace, source, target)
         return content_hash(data)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -103,7 +111,7 @@ class FileStore:
         return self._root / check_key(key)
 
     @contextmanager
-    def _written(self, data: Data) -> Generator[Path]:
+    def _temporary_file(self, data: Data) -> Generator[Path]:
         """A temporary file that holds `data`; removed after the block unless it was renamed."""
         path = self._temporary / uuid.uuid4().hex
         self._temporary.mkdir(parents=True, exist_ok=True)
@@ -118,7 +126,7 @@ class FileStore:
         finally:
             path.unlink(missing_ok=True)
 
-    def _place(self, step: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+    def _take_name(self, step: Callable[[Path, Path], None], source: Path, target: Path) -> None:
         for attempt in range(PLACE_ATTEMPTS_MAX):
             try:
                 step(source, target)

@@ -112,8 +112,8 @@ class Claim:
         self._store = store
         self._candidate = candidate
         self._clock = clock
-        self._seen = ""
-        self._seen_s = 0.0
+        self._last_etag = ""
+        self._last_change_s = 0.0
 
     def attempt(self) -> Lease | None:
         """The lease if it may be taken now and no other process was faster, else None."""
@@ -124,9 +124,9 @@ class Claim:
         if record.nonce == self._candidate.nonce and not record.released:
             return Lease(self._store, record, etag)  # won by a swap whose answer was lost
         now = self._clock()
-        if etag != self._seen:
-            self._seen, self._seen_s = etag, now
-        if may_take(record, self._candidate.handed_nonce, now - self._seen_s):
+        if etag != self._last_etag:
+            self._last_etag, self._last_change_s = etag, now
+        if may_take(record, self._candidate.handed_nonce, now - self._last_change_s):
             return self._take(record, etag)
         return None
 

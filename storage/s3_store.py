@@ -73,7 +73,7 @@ class S3Store:
     def stat(self, key: str) -> Stat:
         name = self._name(key)
         with told("read", self._where(key)):
-            found = self._reader.look(name)
+            found = self._reader.head(name)
         return Stat(key, found.size, found.etag)
 
     def read(self, key: str) -> tuple[bytes, str]:

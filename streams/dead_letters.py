@@ -31,7 +31,7 @@ class DeadLetterWriter:
 
     def __init__(self, bus: Bus, topic: str) -> None:
         self._bus, self._topic = bus, topic
-        self._upto: dict[int, int] | None = None  # highest offset in `.dead`, by partition
+        self._appended_to: dict[int, int] | None = None  # highest offset in `.dead`, by partition
 
     def append(self, unreadable: Sequence[tuple[Message, str]]) -> None:
         """Append these messages with their reasons, skipping those that an earlier call or process
@@ -39,28 +39,28 @@ class DeadLetterWriter:
         """
         if not unreadable:
             return
-        if self._upto is None:
-            self._upto = self._present()
-        upto = dict(self._upto)
+        if self._appended_to is None:
+            self._appended_to = self._read_appended()
+        appended_to = dict(self._appended_to)
         entries: list[Keyed] = []
         for message, reason in unreadable:
-            if message.offset > upto.get(message.partition, -1):
+            if message.offset > appended_to.get(message.partition, -1):
                 entries.append(_letter(message, reason))
-                upto[message.partition] = message.offset
-        self._upto = None  # in doubt until the append is acknowledged
+                appended_to[message.partition] = message.offset
+        self._appended_to = None  # in doubt until the append is acknowledged
         if entries:
             publish_all(self._bus, self._name, entries)
-        self._upto = upto
+        self._appended_to = appended_to
 
     @property
     def _name(self) -> str:
         return f"{self._topic}.dead"
 
-    def _present(self) -> dict[int, int]:
+    def _read_appended(self) -> dict[int, int]:
         """The highest source offset in `<topic>.dead` by partition. An offset beyond the topic's
         end comes from a foreign record and is ignored, or it would keep later dead letters out.
         """
-        ends, upto = self._bus.end(self._topic), dict[int, int]()
+        ends, appended_to = self._bus.end(self._topic), dict[int, int]()
         positions, stop = self._bus.begin(self._name), self._bus.end(self._name)
         while any(at < stop[p] for p, at in positions.items()):
             try:
@@ -76,8 +76,10 @@ class DeadLetterWriter:
                 if dead is None or dead.source != self._topic:
                     continue
                 if dead.offset < ends.get(dead.partition, 0):
-                    upto[dead.partition] = max(dead.offset, upto.get(dead.partition, -1))
-        return upto
+                    appended_to[dead.partition] = max(
+                        dead.offset, appended_to.get(dead.partition, -1)
+                    )
+        return appended_to
 
 
 def _letter(message: Message, reason: str) -> Keyed:

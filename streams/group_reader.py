@@ -48,7 +48,7 @@ class LeasedGroupReader:
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
         deadline = Deadline(wait_s)
         while True:
-            self._follow_claim()
+            self._update_claim()
             if not records_max:
                 return []
             slice_s = min(deadline.remaining_s(), CLAIM_EVERY_S)
@@ -79,7 +79,7 @@ class LeasedGroupReader:
         self._coordinator.leave(*self._names)
         self._positions = {}
 
-    def _follow_claim(self) -> None:
+    def _update_claim(self) -> None:
         """Drop partitions that moved to another member; start new ones at the group's commit, or at
         their begin if there is none.
         """

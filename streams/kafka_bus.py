@@ -97,7 +97,7 @@ class KafkaBus:
         }
         if missing:
             copies = self._address.replication
-            self._control.ask("create topics", lambda admin: admin.create(missing, copies))
+            self._control.call("create topics", lambda admin: admin.create(missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
             found = recorded(
@@ -157,7 +157,7 @@ class KafkaBus:
                 return followed
 
         def once() -> list[Message]:
-            with self._cursors.lent(topic, positions) as cursor:
+            with self._cursors.borrowed(topic, positions) as cursor:
                 answer_s = self._answer_s if exact else None
                 return cursor.read(positions, records_max, bytes_max, wait_s, answer_s)
 
@@ -173,7 +173,7 @@ class KafkaBus:
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
         offsets = {p: (at.offset, _fence_text(at.fence)) for p, at in positions.items()}
         names = self._group(group, topic), self._address.topic(topic)
-        self._control.ask(
+        self._control.call(
             f"commit positions of {group!r} in {topic!r}",
             lambda admin: admin.commit(*names, offsets),
         )
@@ -181,7 +181,7 @@ class KafkaBus:
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         partitions = self.partitions(topic)
         names = self._group(group, topic), self._address.topic(topic)
-        found = self._control.ask(
+        found = self._control.call(
             f"look up positions of {group!r} in {topic!r}",
             lambda admin: admin.committed(*names, partitions),
         )
@@ -198,8 +198,8 @@ class KafkaBus:
         }
         if due:
             name = self._address.topic(topic)
-            self._control.ask(f"truncate {topic!r}", lambda admin: admin.delete_records(name, due))
-            self._cursors.forget(topic)
+            self._control.call(f"truncate {topic!r}", lambda admin: admin.delete_records(name, due))
+            self._cursors.drop_topic(topic)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         self._topic(topic)
@@ -243,7 +243,7 @@ class KafkaBus:
 
     def _offsets(self, topic: str, *, ends: bool) -> dict[int, int]:
         name, partitions = self._address.topic(topic), self.partitions(topic)
-        return self._control.ask(
+        return self._control.call(
             f"look up offsets of {topic!r}",
             lambda admin: admin.offsets(name, partitions, ends=ends),
         )
@@ -274,18 +274,18 @@ class KafkaBus:
                 ", ".join(grown),
             )
         if single_copies(found, brokers=2):
-            brokers = self._control.ask("look up brokers", lambda admin: admin.brokers())
+            brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
             if lacking := single_copies(found, brokers):
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
         """The topics that exist, with their settings on the broker."""
         names = {topic: self._address.topic(topic) for topic in topics}
-        copies = self._control.ask("look up topics", lambda a: a.copies(names.values()))
+        copies = self._control.call("look up topics", lambda a: a.copies(names.values()))
         present = {topic: name for topic, name in names.items() if name in copies}
         if not present:
             return {}
-        configs = self._control.ask("look up topics", lambda a: a.configs(present.values()))
+        configs = self._control.call("look up topics", lambda a: a.configs(present.values()))
         found: dict[str, BrokerTopic] = {}
         for topic, name in present.items():
             described = topic_of(topic, len(copies[name]), configs[name])

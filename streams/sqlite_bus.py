@@ -51,7 +51,7 @@ class SqliteBus:
         # number, so two threads that write at once never restore a count that a read has seen.
         self._writes = itertools.count(1)
         self._written = 0
-        self._dry: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
+        self._empty_reads: dict[str, tuple[tuple[int, int], dict[int, int]]] = {}
         """By topic, a state of the file and positions from which it had nothing to read: idle
         readers poll often, and checking the state costs a tenth of a read.
         """
@@ -103,11 +103,11 @@ class SqliteBus:
         log, deadline, pause_s = self._log(topic), Deadline(wait_s), POLL_S
         while True:
             state = (log.changes(), self._written)
-            if self._dry.get(topic) != (state, positions):
+            if self._empty_reads.get(topic) != (state, positions):
                 messages = log.read(positions, records_max, bytes_max)
                 if messages:
                     return messages
-                self._dry[topic] = (state, dict(positions))
+                self._empty_reads[topic] = (state, dict(positions))
             if deadline.passed():
                 return []
             time.sleep(min(pause_s, deadline.remaining_s()))

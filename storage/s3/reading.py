@@ -43,7 +43,7 @@ class Reader:
         object is damaged.
         """
         for _ in range(HASH_READS):
-            content = self._consistent(name, start, end)
+            content = self._read_consistent(name, start, end)
             expected = content.found.metadata.get(HASH)
             whole = len(content.data) == content.found.size
             if not whole or expected is None or content_hash(content.data) == expected:
@@ -53,27 +53,27 @@ class Reader:
             "its writer must write it again"
         )
 
-    def look(self, name: str, deadline: Deadline | None = None) -> Found:
+    def head(self, name: str, deadline: Deadline | None = None) -> Found:
         """Size, etag and metadata. Uses GET, because responses to HEAD carry no error code: a wrong
         access key would look like a missing object.
         """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
-        return self._first(name, Range(0, 1), attempts).found
+        return self._read_first(name, Range(0, 1), attempts).found
 
-    def _consistent(self, name: str, start: int, end: int | None) -> Content:
+    def _read_consistent(self, name: str, start: int, end: int | None) -> Content:
         """The range, read again from its beginning if the object was replaced meanwhile."""
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
-                return self._once(name, start, end, attempts)
+                return self._read_once(name, start, end, attempts)
             except S3Failure as failure:
                 if failure.kind is not Kind.PRECONDITION:
                     raise
                 attempts.wait(S3Failure(Kind.CONFLICT, "Replaced", "while it was read", False))
 
-    def _once(self, name: str, start: int, end: int | None, attempts: Attempts) -> Content:
+    def _read_once(self, name: str, start: int, end: int | None, attempts: Attempts) -> Content:
         first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
-        first = self._first(name, Range(start, first_end), attempts)
+        first = self._read_first(name, Range(start, first_end), attempts)
         size = first.found.size
         stop = size if end is None else min(end, size)
         if stop <= first_end:
@@ -86,25 +86,25 @@ class Reader:
 
             def fetch(wanted: Range) -> None:
                 with view[wanted.start - start : wanted.end - start] as room:
-                    self._into(name, wanted, first.found.etag, room, Attempts(deadline))
+                    self._read_into(name, wanted, first.found.etag, room, Attempts(deadline))
 
             all_of(self._pool, fetch, split(first_end, stop, RANGE_BYTES))
         return Content(buffer.getvalue(), first.found)
 
-    def _first(self, name: str, wanted: Range, attempts: Attempts) -> Content:
+    def _read_first(self, name: str, wanted: Range, attempts: Attempts) -> Content:
         """The first bytes of a range that may be empty, which S3 cannot express."""
         if wanted.start == wanted.end:
-            return Content(b"", self._first(name, Range(0, 1), attempts).found)
+            return Content(b"", self._read_first(name, Range(0, 1), attempts).found)
         try:
-            return self._beginning(name, wanted, attempts)
+            return self._read_beginning(name, wanted, attempts)
         except S3Failure as failure:
             if failure.kind is not Kind.RANGE:
                 raise
         if wanted.start == 0:
             return Content(b"", attempts.run(lambda: self._client.get_empty(name)))
-        return Content(b"", self._first(name, Range(0, 1), attempts).found)
+        return Content(b"", self._read_first(name, Range(0, 1), attempts).found)
 
-    def _beginning(self, name: str, wanted: Range, attempts: Attempts) -> Content:
+    def _read_beginning(self, name: str, wanted: Range, attempts: Attempts) -> Content:
         def step() -> Content:
             chunks: list[bytes] = []
 
@@ -117,7 +117,7 @@ class Reader:
 
         return attempts.run(step)
 
-    def _into(
+    def _read_into(
         self, name: str, wanted: Range, etag: str, room: memoryview, attempts: Attempts
     ) -> None:
         def step() -> Found:

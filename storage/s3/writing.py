@@ -33,17 +33,17 @@ class Writer:
 
     def put(self, name: str, data: Data) -> str:
         if len(_view(data)) > PART_BYTES:
-            return self._in_parts(name, data, Condition())
-        return self._at_once(name, data, Condition())
+            return self._put_multipart(name, data, Condition())
+        return self._put_single(name, data, Condition())
 
     def create(self, name: str, data: Data) -> str:
         """The etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object exists."""
         condition = Condition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
-            return self._at_once(name, data, condition)
-        if self._is_there(name):  # only saves an upload: the write's condition decides
+            return self._put_single(name, data, condition)
+        if self._exists(name):  # only saves an upload: the write's condition decides
             raise S3Failure(Kind.PRECONDITION, "PreconditionFailed", "it exists", False)
-        return self._in_parts(name, data, condition)
+        return self._put_multipart(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
         """The new etag. Raises `S3Failure` of kind `PRECONDITION` or `MISSING` if the swap was
@@ -51,16 +51,16 @@ class Writer:
 
         Always one request: some servers ignore If-Match when parts are completed.
         """
-        return self._at_once(name, data, Condition(if_etag=etag))
+        return self._put_single(name, data, Condition(if_etag=etag))
 
-    def _at_once(self, name: str, data: Data, condition: Condition) -> str:
+    def _put_single(self, name: str, data: Data, condition: Condition) -> str:
         body = data if isinstance(data, bytes | bytearray) else bytes(data)
         metadata = {HASH: content_hash(body), NONCE: uuid.uuid4().hex}
         attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(body))))
         write = lambda: self._client.put(name, body, metadata, condition)  # noqa: E731
-        return self._settled(name, metadata[NONCE], attempts, write)
+        return self._resolve_doubt(name, metadata[NONCE], attempts, write)
 
-    def _in_parts(self, name: str, data: Data, condition: Condition) -> str:
+    def _put_multipart(self, name: str, data: Data, condition: Condition) -> str:
         metadata = {HASH: content_hash(data), NONCE: uuid.uuid4().hex}
         view = _view(data)
         attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(view))))
@@ -97,12 +97,14 @@ class Writer:
             pieces = list(enumerate(plan_parts(len(view)), start=1))
             etags = all_of(self._pool, send, pieces)  # 2
             nonce = metadata[NONCE]
-            return self._settled(name, nonce, attempts, complete, frozenset({Kind.TRANSIENT}))  # 3
+            return self._resolve_doubt(
+                name, nonce, attempts, complete, frozenset({Kind.TRANSIENT})
+            )  # 3
         except BaseException:
             self._abort(name, upload)
             raise
 
-    def _settled(
+    def _resolve_doubt(
         self,
         name: str,
         nonce: str,
@@ -118,23 +120,23 @@ class Writer:
         except S3Failure as failure:
             if failure.kind not in _LOST or not attempts.in_doubt:
                 raise
-            etag = self._own(name, nonce, attempts.deadline)
+            etag = self._own_etag(name, nonce, attempts.deadline)
             if etag is None:
                 raise
             return etag
 
-    def _own(self, name: str, nonce: str, deadline: Deadline) -> str | None:
+    def _own_etag(self, name: str, nonce: str, deadline: Deadline) -> str | None:
         try:
-            found = self._reader.look(name, deadline)
+            found = self._reader.head(name, deadline)
         except S3Failure as failure:
             if failure.kind is Kind.MISSING:
                 return None
             raise
         return found.etag if found.metadata.get(NONCE) == nonce else None
 
-    def _is_there(self, name: str) -> bool:
+    def _exists(self, name: str) -> bool:
         try:
-            self._reader.look(name)
+            self._reader.head(name)
         except S3Failure as failure:
             if failure.kind is Kind.MISSING:
                 return False

@@ -38,8 +38,8 @@ def find_ways(
     reason: ObjectMissing | CorruptObject | None = None
     try:
         for one in lineage(store, manifest):
-            planning.look(one)
-            if planning.is_settled:
+            planning.examine(one)
+            if planning.is_complete:
                 break
     except (ObjectMissing, CorruptObject) as error:
         reason = error

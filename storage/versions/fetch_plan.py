@@ -101,27 +101,27 @@ class Planning:
     """
 
     def __init__(self, names: Iterable[str], held: Held, prices: Prices) -> None:
-        self._walks = [_Walk(name, held, prices) for name in names]
-        self._open = list(self._walks)
-        self._looks = 0
+        self._searches = [_Walk(name, held, prices) for name in names]
+        self._open = list(self._searches)
+        self._examined = 0
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether older manifests cannot improve any way."""
-        return not self._open or self._looks >= CHAIN_MAX
+        return not self._open or self._examined >= CHAIN_MAX
 
-    def look(self, manifest: Manifest) -> None:
+    def examine(self, manifest: Manifest) -> None:
         """Examine one manifest. Raises nothing: a manifest that does not fit its child ends the
         ways through it.
         """
-        self._looks += 1
-        for walk in self._open:
-            walk.look(manifest)
-        self._open = [walk for walk in self._open if not walk.closed]
+        self._examined += 1
+        for search in self._open:
+            search.examine(manifest)
+        self._open = [search for search in self._open if not search.closed]
 
     def ways(self) -> dict[str, Way | None]:
         """The cheapest way to each tensor; None if the examined manifests have none."""
-        return {walk.name: walk.best for walk in self._walks}
+        return {search.name: search.best for search in self._searches}
 
 
 def plan_fetch(
@@ -132,9 +132,9 @@ def plan_fetch(
     """
     planning = Planning(names, held, prices)
     for manifest in chain:
-        if planning.is_settled:
+        if planning.is_complete:
             break
-        planning.look(manifest)
+        planning.examine(manifest)
     return planning.ways()
 
 
@@ -148,27 +148,27 @@ class _Walk:
         self.closed = False
         self._entry: TensorEntry | None = None  # of the wanted version
         self._base: str | None = None  # hash that the tensor must have in the next manifest
-        self._at = name  # the tensor's name in the next manifest
-        self._later: list[Step] = []  # steps so far, newest first
+        self._name_there = name  # the tensor's name in the next manifest
+        self._steps: list[Step] = []  # steps so far, newest first
         self._cost = 0.0
 
-    def look(self, manifest: Manifest) -> None:
-        owner = manifest.weights.owner(self._at)
+    def examine(self, manifest: Manifest) -> None:
+        owner = manifest.weights.owner(self._name_there)
         entry = manifest.weights.tensors.get(owner)
         if entry is None or self._base not in (None, entry.hash):
             self.closed = True
             return
         self._entry = self._entry or entry
         if self._held == entry.hash:
-            self._begin(self._cost)
+            self._offer(self._cost)
             self.closed = True
             return
         whole = Step(manifest.version, owner, entry, None)
         if entry.file and not self._prices.is_broken(whole):
-            self._begin(self._cost + self._prices.cost(whole), whole)
-        self._go_back(manifest, owner, entry)
+            self._offer(self._cost + self._prices.cost(whole), whole)
+        self._follow_delta(manifest, owner, entry)
 
-    def _go_back(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
+    def _follow_delta(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
         delta = manifest.delta and manifest.delta.tensors[owner]
         step = Step(manifest.version, owner, entry, delta) if delta else None
         if delta is None or step is None or self._prices.is_broken(step):
@@ -176,17 +176,17 @@ class _Walk:
             return
         cost = self._cost + self._prices.cost(step)
         if step.is_whole:
-            self._begin(cost, step)
+            self._offer(cost, step)
             self.closed = True
             return
         if step.end > step.start:
-            self._later.append(step)
-        self._cost, self._at, self._base = cost, owner, delta.base
-        vain = self._held is None or manifest.version.number <= self._number
-        self.closed = self.best is not None and (cost >= self.best.cost or vain)
+            self._steps.append(step)
+        self._cost, self._name_there, self._base = cost, owner, delta.base
+        is_in_vain = self._held is None or manifest.version.number <= self._number
+        self.closed = self.best is not None and (cost >= self.best.cost or is_in_vain)
 
-    def _begin(self, cost: float, *first: Step) -> None:
+    def _offer(self, cost: float, *first: Step) -> None:
         assert self._entry is not None
         if self.best is None or cost < self.best.cost:
-            steps = (*first, *reversed(self._later))
+            steps = (*first, *reversed(self._steps))
             self.best = Way(self.name, self._entry, steps, cost)

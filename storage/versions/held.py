@@ -85,11 +85,11 @@ class HeldWeights:
         manifest = read_manifest(store, target, manifest_hash)
         owners = self._owners(manifest)
         base, before = self.version, self.manifest
-        memory, hashes = self._arranged(manifest, owners)
+        memory, hashes = self._prepare_memory(manifest, owners)
         ways = find_ways(store, manifest, owners, Held(hashes, base.number if base else 0))
         self._memory, self._last = memory, manifest
         self.version = self.manifest = None
-        done = self._bring(store, manifest, ways)
+        done = self._update_until_verified(store, manifest, ways)
         self.version, self.manifest = target, manifest
         if base is None or before is None or not self._same_names(before, manifest):
             return Moved(manifest, None, None, tuple(owners), done.fetched_bytes)
@@ -117,7 +117,7 @@ class HeldWeights:
             raise ObjectMissing(f"version {manifest.version} has no tensor {', '.join(unknown)}")
         return list(dict.fromkeys(manifest.weights.owner(name) for name in wanted))
 
-    def _arranged(
+    def _prepare_memory(
         self, manifest: Manifest, owners: Iterable[str]
     ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Memory for every tensor (the held one where it fits), and the hashes of the held
@@ -140,7 +140,9 @@ class HeldWeights:
             hashes[name] = known or _hash(present, entry)
         return memory, hashes
 
-    def _bring(self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, Way]) -> Outcome:
+    def _update_until_verified(
+        self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, Way]
+    ) -> Outcome:
         """Execute plans until every tensor matches; steps that failed are excluded from the next
         plan.
         """
@@ -151,14 +153,14 @@ class HeldWeights:
             for name, error in done.failed.items():
                 log.error("version %s, tensor %s: %s", manifest.version, name, error)
                 done.changes.pop(name, None)
-            outcome = carry_out(store, self._again(store, manifest, done), self._memory)
+            outcome = carry_out(store, self._retry_paths(store, manifest, done), self._memory)
             done.failed, done.broken = outcome.failed, done.broken | outcome.broken
             done.fetched_bytes += outcome.fetched_bytes
         for error in done.failed.values():
             raise error
         return done
 
-    def _again(self, store: ObjectStore, manifest: Manifest, done: Outcome) -> dict[str, Way]:
+    def _retry_paths(self, store: ObjectStore, manifest: Manifest, done: Outcome) -> dict[str, Way]:
         """Other ways to the failed tensors, only from the store; raises the first failure if there
         are none.
         """

@@ -59,7 +59,7 @@ class _Wave:
         self._finished = finished
         self._lock = threading.Lock()
 
-    def settle(self, index: int, offset: int) -> None:
+    def succeed(self, index: int, offset: int) -> None:
         self.offsets[index] = offset
         self._count(1)
 
@@ -142,7 +142,7 @@ class Appender:
                     (topic, partition),
                     (key, value),
                     timestamp_ms,
-                    lambda offset, index=index: wave.settle(index, offset),
+                    lambda offset, index=index: wave.succeed(index, offset),
                     lambda error: self._failed(producer, wave, error),
                 )
                 sent += 1

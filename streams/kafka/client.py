@@ -233,8 +233,8 @@ class Consumer:
         lease_s: float = 10,
         fetch_wait_ms: int = FETCH_WAIT_MS,
     ) -> None:
-        self._named, self._grouped, self._topic = named, bool(group), ""
-        self._ours: dict[str, str] = {}
+        self._cluster_name, self._is_member, self._topic = named, bool(group), ""
+        self._topic_by_cluster_name: dict[str, str] = {}
         make: Any = kafka.KafkaConsumer
         self._consumer = make(
             **settings,
@@ -254,16 +254,16 @@ class Consumer:
 
     def assign(self, places: Collection[Place]) -> None:
         """Read these partitions from now on; those already assigned keep their positions."""
-        self._ours |= {self._named(topic): topic for topic, _ in places}
-        self._consumer.assign([TopicPartition(self._named(t), p) for t, p in places])
+        self._topic_by_cluster_name |= {self._cluster_name(topic): topic for topic, _ in places}
+        self._consumer.assign([TopicPartition(self._cluster_name(t), p) for t, p in places])
 
-    def subscribe(self, topic: str, gone: Callable[[Collection[int]], None]) -> None:
-        """Read the topic as a member of the group; `gone` is called in another thread with
+    def subscribe(self, topic: str, on_revoked: Callable[[Collection[int]], None]) -> None:
+        """Read the topic as a member of the group; `on_revoked` is called in another thread with
         partitions that were taken away.
         """
-        self._topic = self._named(topic)
-        self._ours[self._topic] = topic
-        self._consumer.subscribe([self._topic], listener=_Listener(gone))
+        self._topic = self._cluster_name(topic)
+        self._topic_by_cluster_name[self._topic] = topic
+        self._consumer.subscribe([self._topic], listener=_Listener(on_revoked))
         # A group leader that joins before it has the topic's metadata assigns no partitions, and
         # may never repeat the assignment; so the metadata is fetched first.
         self._consumer.end_offsets([TopicPartition(self._topic, 0)])
@@ -272,7 +272,7 @@ class Consumer:
         return [at.partition for at in self._consumer.assignment()]
 
     def seek(self, place: Place, offset: int) -> None:
-        self._consumer.seek(TopicPartition(self._named(place[0]), place[1]), offset)
+        self._consumer.seek(TopicPartition(self._cluster_name(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
         """Records that came within `wait_s`, in order per partition. Raises `OutOfRange` or
@@ -281,20 +281,24 @@ class Consumer:
         try:
             found = self._poll(wait_s, records_max)
         except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
-            raise OutOfRange(str(error), self._places_of(error)) from error
+            raise OutOfRange(str(error), self._partitions_of(error)) from error
         except errors.NoOffsetForPartitionError as error:
             raise Unplaced(str(error)) from error
         return [
             Message(topic, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
             for at, rows in found.items()
-            for topic in (self._ours[at.topic],)
+            for topic in (self._topic_by_cluster_name[at.topic],)
             for row in rows
         ]
 
-    def _places_of(self, error: Exception) -> list[Place]:
+    def _partitions_of(self, error: Exception) -> list[Place]:
         """The partitions that the error names; both errors carry a mapping by partition."""
         named: Any = error.args[0] if error.args else ()
-        return [(self._ours[at.topic], at.partition) for at in named if at.topic in self._ours]
+        return [
+            (self._topic_by_cluster_name[at.topic], at.partition)
+            for at in named
+            if at.topic in self._topic_by_cluster_name
+        ]
 
     def _poll(self, wait_s: float, records_max: int) -> Any:
         """Poll; a rebalance under way gets `SETTLE_S` more to finish. kafka-python drops the result
@@ -303,7 +307,7 @@ class Consumer:
         """
         found, deadline = self._consumer.poll(int(wait_s * 1000), records_max), Deadline(SETTLE_S)
         coordinator = self._consumer._coordinator
-        while not found and self._grouped and not coordinator.generation_if_stable():
+        while not found and self._is_member and not coordinator.generation_if_stable():
             task = coordinator._join_task
             if task is not None and task.is_done:
                 coordinator.request_rejoin()
@@ -312,7 +316,7 @@ class Consumer:
             found = self._consumer.poll(100, records_max)
         return found
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Keep the membership alive without reading."""
         held = self._consumer.assignment()
         self._consumer.pause(*held)
@@ -342,11 +346,11 @@ class Consumer:
 class _Listener(kafka.ConsumerRebalanceListener):
     """Reports revoked and lost partitions; their uncommitted records are left to the next owner."""
 
-    def __init__(self, gone: Callable[[Collection[int]], None]) -> None:
-        self._gone = gone
+    def __init__(self, on_revoked: Callable[[Collection[int]], None]) -> None:
+        self._on_revoked = on_revoked
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        self._gone([at.partition for at in revoked])
+        self._on_revoked([at.partition for at in revoked])
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """Nothing to do: they are read from the group's commits on."""

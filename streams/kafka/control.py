@@ -22,9 +22,9 @@ PAUSE_S_MAX = 2.0
 
 
 def insisting(
-    what: str, answer_s: float, once: Callable[[], T], mend: Callable[[Exception], None]
+    what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
-    """The result of `once`, retried after `mend` while the cluster does not answer.
+    """The result of `once`, retried after `repair` while the cluster does not answer.
 
     Raises `BusTimeout` after `answer_s`, and `BusError` at once if the broker rejects the request.
     """
@@ -35,7 +35,7 @@ def insisting(
         except (KafkaError, OSError) as error:
             if isinstance(error, BusError):
                 raise
-            mend(error)
+            repair(error)
             if isinstance(error, KafkaError) and is_refusal(error):
                 raise BusError(f"cannot {what}: the broker refuses it ({error})") from error
             if deadline.passed():
@@ -57,11 +57,11 @@ class Control:
         self._lock = threading.RLock()
         self._admin: Admin | None = None
 
-    def ask(self, what: str, question: Callable[[Admin], T]) -> T:
-        """The result of `question`, retried as in `insisting`."""
+    def call(self, what: str, request: Callable[[Admin], T]) -> T:
+        """The result of `request`, retried as in `insisting`."""
         with self._lock:
             what = f"{what} at {self._where}"
-            return insisting(what, self._answer_s, lambda: question(self._client()), self._drop)
+            return insisting(what, self._answer_s, lambda: request(self._client()), self._drop)
 
     def close(self) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ class Cursor:
         self._next: dict[int, int] = {}  # next offset after the last read, by partition
         self._pending: dict[int, deque[Message]] = {}
 
-    def goes_on_at(self, positions: Mapping[int, int]) -> bool:
+    def continues_at(self, positions: Mapping[int, int]) -> bool:
         """Whether a read there needs no seek."""
         return self._next == positions
 
@@ -43,20 +43,20 @@ class Cursor:
         """As `Bus.read`. Raises `BusTimeout` if the brokers do not state within `answer_s` whether
         there are records; with None they are not asked.
         """
-        goes_on = not self._seek(positions)
+        is_sequential = not self._seek(positions)
         deadline = Deadline(wait_s)
         while True:
             messages = self._take(positions, records_max, bytes_max)
             if messages:
                 return messages
             if self._fetch(min(deadline.remaining_s(), SLICE_S), positions):
-                if goes_on:  # request the next response while the caller works on this one
+                if is_sequential:  # request the next response while the caller works on this one
                     self._fetch(0.0, positions)
             elif answer_s is None:
                 if deadline.passed():
                     return []
             else:
-                if self._is_dry(positions):
+                if self._is_at_end(positions):
                     if deadline.passed():
                         return []
                 elif not self._fetch(answer_s, positions):
@@ -75,7 +75,7 @@ class Cursor:
 
     def _seek(self, positions: Mapping[int, int]) -> bool:
         """Move to these positions; returns whether any seek was needed."""
-        sought = False
+        has_sought = False
         if self._next.keys() != positions.keys():
             self._consumer.assign([(self._topic, p) for p in positions])
             self._pending = {p: deque() for p in positions}
@@ -85,8 +85,8 @@ class Cursor:
                 self._consumer.seek((self._topic, partition), offset)
                 self._pending[partition].clear()
                 self._next[partition] = offset
-                sought = True
-        return sought
+                has_sought = True
+        return has_sought
 
     def _take(
         self, positions: Mapping[int, int], records_max: int, bytes_max: int
@@ -117,7 +117,7 @@ class Cursor:
             self._pending[message.partition].append(message)
         return bool(messages)
 
-    def _is_dry(self, positions: Mapping[int, int]) -> bool:
+    def _is_at_end(self, positions: Mapping[int, int]) -> bool:
         """Whether there is nothing after these positions. A position beyond the end raises."""
         ends = self._bus.end(self._topic)
         if any(ends[partition] < offset for partition, offset in positions.items()):

@@ -26,9 +26,9 @@ class Cursors:
         self._free: list[tuple[str, Cursor]] = []  # in order of last use, newest last
 
     @contextmanager
-    def lent(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
+    def borrowed(self, topic: str, positions: Mapping[int, int]) -> Generator[Cursor]:
         """The best cursor for a read at these positions. After an error it is closed, not kept."""
-        cursor = self._borrow(topic, positions) or self._make(topic, self._spare())
+        cursor = self._borrow(topic, positions) or self._make(topic, self._spare_consumer())
         try:
             yield cursor
         except BaseException:
@@ -37,7 +37,7 @@ class Cursors:
         for old in self._give_back(topic, cursor):
             old.close()
 
-    def forget(self, topic: str) -> None:
+    def drop_topic(self, topic: str) -> None:
         """Close the topic's cursors: records that they fetched may have been truncated."""
         with self._lock:
             gone = [cursor for name, cursor in self._free if name == topic]
@@ -54,14 +54,14 @@ class Cursors:
     def _borrow(self, topic: str, positions: Mapping[int, int]) -> Cursor | None:
         with self._lock:
             mine = [free for free in self._free if free[0] == topic]
-            exact = [free for free in mine if free[1].goes_on_at(positions)]
+            exact = [free for free in mine if free[1].continues_at(positions)]
             if not exact and len(mine) < PER_TOPIC_MAX:
                 return None
             chosen = (exact or mine)[0]
             self._free.remove(chosen)
             return chosen[1]
 
-    def _spare(self) -> Consumer | None:
+    def _spare_consumer(self) -> Consumer | None:
         """The consumer of the least recently used cursor, once `CURSORS_MAX` are kept."""
         with self._lock:
             return self._free.pop(0)[1].consumer if len(self._free) >= CURSORS_MAX else None

@@ -54,7 +54,7 @@ class _Feed:
     def may_grow(self) -> bool:
         return self.lost is None and self.bytes < WAITING_BYTES_MAX
 
-    def goes_on(self, positions: Mapping[int, int]) -> bool:
+    def continues_at(self, positions: Mapping[int, int]) -> bool:
         """Whether the positions are at the reader's or further on, in the same partitions."""
         return self.at.keys() == positions.keys() and all(
             offset >= self.at[p] for p, offset in positions.items()
@@ -88,7 +88,7 @@ class Followed:
         self._feeds: dict[str, _Feed] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._looks = self._waiting = 0
+        self._polls = self._waiting = 0
         self.restarts = 0
         """Restarts of the consumer, each after an error that names no position."""
         self.lost = 0
@@ -107,18 +107,18 @@ class Followed:
         """
         deadline = Deadline(wait_s)
         with self._changed:
-            if not self._admit(topic, positions):
+            if not self._acquire_feed(topic, positions):
                 return None
             while True:
                 feed = self._feeds.get(topic)
-                if feed is None or not feed.goes_on(positions):  # an error, or another reader
+                if feed is None or not feed.continues_at(positions):  # an error, or another reader
                     return None
                 messages = feed.take(positions, records_max, bytes_max)
                 if feed.lost is not None and not messages:
                     del self._feeds[topic]
                     raise feed.lost
                 if messages or deadline.passed():
-                    self._looks += 1
+                    self._polls += 1
                     self._changed.notify_all()
                     return messages
                 self._waiting += 1
@@ -133,12 +133,12 @@ class Followed:
         if thread is not None:
             thread.join(2 * ASK_S + 5.0)
 
-    def _admit(self, topic: str, positions: Mapping[int, int]) -> bool:
+    def _acquire_feed(self, topic: str, positions: Mapping[int, int]) -> bool:
         """Whether this reader has the topic's feed. A feed without recent use is given to the new
         reader.
         """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
-        if feed is None or not feed.goes_on(positions):
+        if feed is None or not feed.continues_at(positions):
             if feed is not None and feed.lost is None and now_s - feed.used_s < TAKEN_S:
                 return False
             self._feeds[topic] = feed = _Feed(dict(positions), dict(positions), now_s)
@@ -155,16 +155,16 @@ class Followed:
                 self._follow(self._make(int(1000 * ASK_S)))
             except (KafkaError, OSError, OutOfRange) as error:
                 log.info("prefetch consumer restarted: %s", error)
-                self._rest()
+                self._drop_and_pause()
             except Exception:
                 log.exception("prefetch consumer restarted")
-                self._rest()
+                self._drop_and_pause()
 
     def _follow(self, consumer: Consumer) -> None:
         reading: dict[str, _Feed] = {}
         try:
             while not self._closed:
-                feeds = self._fed()
+                feeds = self._wait_for_growing()
                 if feeds != reading:
                     _place(consumer, feeds, reading)
                     reading = feeds
@@ -174,36 +174,36 @@ class Followed:
                     self._end_lost(error, reading)
                     continue
                 if messages:
-                    self._hand_over(messages, reading)
+                    self._store(messages, reading)
                     time.sleep(PAUSE_S)
-                    self._await_look()
+                    self._wait_for_poll()
         finally:
             consumer.close()
 
-    def _fed(self) -> dict[str, _Feed]:
+    def _wait_for_growing(self) -> dict[str, _Feed]:
         """The feeds that may grow now, waiting for one; feeds without a reader are dropped."""
         with self._changed:
             while not self._closed:
                 now_s = time.monotonic()
                 self._feeds = {t: f for t, f in self._feeds.items() if now_s - f.used_s < UNUSED_S}
-                fed = {t: f for t, f in self._feeds.items() if f.may_grow()}
-                if fed:
-                    return fed
+                growing = {t: f for t, f in self._feeds.items() if f.may_grow()}
+                if growing:
+                    return growing
                 self._changed.wait(ASK_S)
         return {}
 
-    def _hand_over(self, messages: list[Message], reading: Mapping[str, _Feed]) -> None:
+    def _store(self, messages: list[Message], reading: Mapping[str, _Feed]) -> None:
         with self._changed:
             for message in messages:
                 if (feed := reading.get(message.topic)) is not None:
                     feed.add(message)
             self._changed.notify_all()
 
-    def _await_look(self) -> None:
+    def _wait_for_poll(self) -> None:
         with self._changed:
-            looks = self._looks
+            polls = self._polls
             self._changed.wait_for(
-                lambda: self._waiting or self._looks != looks or self._closed, ASK_S
+                lambda: self._waiting or self._polls != polls or self._closed, ASK_S
             )
 
     def _end_lost(self, error: OutOfRange, reading: Mapping[str, _Feed]) -> None:
@@ -219,7 +219,7 @@ class Followed:
             self.lost += len(ended)
             self._changed.notify_all()
 
-    def _rest(self) -> None:
+    def _drop_and_pause(self) -> None:
         """Drop all feeds and pause. Readers fall back to cursors, which raise the error themselves,
         and return here afterwards.
         """

@@ -39,15 +39,15 @@ class KafkaGroupReader:
         self._read: dict[int, int] = {}  # by partition held, the offset after the polled records
         self._stored: dict[int, int] = {}
         self._consumer: Consumer | None = None
-        self._insist(self._joined)
+        self._retry(self._joined_consumer)
 
     def poll(self, wait_s: float, records_max: int = 512) -> list[Message]:
         deadline = Deadline(wait_s)
         if not records_max:
-            self._insist(lambda: self._joined().beat())
+            self._retry(lambda: self._joined_consumer().heartbeat())
             return []
         while True:
-            polled = self._insist(lambda: self._poll_once(deadline, records_max))
+            polled = self._retry(lambda: self._poll_once(deadline, records_max))
             count = self._bus.partitions(self._topic)  # partitions added later are not the run's
             messages = [message for message in polled if message.partition < count]
             with self._lock:
@@ -65,7 +65,7 @@ class KafkaGroupReader:
             except LOST_MEMBERSHIP:
                 if deadline.passed():
                     return  # the next owner reads the records again
-                self._insist(lambda: self._joined().beat())  # drops partitions that were taken away
+                self._retry(lambda: self._joined_consumer().heartbeat())  # drops revoked partitions
             except KafkaError as error:
                 raise BusError(f"cannot commit positions in {self._topic!r}: {error}") from error
             else:
@@ -73,14 +73,14 @@ class KafkaGroupReader:
                     self._stored |= due
 
     def pass_lost(self) -> dict[int, int]:
-        return self._insist(self._pass_lost)
+        return self._retry(self._pass_lost)
 
     def _pass_lost(self) -> dict[int, int]:
         """Kafka rejects a commit from outside of the group while it has members, so the member
         itself continues at the begin and commits that.
         """
-        consumer, begins = self._joined(), self._bus.begin(self._topic)
-        at = self._places()
+        consumer, begins = self._joined_consumer(), self._bus.begin(self._topic)
+        at = self._next_offsets()
         lost = {
             p: begins[p] - at[p] for p in consumer.assignment() if p in at and at[p] < begins[p]
         }
@@ -90,7 +90,7 @@ class KafkaGroupReader:
             self._read |= {partition: begins[partition] for partition in lost}
         return lost
 
-    def _places(self) -> dict[int, int]:
+    def _next_offsets(self) -> dict[int, int]:
         """The next offset of each partition: the group's commits, updated by what was polled
         since.
         """
@@ -102,27 +102,27 @@ class KafkaGroupReader:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
-        self._forget([*self._read])
+        self._drop_partitions([*self._read])
 
     def _due(self) -> dict[int, int]:
         """Positions after polled records of partitions still held that are not committed yet."""
         with self._lock:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
-    def _insist(self, once: Callable[[], T]) -> T:
+    def _retry(self, once: Callable[[], T]) -> T:
         return insisting(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)
 
     def _poll_once(self, deadline: Deadline, records_max: int) -> list[Message]:
-        consumer = self._joined()
+        consumer = self._joined_consumer()
         try:
             return consumer.poll(max(deadline.remaining_s(), JOIN_S), records_max)
         except Unplaced:
-            self._place(consumer)
+            self._start_uncommitted(consumer)
         except OutOfRange:
-            self._check(consumer)
+            self._check_commits(consumer)
         return []
 
-    def _place(self, consumer: Consumer) -> None:
+    def _start_uncommitted(self, consumer: Consumer) -> None:
         """Start partitions that the group never committed at their begin."""
         committed, begins = (
             self._bus.committed(self._group, self._topic),
@@ -132,25 +132,25 @@ class KafkaGroupReader:
             if partition not in committed and partition not in self._read:
                 consumer.seek((self._topic, partition), begins.get(partition, 0))
 
-    def _check(self, consumer: Consumer) -> None:
+    def _check_commits(self, consumer: Consumer) -> None:
         """Raise `PositionLost` if the group's commit is below the first kept record."""
         begins, ends = self._bus.begin(self._topic), self._bus.end(self._topic)
-        for p, offset in self._places().items():
+        for p, offset in self._next_offsets().items():
             if p in consumer.assignment() and p in begins:
                 check_position(self._topic, p, offset, begins[p], ends[p])
 
-    def _joined(self) -> Consumer:
+    def _joined_consumer(self) -> Consumer:
         if self._consumer is None:
             consumer = self._make()
             try:
-                consumer.subscribe(self._topic, self._forget)
+                consumer.subscribe(self._topic, self._drop_partitions)
             except KafkaError:
                 consumer.close()
                 raise
             self._consumer = consumer
         return self._consumer
 
-    def _forget(self, partitions: Collection[int]) -> None:
+    def _drop_partitions(self, partitions: Collection[int]) -> None:
         """Called in the client's thread: these partitions belong to another member from now on."""
         with self._lock:
             for partition in partitions:
@@ -165,4 +165,4 @@ class KafkaGroupReader:
             return
         with contextlib.suppress(KafkaError):  # it failed before
             self.close()
-        self._forget([*self._read])
+        self._drop_partitions([*self._read])

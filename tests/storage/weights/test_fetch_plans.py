@@ -116,9 +116,9 @@ def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
     planning = Planning(NAMES, held, Prices())
     looked = 0
     for one in chain:
-        if planning.is_settled:
+        if planning.is_complete:
             break
-        planning.look(one)
+        planning.examine(one)
         looked += 1
     costs = {name: way.cost for name, way in planning.ways().items()}
     assert costs == {name: cheapest(chain, name, held, {}) for name in NAMES}

@@ -103,7 +103,7 @@ def test_a_member_whose_partitions_went_commits_nothing_of_them(url: str, filled
     hasty = KafkaBus(parse(url), Secrets(), lease_s=1.5)
     slow = hasty.join("g", "t", "slow")
     poll_until([slow], lambda got: len(got[0]) >= 6)
-    slow._forget([0, 1])  # type: ignore[attr-defined]  # what the client calls when they are lost
+    slow._drop_partitions([0, 1])  # type: ignore[attr-defined]  # what the client calls when they are lost
     slow.commit()
     assert filled.committed("g", "t") == {}
     slow.close()
