@@ -1,1 +1,1 @@
-"""The grammar of the command line; nothing here imports what a command needs."""
+"""The argument parsers of all commands; nothing here imports the commands' own modules."""

@@ -1,16 +1,16 @@
-"""Commands that look at what is kept: weights, checkpoints, a run's steps."""
+"""Parsers of the commands on stored state: weights, checkpoints, fork, replay."""
 
 import argparse
 
 from rollstream.grammar.parts import Commands, add, add_json
 
-RUN = "a run's folder, its config.json, or a store (folder or URL); default: the newest run"
-CHECKPOINT = "a step, a whole name as s00000010-t0001, or latest"
-VERSION = "a number, a whole name as v00000012-t0001, or latest"
+RUN = "run folder, its config.json, or a store (folder or URL); default: newest run"
+CHECKPOINT = "a step, a full name like s00000010-t0001, or latest"
+VERSION = "a number, a full name like v00000012-t0001, or latest"
 
 
 def add_keeping(commands: Commands) -> None:
-    """`weights` and `checkpoints` and their actions."""
+    """Add `weights`, `checkpoints`, `fork` and `replay`."""
     _add_weights(commands)
     _add_checkpoints(commands)
     _add_fork(commands)
@@ -22,14 +22,14 @@ def _add_fork(commands: Commands) -> None:
         commands,
         "fork",
         "fork",
-        "begin a new run where another one was at a kept checkpoint; `run DIR` goes on",
+        "create a new run from a kept checkpoint of another one; `rollstream run DIR` starts it",
         "runs/quickstart-0 --at 30 --out runs/forked",
         "runs/quickstart-0 --at latest --out runs/longer --set trainer.steps=120 --json",
     )
-    command.add_argument("run", metavar="RUN", help="the run's folder; it is not changed")
+    command.add_argument("run", metavar="RUN", help="folder of the parent run, which is only read")
     command.add_argument(
         "--at", metavar="STEP", required=True,
-        help="the newest checkpoint kept up to this step; or latest",
+        help="use the newest checkpoint up to this step, or latest",
     )  # fmt: skip
     command.add_argument("--out", metavar="DIR", required=True, help="a new or empty folder")
     command.add_argument(
@@ -38,7 +38,7 @@ def _add_fork(commands: Commands) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="a setting of the fork that is not the parent's, e.g. run=NAME or trainer.lr=1e-4",
+        help="override a setting of the parent, e.g. run=NAME or trainer.lr=1e-4",
     )
     add_json(command)
 
@@ -48,7 +48,7 @@ def _add_replay(commands: Commands) -> None:
         commands,
         "replay",
         "replay",
-        "train a run's steps again, publish its records again, or train on trajectories alone",
+        "repeat recorded training steps, copy a run's records, or train offline on trajectories",
         "runs/quickstart-0 --from-step 58 --out runs/again",
         "runs/quickstart-0 --from-step 30 --to-step 50 --set trainer.lr=1e-4 --out runs/slower",
         "runs/quickstart-0 --from-step 30 --where 'tokens<100' --out runs/short --json",
@@ -61,27 +61,34 @@ def _add_replay(commands: Commands) -> None:
         "runs",
         metavar="RUN",
         nargs="+",
-        help="a run's folder, which is not changed; with --to also an archive (folder or store "
-        "URL); with --offline several of them, and .jsonl files",
+        help="run folder, which is only read; with --to also an archive (folder or store URL); "
+        "with --offline one or more of both, and .jsonl files",
     )
     _add_forms(command)
     command.add_argument(
-        "--out", metavar="DIR", help="a new folder, or that of the same replay, which goes on"
+        "--out", metavar="DIR", help="a new folder, or that of the same replay, to resume it"
     )
-    command.add_argument("--name", metavar="NAME", help="the run, where an archive holds several")
+    command.add_argument("--name", metavar="NAME", help="run name, if an archive holds several")
     add_json(command)
 
 
 def _add_forms(command: argparse.ArgumentParser) -> None:
-    """What says which of the three is meant, and what each can be told."""
-    command.add_argument("--from-step", metavar="N", type=int, help="train again, on from here")
-    command.add_argument("--to-step", metavar="M", type=int, help="default: the last recorded")
-    command.add_argument("--to", metavar="BUS", help="publish again: sqlite:FOLDER or kafka://…")
+    """Add the options that select one of the three kinds of replay, and their own options."""
+    command.add_argument("--from-step", metavar="N", type=int, help="repeat the steps after step N")
     command.add_argument(
-        "--topic", metavar="TOPIC", action="append", help="of --to; default: all that is archived"
+        "--to-step", metavar="M", type=int, help="last step to repeat (default: last recorded)"
     )
     command.add_argument(
-        "--offline", metavar="CONFIG", help="train on trajectories alone, under these settings"
+        "--to", metavar="BUS", help="copy records to another bus: sqlite:FOLDER or kafka://…"
+    )
+    command.add_argument(
+        "--topic",
+        metavar="TOPIC",
+        action="append",
+        help="topic to copy with --to (default: all archived ones)",
+    )
+    command.add_argument(
+        "--offline", metavar="CONFIG", help="train on the trajectories under these settings"
     )
     command.add_argument(
         "--set",
@@ -89,14 +96,14 @@ def _add_forms(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="an experiment: another loss, learning rate, lag limit … after step N",
+        help="experiment: another loss, learning rate, lag limit … after step N",
     )
     command.add_argument(
         "--where",
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="only trajectories whose field (task, reward, tokens, step, lag, time, …) is so",
+        help="only trajectories whose field (task, reward, tokens, step, lag, time, …) matches",
     )
 
 
@@ -105,14 +112,24 @@ def _add_checkpoints(commands: Commands) -> None:
         commands,
         "checkpoints",
         "checkpoints",
-        "list and show the trainer's checkpoints that are kept",
+        "list and show the trainer's kept checkpoints",
         "list runs/quickstart-0",
         "show latest runs/quickstart-0",
         "show 60 runs/quickstart-0 --json",
     )
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add(actions, "list", "the checkpoints, oldest first; unfinished and damaged ones too")
-    show = _add(actions, "show", "one checkpoint: tensors, positions, open groups, counts")
+    _add(
+        actions,
+        "checkpoints list",
+        "list the checkpoints, oldest first; also unfinished and damaged ones",
+        "runs/quickstart-0",
+    )
+    show = _add(
+        actions,
+        "checkpoints show",
+        "show one checkpoint: tensors, positions, open groups, counts",
+        "latest runs/quickstart-0",
+    )
     show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
     _add_run(actions)
 
@@ -122,7 +139,7 @@ def _add_weights(commands: Commands) -> None:
         commands,
         "weights",
         "weights",
-        "list, show, verify, compare and export the weight versions that are kept",
+        "list, show, verify, compare and export the kept weight versions",
         "list runs/quickstart-0",
         "show latest runs/quickstart-0",
         "verify runs/quickstart-0",
@@ -130,15 +147,40 @@ def _add_weights(commands: Commands) -> None:
         "export latest exported runs/quickstart-0",
     )
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add(actions, "list", "the versions, oldest first: kind, parent, size")
-    show = _add(actions, "show", "one version: every tensor, how it is coded, what changed")
+    _add(
+        actions,
+        "weights list",
+        "list the versions, oldest first: kind, parent, size",
+        "runs/quickstart-0",
+    )
+    show = _add(
+        actions,
+        "weights show",
+        "show one version: each tensor, its encoding, its changed elements",
+        "latest runs/quickstart-0",
+    )
     show.add_argument("version", metavar="VERSION", help=VERSION)
-    verify = _add(actions, "verify", "compute every hash again; exit code 1 names what differs")
+    verify = _add(
+        actions,
+        "weights verify",
+        "verify the hash of every tensor; exit code 1 if any differs",
+        "runs/quickstart-0",
+    )
     verify.add_argument("version", metavar="VERSION", nargs="?", help=f"{VERSION}; default: all")
-    diff = _add(actions, "diff", "tensors that differ between two versions, and by how much")
+    diff = _add(
+        actions,
+        "weights diff",
+        "list the tensors that differ between two versions, and by how much",
+        "50 60 runs/quickstart-0",
+    )
     diff.add_argument("first", metavar="A", help=VERSION)
     diff.add_argument("second", metavar="B", help=VERSION)
-    export = _add(actions, "export", "write a folder that transformers and vLLM load")
+    export = _add(
+        actions,
+        "weights export",
+        "write a version as a folder that transformers and vLLM load",
+        "latest exported runs/quickstart-0",
+    )
     export.add_argument("version", metavar="VERSION", help=VERSION)
     export.add_argument("folder", metavar="DIR", help="a new or empty folder")
     _add_run(actions)
@@ -150,5 +192,12 @@ def _add_run(actions: Commands) -> None:
         add_json(action)
 
 
-def _add(actions: Commands, name: str, purpose: str) -> argparse.ArgumentParser:
-    return actions.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+def _add(actions: Commands, name: str, purpose: str, example: str) -> argparse.ArgumentParser:
+    """Add the action `name`, written with its command, e.g. `weights list`."""
+    return actions.add_parser(
+        name.partition(" ")[2],
+        help=purpose,
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog=f"example:\n  rollstream {name} {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

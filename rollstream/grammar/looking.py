@@ -1,10 +1,10 @@
-"""Commands that look at runs: report, top, diff, forward."""
+"""Parsers of the commands that monitor and compare runs: report, diff, health, forward, top."""
 
 from rollstream.grammar.parts import Commands, add, add_json
 
 
 def add_looking(commands: Commands) -> None:
-    """`report` and its neighbours."""
+    """Add `report`, `diff`, `health`, `forward` and `top`."""
     _add_report(commands)
     _add_diff(commands)
     _add_health(commands)
@@ -17,18 +17,18 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         "report",
-        "write RUN/report.html and print a summary; several runs are laid over each other",
+        "write RUN/report.html and print a summary; several runs share one page",
         "runs/quickstart-0",
         "runs/quickstart-0 --json",
         "runs/quickstart-0 runs/quickstart-1 --output both.html",
     )
     command.add_argument(
-        "runs", metavar="RUN", nargs="+", help="a run's folder, finished or living"
+        "runs", metavar="RUN", nargs="+", help="folder of a running or finished run"
     )
     command.add_argument(
         "--output",
         metavar="FILE",
-        help="where to write (default RUN/report.html; ./report.html for several runs)",
+        help="output file (default RUN/report.html; ./report.html for several runs)",
     )
     add_json(command)
 
@@ -38,12 +38,12 @@ def _add_diff(commands: Commands) -> None:
         commands,
         "diff",
         "diff",
-        "show how two runs differ: settings, outcomes, curves, states",
+        "compare two runs: settings, outcomes, curves, state hashes",
         "runs/quickstart-0 runs/quickstart-1",
         "runs/quickstart-0 runs/quickstart-1 --json",
     )
-    command.add_argument("first", metavar="A", help="a run's folder")
-    command.add_argument("second", metavar="B", help="another run's folder")
+    command.add_argument("first", metavar="A", help="folder of the first run")
+    command.add_argument("second", metavar="B", help="folder of the second run")
     add_json(command)
 
 
@@ -52,13 +52,13 @@ def _add_forward(commands: Commands) -> None:
         commands,
         "forward",
         "forward",
-        "send a run's metrics files to TensorBoard or Weights & Biases; goes on where it ended",
+        "send a run's metrics files to TensorBoard or Weights & Biases; resumes where it stopped",
         "runs/quickstart-0 --to tensorboard",
         "runs/quickstart-0 --to wandb --follow",
     )
-    command.add_argument("run", metavar="RUN", help="the run's folder, finished or living")
-    command.add_argument("--to", required=True, choices=("tensorboard", "wandb"), help="where to")
-    command.add_argument("--follow", action="store_true", help="go on until Ctrl-C")
+    command.add_argument("run", metavar="RUN", help="folder of a running or finished run")
+    command.add_argument("--to", required=True, choices=("tensorboard", "wandb"), help="target")
+    command.add_argument("--follow", action="store_true", help="keep forwarding until Ctrl-C")
     add_json(command)
 
 
@@ -67,15 +67,15 @@ def _add_top(commands: Commands) -> None:
         commands,
         "top",
         "top",
-        "watch a run, living or finished: rates, lag, queues, versions, warnings; q quits",
+        "watch a running or finished run: rates, lag, queues, versions, warnings; q quits",
         "runs/quickstart-0",
         "runs/quickstart-0 --once",
         "runs/quickstart-0/config.json --json --every 5",
     )
     command.add_argument("run", metavar="RUN", help="the run's folder, or its config.json")
-    command.add_argument("--once", action="store_true", help="print one frame and end")
+    command.add_argument("--once", action="store_true", help="print one frame and exit")
     command.add_argument(
-        "--every", metavar="SECONDS", type=float, default=1.0, help="between two looks (default 1)"
+        "--every", metavar="SECONDS", type=float, default=1.0, help="refresh interval (default 1)"
     )
     add_json(command)
 
@@ -85,8 +85,14 @@ def _add_health(commands: Commands) -> None:
         commands,
         "health",
         "health",
-        "ask a process on this machine how it is; exit code 1 if it is stalled or does not answer",
+        "check a process on this machine; exit code 1 if it is stalled or does not answer",
         "--port 9464",
     )
-    command.add_argument("--port", metavar="N", type=int, default=9464, help="its metrics port")
+    command.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        default=9464,
+        help="the process's metrics port (default 9464)",
+    )
     add_json(command)

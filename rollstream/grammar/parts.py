@@ -1,17 +1,18 @@
-"""What the commands' grammars are made of."""
+"""Building blocks of the commands' argument parsers."""
 
 import argparse
 from typing import TypeAlias
 
 EXAMPLE_RUN = "runs/quickstart-0/config.json"
 
-# argparse has no public name for what add_subparsers returns
+# argparse has no public name for the type that add_subparsers returns
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
 
 def add(
     commands: Commands, name: str, module: str, purpose: str, *examples: str
 ) -> argparse.ArgumentParser:
+    """Add a command with its examples; `rollstream.commands.<module>` runs it."""
     lines = "".join(f"\n  rollstream {name} {example}" for example in examples)
     command = commands.add_parser(
         name,
@@ -34,14 +35,14 @@ def add_configuration(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="set one setting, e.g. trainer.lr=1e-4; wins over file and environment",
+        help="override one setting, e.g. trainer.lr=1e-4; wins over file and environment",
     )
     command.add_argument("--run", metavar="DIR", help="the run's folder")
     command.add_argument("--seed", metavar="N", help="the run's seed")
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON lines for programs")
+    command.add_argument("--json", action="store_true", help="print JSON lines instead of text")
 
 
 def add_name(command: argparse.ArgumentParser, name: str) -> None:

@@ -1,5 +1,5 @@
-"""Commands that run something: a whole run, one role, an evaluation, the warm-up, a profile,
-a simulated cluster.
+"""Parsers of the commands that run a whole run, a role, an evaluation, the warm-up, a profile or a
+simulation.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from rollstream.grammar.parts import (
 
 ROLES = {
     "prompts": "publish prompts in the task's seeded order",
-    "dispatch": "admit groups and give their trajectories to rollouts",
-    "rollout": "generate trajectories under weights that change underneath",
-    "train": "consume trajectories and publish versions (trainer.processes: as several ranks)",
+    "dispatch": "admit groups and assign their trajectories to rollouts",
+    "rollout": "generate trajectories, updating weights on the way",
+    "train": "train on trajectories and publish versions (trainer.processes: number of ranks)",
     "archive": "write the log as Parquet files into the store, exactly once",
-    "relay": "keep versions in this node's memory for its rollouts and for other nodes",
+    "relay": "cache versions in this node's memory for its rollouts and for other nodes",
     "score": "write annotations (late rewards) about finished trajectories",
 }
-"""The commands that run one role, and what it does."""
+"""The commands that run one role, and the role's purpose."""
 ROLLOUT_EXAMPLES = (
     "runs/quickstart-0 --name rollout-extra",
     f"{EXAMPLE_RUN} --name spot-1 --preemptible --grace 25",
@@ -30,7 +30,7 @@ ROLLOUT_EXAMPLES = (
 
 
 def add_running(commands: Commands) -> None:
-    """`run`, each role, `eval`, `warmup`, `profile`, `simulate`."""
+    """Add `run`, each role, `eval`, `warmup`, `profile` and `simulate`."""
     _add_run(commands)
     for name, purpose in ROLES.items():
         _add_role(commands, name, purpose)
@@ -45,7 +45,7 @@ def _add_run(commands: Commands) -> None:
         commands,
         "run",
         "run",
-        "start all that CONFIG names and watch it; Ctrl-C stops, the same again goes on",
+        "start all roles of CONFIG and show progress; Ctrl-C stops; the same command resumes",
         "examples/quickstart.toml",
         "examples/quickstart.toml --seed 2 --run runs/two --set trainer.lr=1e-4",
     )
@@ -69,14 +69,14 @@ def _add_preemptible(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--preemptible",
         action="store_true",
-        help="this machine may be taken away: it gets short work, gives everything up on SIGTERM "
-        "and then exits 0",
+        help="for a machine that may be reclaimed: gets short trajectories, hands all of them "
+        "over on SIGTERM, then exits 0",
     )
     command.add_argument(
         "--grace",
         metavar="SECONDS",
         type=float,
-        help="with --preemptible: from SIGTERM until it must be gone (default 20)",
+        help="with --preemptible: time from SIGTERM to the forced exit (default 20)",
     )
 
 
@@ -84,7 +84,7 @@ def _add_accept(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--accept-config",
         action="store_true",
-        help="go on under a configuration that differs from the run's; the ledger says so",
+        help="resume with a configuration that differs from the run's; the ledger records it",
     )
 
 
@@ -93,12 +93,14 @@ def _add_evaluation(commands: Commands) -> None:
         commands,
         "eval",
         "evaluate",
-        "evaluate versions on held-out prompts: new ones as they come, or stored ones",
+        "evaluate versions on held-out prompts: new ones as they appear, or stored ones",
         EXAMPLE_RUN,
         f"{EXAMPLE_RUN} --versions 0,10,60 --samples 16 --json",
     )
     add_name(command, "eval")
-    command.add_argument("--versions", metavar="N,N…", help="stored versions, then end")
+    command.add_argument(
+        "--versions", metavar="N,N…", help="evaluate these stored versions, then exit"
+    )
     command.add_argument("--samples", metavar="N", type=int, help="samples per prompt")
     add_configuration(command)
     add_json(command)
@@ -109,7 +111,7 @@ def _add_warmup(commands: Commands) -> None:
         commands,
         "warmup",
         "warmup",
-        "make the run's first policy by supervised training on the task's documents",
+        "create the run's initial model by supervised training on the task's documents",
         EXAMPLE_RUN,
     )
     add_configuration(command)
@@ -120,13 +122,13 @@ def _add_profile(commands: Commands) -> None:
         commands,
         "profile",
         "profile",
-        "measure the engine's step times here and fit them; rollouts report B_max from it",
+        "measure and fit the engine's step times on this machine; rollouts derive B_max from them",
         EXAMPLE_RUN,
         "examples/quickstart.toml --out profiles/quickstart.json --json",
     )
     add_configuration(command)
     command.add_argument(
-        "--out", metavar="FILE", help="default: rollouts.profile, else in the run's folder"
+        "--out", metavar="FILE", help="output (default: rollouts.profile, else in the run's folder)"
     )
     add_json(command)
 
@@ -136,7 +138,7 @@ def _add_simulation(commands: Commands) -> None:
         commands,
         "simulate",
         "simulate",
-        "run policies on a cluster in virtual time, with the service's own planners",
+        "simulate policies on a cluster in virtual time, with the same planners as the service",
         "examples/cluster-1024.toml",
         "examples/cluster-1024.toml --set scale=8 --json",
         "examples/cluster-1024.toml --set 'policies=[\"laminar\"]' --html cluster.html",
@@ -148,7 +150,7 @@ def _add_simulation(commands: Commands) -> None:
         action="append",
         default=[],
         dest="overrides",
-        help="set one setting, e.g. scale=8 or constants.train_mfu=0.4; wins over the file",
+        help="override one setting, e.g. scale=8 or constants.train_mfu=0.4",
     )
-    command.add_argument("--html", metavar="FILE", help="draw the timelines into this page")
+    command.add_argument("--html", metavar="FILE", help="write the timelines to this page")
     add_json(command)
