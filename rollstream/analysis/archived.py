@@ -1,8 +1,8 @@
-"""The archived files of one run: found, checked, and brought to where DuckDB reads them.
+"""Finds the archived files of one run, checks them, and makes them readable for DuckDB.
 
-Files of a `file:` store are read where they lie; those of other stores are fetched into a bounded
-cache (`fetched.py`). Their first and last offsets come from their names and footers, no data is
-read for it. A file that is damaged is named, with what to do; with `skip_corrupt` it is left out.
+Files of a `file:` store are read in place; files of other stores are fetched into a bounded cache
+(`fetched.py`). First and last offsets come from file names and footers, without reading data. A
+damaged file raises `CorruptObject`, or is left out if `skip_corrupt` is set.
 """
 # duckdb ships few types
 # pyright: reportUnknownMemberType=false
@@ -26,19 +26,19 @@ _SAID = ("last", "schema", "fence")
 
 @dataclass(slots=True)
 class Archive:
-    """`warn` tells the person what is done with less or more than was asked for."""
+    """The archived files of one run; `warn` receives messages for the user."""
 
     place: Place
     connection: duckdb.DuckDBPyConnection
     skip_corrupt: bool
     warn: Callable[[str], None]
     bad: set[str] = field(default_factory=set[str])
-    """Paths of files found damaged and left out."""
+    """Paths of damaged files that are left out."""
     _files: list[ArchiveFile] | None = None
     _fetched: Fetched | None = None
 
     def run(self) -> str:
-        """The run that is looked at: the one configured, or the only one archived."""
+        """Returns the run's name: the configured one, or the archive's only run."""
         if self.place.run is not None:
             return self.place.run
         runs = sorted({file.run for file in self._all()})
@@ -50,7 +50,7 @@ class Archive:
         return runs[0] if runs else "run"
 
     def held(self, topic: str) -> list[Held]:
-        """The topic's readable files, by partition and first offset."""
+        """Returns the topic's readable files."""
         if self.skip_corrupt:
             self.check(topic)
         return self._held(topic)
@@ -69,17 +69,19 @@ class Archive:
         ]
         for one, other in overlapping(held):
             raise CorruptObject(
-                f"{one.path} and {other.path} hold the same rows of {topic}: one of them was put "
-                "there by hand; move it out of the archive"
+                f"{one.path} and {other.path} hold the same rows of {topic}: one of them was "
+                "added by hand; move it out of the archive"
             )
         return held
 
     def forget(self) -> None:
-        """Look at the store anew when files are asked for next."""
+        """Forget the listing: the next use lists the store again."""
         self._files = None
 
     def check(self, topic: str) -> None:
-        """Read every file of the topic whole: a damaged one is named, or left out from now on."""
+        """Read all files of the topic completely; a damaged one is raised, or left out from
+        now on.
+        """
         for one in self._held(topic):
             try:
                 self.connection.execute(
@@ -99,12 +101,12 @@ class Archive:
         return self._files
 
     def _footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
-        """What the archive's writer said in each file that has a footer."""
+        """Returns the archive's footer entries of each readable file."""
         wanted = [path for path in paths if path not in self.bad]
         try:
             return self._read_footers(wanted) if wanted else {}
         except duckdb.Error:
-            pass  # which of them it is, one by one
+            pass  # read them one by one to find the damaged one
         found: dict[str, dict[str, str]] = {}
         for path in wanted:
             try:
@@ -124,22 +126,22 @@ class Archive:
             said[path][key.removeprefix("rollstream.")] = value
         for path, values in said.items():
             if not values.keys() >= set(_SAID):
-                raise duckdb.InvalidInputException(f"{path}: the archive role did not write it")
+                raise duckdb.InvalidInputException(f"{path}: not written by the archive role")
         return said
 
     def _found_bad(self, path: str, error: duckdb.Error) -> None:
         reason = _PATH.sub("", str(error).splitlines()[0])
         if not self.skip_corrupt:
             raise CorruptObject(
-                f"archived file {path} is damaged ({reason}); bring it back from a copy of the "
-                "store, or go on without its rows with --skip-corrupt"
+                f"archived file {path} is damaged ({reason}); restore it from a copy of the "
+                "store, or continue without its rows with --skip-corrupt"
             ) from error
         self.bad.add(path)
-        self.warn(f"left out: {path} is damaged ({reason}); its rows are missing here")
+        self.warn(f"left out: {path} is damaged ({reason}); the result lacks its rows")
 
 
 def quoted(text: str) -> str:
-    """Text as an SQL literal."""
+    """Returns text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""Which offsets of a topic the archived files hold, and which must come from the log. Pure."""
+"""Computes which offsets of a topic are archived, and which must come from the log. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A readable file: rows `first` to `last` of a partition, and where DuckDB finds it; `term` and
-    `sequence` are the fence behind its last row, `schema` is the number of its columns' meaning.
+    """A readable archived file: rows `first` to `last` of a partition, at local `path`. `term` and
+    `sequence` are the fence after its last row; `schema` is the format number of its columns.
     """
 
     path: str
@@ -22,8 +22,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets `[start, end)` of a partition that no archived file holds; `end` None: all that
-    follow. `term` and `sequence` are the fence before them, 0 where nothing is known of it.
+    """Offsets `[start, end)` of a partition that no archived file holds; with `end` None, all from
+    `start` on. `term` and `sequence` are the fence before `start`, 0 if unknown.
     """
 
     partition: int
@@ -34,7 +34,7 @@ class Hole:
 
 
 def holes(held: Iterable[Held], partitions: Iterable[int]) -> list[Hole]:
-    """What to look for in the log, by partition and offset; the open end of each partition last."""
+    """Returns the offsets to read from the log, by partition; the open end of each comes last."""
     by_partition: defaultdict[int, list[Held]] = defaultdict(list)
     for one in held:
         by_partition[one.partition].append(one)
@@ -50,7 +50,7 @@ def holes(held: Iterable[Held], partitions: Iterable[int]) -> list[Hole]:
 
 
 def overlapping(held: Iterable[Held]) -> list[tuple[Held, Held]]:
-    """Files of one partition that hold the same offsets: their rows would count twice."""
+    """Returns pairs of files with common offsets: their rows would count twice."""
     found: list[tuple[Held, Held]] = []
     before: Held | None = None
     for one in sorted(held, key=lambda one: (one.partition, one.first)):
@@ -62,6 +62,6 @@ def overlapping(held: Iterable[Held]) -> list[tuple[Held, Held]]:
 
 
 def words(lost: Sequence[Hole]) -> str:
-    """`partition 0: 3 to 9, partition 2: 0 to 4`, at most five of them."""
+    """`partition 0: 3 to 9, partition 2: 0 to 4`; lists at most five gaps."""
     shown = [f"partition {h.partition}: {h.start} to {(h.end or 0) - 1}" for h in lost[:5]]
     return ", ".join(shown) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")

@@ -1,7 +1,7 @@
-"""Archived files where DuckDB can open them: in place for `file:`, else in a cache of this machine.
+"""Local paths of archived files: in place for `file:` stores, else in a cache on this machine.
 
-Objects of the archive never change, so a cached one stays right; the cache is bounded, the files
-used longest ago go first. A topic that is larger than the cache is refused.
+Archived objects never change, so cached files stay valid. The cache is bounded and evicts the least
+recently used files first. A topic that is larger than the cache is refused.
 """
 
 import os
@@ -19,7 +19,7 @@ CACHE_BYTES = 16 << 30
 
 
 class Fetched:
-    """`warn` is told what is fetched."""
+    """A bounded LRU cache of archived files; `warn` receives a message before a download."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Fetched:
         self._cache, self._bytes_max = cache or _cache_folder(), bytes_max
 
     def paths(self, files: Sequence[ArchiveFile]) -> list[str]:
-        """Where each file lies now."""
+        """Returns a local path for each file, after fetching missing ones."""
         if isinstance(self._store, FileStore):
             return [str(self._store.path(file.key)) for file in files]
         folder = self._cache / xxhash.xxh3_64_hexdigest(self._url.encode())
@@ -42,7 +42,7 @@ class Fetched:
         if total > self._bytes_max:
             raise ConfigurationError(
                 f"the archive of {files[0].topic} has {total:,} bytes and the cache holds "
-                f"{self._bytes_max:,}: copy the archive to a folder and ask there"
+                f"{self._bytes_max:,}: copy the archive to a folder and query that"
             )
         missing = {path: file for path, file in wanted.items() if not path.exists()}
         if missing:
@@ -59,7 +59,7 @@ class Fetched:
         return [str(path) for path in wanted]
 
     def _make_room(self, size: int, keep: set[Path]) -> None:
-        """Delete what was used longest ago until `size` more bytes fit."""
+        """Evict the least recently used files until `size` more bytes fit."""
         held = [(p, p.stat()) for p in self._cache.rglob("*") if p.is_file()]
         total = sum(stat.st_size for _, stat in held)
         for path, stat in sorted(held, key=lambda one: one[1].st_mtime):

@@ -1,8 +1,8 @@
-"""Which fields the records of a topic have, and conditions on them: `reward>=1`, `tokens<100`.
+"""The fields of each topic's records, and conditions on them: `reward>=1`, `tokens<100`.
 
-A condition names a field by dots (`scores.style_full`, `spans.0.start`); an array's value is its
-number of items. A record without the field, or with null there, meets only `!=` and `=null`.
-`time` is when a record was appended, compared with a date or a time of ISO 8601.
+A condition names a field by a dotted path (`scores.style_full`, `spans.0.start`). The value of an
+array is its length. A record without the field, or with null there, meets only `!=` and `=null`.
+`time` is a record's append time, compared with an ISO 8601 date or time.
 """
 
 import re
@@ -65,10 +65,10 @@ TOPICS: dict[str, tuple[type[Record], ...]] = {
     ),
 }
 ENVELOPE: tuple[str, ...] = ("partition", "offset", "key", "schema", "term", "void", "time")
-"""What can be asked of any record beside its fields; `term` is its writer's."""
+"""Fields that every record has beside its own; `term` is its writer's."""
 DERIVED = {"lag_finish": "number"}
-"""What can be asked of a trajectory besides: the newest version known when it finished minus that
-of its oldest span."""
+"""Derived fields of trajectories. `lag_finish` is the trainer's version at finish minus the version
+of the oldest span."""
 
 _CONDITION = re.compile(r"\s*([\w./:-]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -78,7 +78,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`path` `operator` `wanted`, of a record's values as builtins."""
+    """A condition `path operator wanted` on a record's values."""
 
     path: tuple[str, ...]
     operator: str
@@ -101,14 +101,14 @@ class Condition:
 
 
 def values_of(record: Record, whole: bool = False) -> dict[str, Any]:
-    """A record's fields as builtins; arrays are their numbers of items, or `whole`."""
+    """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
     found: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     return {name.partition(":")[0]: value for name, value in found.items()}
 
 
 def asked_of(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
-    """What conditions may ask beside a record's fields and where it lies: `time`, `lag_finish`."""
+    """Returns the fields for conditions that the record does not store: `time`, `lag_finish`."""
     found: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
         oldest = oldest_version(record)
@@ -117,17 +117,17 @@ def asked_of(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
 
 
 def oldest_version(record: Trajectory) -> int | None:
-    """The number of the version of its oldest span; None of one that generated nothing."""
+    """Returns the version number of the oldest span; None without generated tokens."""
     return min((span.version.number for span in record.spans), default=None)
 
 
 def known_topics() -> tuple[str, ...]:
-    """Names of all topics of a run."""
+    """Returns the names of all topics of a run."""
     return tuple(topic.name for topic in catalogue())
 
 
 def check_topic(topic: str) -> None:
-    """`ConfigurationError` that names the nearest topic, if there is none of this name."""
+    """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
     if topic not in known_topics():
         raise ConfigurationError(
             f"no topic {topic!r}; {_nearest(topic, known_topics())}topics: {', '.join(TOPICS)}, "
@@ -136,8 +136,8 @@ def check_topic(topic: str) -> None:
 
 
 def condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> Condition:
-    """The condition that `text` says about records of this topic, or about `more` fields that the
-    caller knows of them; `ConfigurationError` for an unknown field or no such comparison.
+    """Parses a condition on records of a topic; `more` maps the caller's further fields to their
+    kinds. Raises `ConfigurationError` for an unknown field or an invalid comparison.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -153,14 +153,16 @@ def condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> C
             f"--where {text!r}: {topic} has no field {name}; {near}fields: {', '.join(kinds)}"
         )
     if kind == "number" and operator != "~" and wanted != "null" and not _is_number(wanted):
-        raise ConfigurationError(f"--where {text!r}: {name} is a number, and {wanted!r} is none")
+        raise ConfigurationError(f"--where {text!r}: {name} is a number, but {wanted!r} is not")
     if kind == "time":
         wanted = _seconds(text, operator, wanted)
     return Condition(tuple(name.split(".")), operator, wanted)
 
 
 def _fields_of(topic: str) -> dict[str, str]:
-    """Every dotted field of a topic's records: `number`, `text` or `open` (it goes deeper)."""
+    """Maps each dotted field of a topic to `number`, `text`, `time` or `open` (has inner
+    fields).
+    """
     found = {
         name: "number" if name in ("partition", "offset", "term") else "text" for name in ENVELOPE
     }
@@ -186,7 +188,7 @@ def _walk(cls: type[Struct], prefix: str, found: dict[str, str]) -> None:
 
 
 def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
-    """The kind of a field, or of what lies in one that goes deeper; None if there is none."""
+    """Returns the kind of a field, also inside an `open` one; None for an unknown field."""
     if name in kinds:
         return kinds[name]
     parent = name.rpartition(".")[0]
@@ -199,7 +201,7 @@ def _kind_at(kinds: Mapping[str, str], name: str) -> str | None:
 
 
 def _at(values: object, path: Sequence[str]) -> Any:
-    """The value at a path, None where the path ends early; of a list its number of items."""
+    """Returns the value at a path; None if the path does not exist, the length of a list."""
     for part in path:
         if isinstance(values, Mapping):
             values = cast("Mapping[str, object]", values).get(part)
@@ -212,7 +214,7 @@ def _at(values: object, path: Sequence[str]) -> Any:
 
 
 def _seconds(text: str, operator: str, wanted: str) -> str:
-    """A date or time as seconds since 1970, UTC where it names no zone."""
+    """Returns an ISO 8601 date or time as seconds since 1970; without a zone it is UTC."""
     try:
         found = datetime.fromisoformat(wanted)
     except ValueError:

@@ -1,4 +1,4 @@
-"""One line in words for each kind of record: what a person reads when a topic passes by."""
+"""Describes each kind of record in one line of text, for `tail`."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ from streams.records import (
 
 
 def in_words(record: Record) -> str:
-    """The record without what is long in it."""
+    """Returns a one-line description, without long fields."""
     match record:
         case Trajectory():
             return _trajectory(record)
@@ -63,11 +63,13 @@ def _trajectory(record: Trajectory) -> str:
     seconds = record.finished_s - record.started_s
     moves = f", {record.moves} moves" if record.moves else ""
     drafts = record.drafts
-    right = "" if drafts is None else f", {right_of(drafts)} of {drafts.guessed} drafts right"
+    accepted = (
+        "" if drafts is None else f", {right_of(drafts)} of {drafts.guessed} draft tokens accepted"
+    )
     return (
         f"{record.trajectory} of {record.task}: {outcome}, {len(record.logprobs)} tokens "
         f"({spans_in_words(record.spans)}) by {record.rollout}/{record.rollout_term} "
-        f"in {seconds:.2f} s{moves}{right}"
+        f"in {seconds:.2f} s{moves}{accepted}"
     )
 
 
@@ -116,7 +118,7 @@ def _of_ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
         case Take():
             return (
                 f"take {record.micro_batch} of step {record.step}, update {record.update}: "
-                f"{len(record.members)} trajectories, {len(record.groups)} groups begun"
+                f"{len(record.members)} trajectories, {len(record.groups)} groups started"
             )
         case StepDone():
             shown = ("reward_mean", "loss", "length_median", "seconds")
@@ -131,7 +133,7 @@ def _of_failure(record: TakeRetried | TakeFailed | Superseded) -> str:
     where = f"step {record.step}, update {record.update}"
     match record:
         case TakeRetried(micro_batch=None):
-            return f"every take that {where} had left is computed"
+            return f"all remaining takes of {where} are computed"
         case TakeRetried():
             return f"take {record.micro_batch} of {where} is computed again"
         case TakeFailed():

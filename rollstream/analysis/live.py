@@ -1,7 +1,7 @@
-"""The rows of a topic that the log has and the archive lacks, read once, up to the present end.
+"""Reads the rows of a topic that the log holds and the archive lacks, up to the present end.
 
-It only reads: no group is joined, nothing is buried in `<topic>.dead`. Rows are judged by the fence
-of invariant 7 exactly as the archive judges them, from the fence behind the last archived row.
+Read-only: it joins no consumer group and dead-letters nothing. Rows are validated with the fence of
+invariant 7 exactly as the archive does, starting from the fence after the last archived row.
 """
 # pyarrow ships no types
 # pyright: reportUnknownVariableType=false
@@ -21,11 +21,11 @@ from streams.records import Fence, Position
 from streams.truncation import truncated_begin
 
 RECORDS_MAX = 8192
-BYTES_MAX = 32 << 20  # of one batch of rows; DuckDB holds the rest, on disk if it must
+BYTES_MAX = 32 << 20  # per batch; DuckDB keeps earlier batches, spilling to disk if needed
 
 
 def open_log(place: Place) -> Bus:
-    """The run's log; the catalogue of topics is not made here, nor a store that is not there."""
+    """Opens the run's log; creates neither topics nor a missing store."""
     assert place.bus is not None
     sync = cast('Literal["normal", "full"]', place.sync)
     if not place.has_store:
@@ -34,7 +34,7 @@ def open_log(place: Place) -> Bus:
 
 
 def has_topic(bus: Bus, topic: str) -> bool:
-    """A run that was only prepared has no topics yet."""
+    """False for a prepared run that never started: its topics do not exist yet."""
     try:
         bus.settings(topic)
     except BusError:
@@ -43,8 +43,8 @@ def has_topic(bus: Bus, topic: str) -> bool:
 
 
 def tables(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[object]:
-    """The rows of the hole that the log holds, as the archive would hold them; what is gone is
-    added to `lost`.
+    """Yields the hole's rows that the log holds, in the archive's format. Offsets that the log
+    lacks too are appended to `lost`.
     """
     end = bus.end(topic).get(hole.partition, 0)
     end = end if hole.end is None else min(end, hole.end)
@@ -67,7 +67,7 @@ def _messages(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[li
             read = bus.read(
                 topic, {hole.partition: at}, records_max=RECORDS_MAX, bytes_max=BYTES_MAX
             )
-        except PositionLost:  # truncated, perhaps just now
+        except PositionLost:  # truncated, perhaps during this read
             begin = min(max(bus.begin(topic)[hole.partition], at + 1), end)
             lost.append(Hole(hole.partition, at, begin))
             at = begin

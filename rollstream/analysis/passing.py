@@ -1,7 +1,7 @@
-"""What `tail` reads: a topic's messages in the order of their times, judged but never changed.
+"""Reads a topic for `tail`: messages in order of their times, validated and never changed.
 
-It joins no consumer group and buries nothing: bytes that are no record are shown as such, records
-below the fence of invariant 7 as void. Where no log is left the archive's rows pass instead.
+It joins no consumer group and dead-letters nothing: undecodable bytes are shown as such, records
+below the fence of invariant 7 as void. `passing_archive.py` reads the archive if no log is left.
 """
 
 import heapq
@@ -17,12 +17,12 @@ from streams.errors import PositionLost, SequenceGap
 from streams.judging import Judgement, judge
 from streams.records import Fence, Record
 
-WAIT_S = 0.25  # between two looks at Ctrl-C
+WAIT_S = 0.25  # longest delay of Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """One record on its way, or why it is none (`reason`)."""
+    """One message of a topic: its record, or the reason why it is not one."""
 
     partition: int
     offset: int
@@ -34,8 +34,8 @@ class Passing:
     reason: str = ""
 
     def values(self, whole: bool = False) -> dict[str, Any]:
-        """All fields as builtins, the envelope's among them; arrays are their numbers of items, or
-        `whole`.
+        """Returns the fields of envelope and record as builtins. Arrays are lists if `whole`, else
+        their lengths.
         """
         found = {} if self.record is None else values_of(self.record, whole)
         envelope = {
@@ -50,7 +50,7 @@ class Passing:
 
 @dataclass(slots=True)
 class Log:
-    """A topic of the log; `tell` is told what cannot be shown."""
+    """A topic of the log; `tell` receives messages about records that cannot be shown."""
 
     bus: Bus
     topic: str
@@ -58,12 +58,12 @@ class Log:
     _fences: dict[int, Fence] = field(default_factory=dict[int, Fence])
 
     def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Passing]:
-        """Records of all partitions from `starts` to below `ends`, by time."""
+        """Yields the records of all partitions from `starts` to before `ends`, by time."""
         one_by_one = (self._partition(p, start, ends[p]) for p, start in starts.items())
         return heapq.merge(*one_by_one, key=lambda one: (one.timestamp_ms, one.partition))
 
     def follow(self, positions: Mapping[int, int], stop: threading.Event) -> Iterator[Passing]:
-        """Records as they come, until `stop`."""
+        """Yields new records until `stop` is set."""
         at = dict(positions)
         while not stop.is_set():
             try:
@@ -92,7 +92,7 @@ class Log:
             at = messages[-1].offset + 1
 
     def _found_again(self, at: Mapping[int, int]) -> dict[int, int]:
-        """The first kept offsets, where these are below them."""
+        """Returns the positions, raised to the first kept offsets; reports the truncated ones."""
         begin = self.bus.begin(self.topic)
         for partition, offset in at.items():
             if offset < begin[partition]:
@@ -117,7 +117,7 @@ class Log:
         )
 
     def _judge(self, partition: int, value: bytes) -> Judgement:
-        """Behind a hole the fence begins anew."""
+        """Validates a message with its partition's fence; after a gap the fence starts again."""
         settings = self.bus.settings(self.topic)
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get(partition, Fence())
@@ -135,20 +135,20 @@ class Log:
 
 
 def matching(passing: Iterator[Passing], conditions: Sequence[Condition]) -> Iterator[Passing]:
-    """Those that meet all conditions."""
+    """Yields the records that meet all conditions."""
     if not conditions:
         return passing
     return (one for one in passing if meets(one, conditions, {}))
 
 
 def meets(one: Passing, conditions: Sequence[Condition], more: Mapping[str, Any]) -> bool:
-    """Whether it meets all of them; `more` is what the caller knows of it besides."""
+    """True if the record meets all conditions; `more` holds further fields from the caller."""
     values = one.values() | asked_of(one.record, one.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
 
 
 def in_json(topic: str, one: Passing) -> dict[str, Any]:
-    """A record as a program reads it, arrays whole."""
+    """Returns the record as a JSON object with complete arrays."""
     where = {"topic": topic, "timestamp_ms": one.timestamp_ms}
     why = {"reason": one.reason} if one.record is None else {}
     return plain(where | one.values(whole=True) | why)

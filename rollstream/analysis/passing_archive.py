@@ -1,4 +1,4 @@
-"""Archived rows as `tail` shows them, for runs whose log is gone."""
+"""Reads archived rows for `tail`, for runs whose log no longer exists."""
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
@@ -15,7 +15,7 @@ from storage.archive.columns import records_of
 
 
 def archived(session: Session, topic: str, where: str) -> Iterator[Passing]:
-    """Rows that meet an SQL condition, by time."""
+    """Yields the rows that meet an SQL condition, by time."""
     sql = f'SELECT * FROM {topic} WHERE {where} ORDER BY timestamp, partition, "offset"'
     for table in tables(session, sql, topic):
         yield from _passing(table)

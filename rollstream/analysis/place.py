@@ -1,9 +1,9 @@
-"""From what a person names (a run's folder, its config.json, an archive, a store's URL) to where
-its log, its archive and its files are.
+"""Locates a run's log, archive and files from a user's argument: a run's folder, its config.json,
+an archive, or a store's URL.
 
-The configuration is read as the plain JSON that it is, not as `config.Configuration`: a question to
-the log needs four of its keys, and has not the time to import what checks the others. Nothing is
-made here, and a log whose folder is gone is no error: the archive answers alone.
+The configuration is read as plain JSON, not as `config.Configuration`: a query needs four keys, and
+importing the validation takes longer than the query. Nothing is created. A missing log folder is
+not an error: the archive suffices.
 """
 
 import json
@@ -16,13 +16,13 @@ from streams.errors import ConfigurationError
 
 RUNS = Path("runs")
 ARCHIVE = "archive"
-REPLAYED = "replay.json"  # in the folder of a replay, which is no run that anything goes on with
+REPLAYED = "replay.json"  # marks the folder of a replay, which no role may resume
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """URLs are absolute; `bus` is None where no log is left, `folder` None for a mere store. `run`
-    is None when only the archive can tell.
+    """Where a run's data is. URLs are absolute. `bus` is None without a log, `folder` None for a
+    bare store, `run` None if its name must be read from the archive.
     """
 
     name: str
@@ -35,22 +35,22 @@ class Place:
 
     @property
     def evaluations(self) -> Path | None:
-        """`metrics/eval.jsonl`, if there is a folder."""
+        """Path of `metrics/eval.jsonl`; None without a folder."""
         return None if self.folder is None else self.folder / "metrics" / "eval.jsonl"
 
     @property
     def has_store(self) -> bool:
-        """False where opening the store would make its folder."""
+        """False if the store's folder does not exist: opening the store would create it."""
         scheme, _, rest = self.store.partition(":")
         return scheme != "file" or Path(rest.removeprefix("//")).is_dir()
 
     @property
     def max_lag(self) -> int | None:
-        """`dispatch.max_lag`; None bounds nothing, or is not known."""
+        """`dispatch.max_lag`; None if unbounded or unknown."""
         return cast("int | None", self.configuration.get("dispatch", {}).get("max_lag"))
 
     def tokenizers(self) -> tuple[Path, ...]:
-        """Where the run's `tokenizer.json` may be."""
+        """Possible paths of the run's `tokenizer.json`, in order of preference."""
         if self.folder is None:
             return ()
         named = self.configuration.get("model", {}).get("path")
@@ -59,7 +59,7 @@ class Place:
 
 
 def find_place(named: str | None, runs: Path = RUNS) -> Place:
-    """The place that `named` means; None is the newest run in `runs`."""
+    """Returns the location of `named`; None means the newest run in the folder `runs`."""
     if named is None:
         return find_place(str(newest_run(runs)))
     scheme, separator, rest = named.partition(":")
@@ -74,17 +74,17 @@ def find_place(named: str | None, runs: Path = RUNS) -> Place:
 
 
 def asked_place(named: str | None, name: str | None, tell: Callable[[str], None]) -> Place:
-    """The place that a command line means; `tell` is told which one where it names none, `name` is
-    the run wanted of an archive that holds several.
+    """Returns the location that a command line names. `name` selects a run of an archive. If
+    `named` is None, `tell` receives a message that names the newest run.
     """
     place = find_place(named)
     if named is None:
-        tell(f"asking the newest run, {place.name}")
+        tell(f"using the newest run, {place.name}")
     return place if name is None else replace(place, run=name)
 
 
 def newest_run(runs: Path) -> Path:
-    """The folder in `runs` whose configuration was written last."""
+    """Returns the folder in `runs` with the most recently written configuration."""
     found = sorted(runs.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ConfigurationError(
@@ -95,8 +95,8 @@ def newest_run(runs: Path) -> Path:
 
 
 def _archive_alone(path: Path, named: str) -> Place:
-    """A folder without a configuration: a store, its `archive/`, or a run's folder that lost its
-    configuration.
+    """Locates a folder without config.json: a store, its `archive/`, or a run's folder whose
+    configuration is missing.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
@@ -114,9 +114,9 @@ def _configured(folder: Path, path: Path) -> Place:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} is no run's configuration: {error}") from None
+        raise ConfigurationError(f"{path} is not a run's configuration: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigurationError(f"{path} is no run's configuration: it holds no table")
+        raise ConfigurationError(f"{path} is not a run's configuration: it holds no table")
     configuration = cast("dict[str, Any]", values)
     bus = _inside(str(configuration.get("bus", "sqlite:bus")), folder)
     scheme, _, rest = bus.partition(":")
@@ -132,7 +132,7 @@ def _configured(folder: Path, path: Path) -> Place:
 
 
 def _inside(url: str, folder: Path) -> str:
-    """A relative path of a URL is inside the run's folder."""
+    """Resolves a URL's relative path against the run's folder."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url

@@ -1,4 +1,4 @@
-"""A trajectory's story on a terminal: facts, its text by version, and if wanted every token."""
+"""Renders a trajectory for a terminal: facts, text coloured by version, optionally all tokens."""
 
 import math
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from rollstream.live.drafts import Guesses, guesses_of
 from streams.records import Assignment, Partial, Trajectory
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
-"""Of versions, in turn."""
+"""Colours of versions, by version number modulo their count."""
 UNLIKELY = math.log(0.1)
 ATTEMPTS_SHOWN = 12
 
 
 def draw(story: Story, text: Text, logprobs: bool) -> RenderableType:
-    """All of it, for a console of any width."""
+    """Returns the rendering, for a console of any width."""
     title = Styled(f"trajectory {story.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(story)]
     if story.record is not None:
@@ -44,7 +44,7 @@ def _facts(story: Story) -> Table:
 
 
 def _told(story: Story) -> Iterator[tuple[str, list[str]]]:
-    """What is said, by what it is about; what there is nothing of is left out."""
+    """Yields (label, lines) of the known facts."""
     record = story.record
     if record is None:
         yield "finish", ["not finished"]
@@ -55,7 +55,7 @@ def _told(story: Story) -> Iterator[tuple[str, list[str]]]:
     if story.spans:
         yield "versions", [_span(row) for row in story.spans]
     if story.orders:
-        yield "orders", _first_and_last([_order(one) for one in story.orders])
+        yield "assigned", _first_and_last([_order(one) for one in story.orders])
     if story.partials:
         yield "partials", _first_and_last([_partial(one) for one in story.partials])
     if story.trained:
@@ -65,7 +65,7 @@ def _told(story: Story) -> Iterator[tuple[str, list[str]]]:
 
 
 def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
-    late = f", {story.completions - 1} later ones do not count" if story.completions > 1 else ""
+    late = f", {story.completions - 1} later ones ignored" if story.completions > 1 else ""
     why = f": {record.reason}" if record.reason else ""
     yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
     if story.reward is not None and story.reward["reward"] is not None:
@@ -94,7 +94,7 @@ def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str
 def _drafts(found: Guesses) -> str:
     cost = "" if found.lookup_us is None else f", {found.lookup_us:.0f} µs each"
     return (
-        f"{found.right} of {found.guessed} guessed tokens right, {found.tokens} tokens in "
+        f"{found.right} of {found.guessed} draft tokens accepted, {found.tokens} tokens in "
         f"{found.steps} steps; {found.found} of {found.asked} look-ups found a draft{cost}"
     )
 
@@ -151,16 +151,16 @@ def _first_and_last(lines: list[str]) -> list[str]:
 
 
 def _legend(text: Text, record: Trajectory) -> Styled:
-    guessed = () if record.drafts is None else (("bold", "bold"), " guessed and right, ")
+    accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
     known = "" if text.is_known else "; no tokenizer is there, so tokens are numbers"
     return Styled.assemble(
         ("prompt", "dim"), ", ", ("environment", "dim italic"), ", generated in the colour of its "
-        "version, ", *guessed, ("underlined", "underline"), f" below 10 % probability{known}",
+        "version, ", *accepted, ("underlined", "underline"), f" below 10 % probability{known}",
     )  # fmt: skip
 
 
 def _written(tokens: list[Token]) -> Styled:
-    """The text in one piece; a mark says where a prompt, an environment or a version begins."""
+    """Returns the whole text, with a mark at each change of source or version."""
     written = Styled()
     for label, run in groupby(tokens, key=lambda token: token.label):
         written.append(f"⟨{label}⟩", style="bold dim")
@@ -176,7 +176,7 @@ def _token_table(tokens: list[Token]) -> Table:
     table.add_column("under")
     drafted = any(token.guessed for token in tokens)
     if drafted:
-        table.add_column("guessed")
+        table.add_column("draft")
     table.add_column("text")
     for index, token in enumerate(tokens):
         scores = ("", "") if token.logprob is None else (

@@ -1,4 +1,4 @@
-"""Trajectories as records again, from a session's rows: archived ones first, then live ones."""
+"""Converts a session's rows back to trajectory records."""
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
@@ -14,14 +14,14 @@ from storage.archive.columns import records_of
 from storage.archive.shapes import arrow_schema
 from streams.records import Trajectory
 
-ROWS = 256  # in memory at a time
+ROWS = 256  # per batch in memory
 TOPIC = "trajectories"
 
 
 def trajectories(
     session: Session, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
-    """The records of a view's rows that meet an SQL condition on them, one batch in memory."""
+    """Yields the records of a view's rows that meet an SQL condition, archived rows first."""
     wanted = "true" if where is None else where
     sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
     for table in tables(session, sql):
@@ -31,8 +31,8 @@ def trajectories(
 
 
 def tables(session: Session, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
-    """The rows of a query with the archive's columns of a topic, some at a time; columns that came
-    after the archive was written are not there.
+    """Yields a query's rows in batches, with a topic's archive columns. Columns that are newer than
+    the archive's files are missing.
     """
     reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(ROWS))
     present = set(reader.schema.names)
@@ -40,6 +40,6 @@ def tables(session: Session, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]
     try:
         for batch in reader:
             yield pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-    except (pa.ArrowException, OSError):  # DuckDB's errors as they come through Arrow
+    except (pa.ArrowException, OSError):  # DuckDB's errors, wrapped by Arrow
         session.check()
         raise

@@ -6,13 +6,16 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import duckdb
 
 from rollstream.analysis.archived import Archive, quoted
 from rollstream.analysis.coverage import Held, Hole, holes, words
 from rollstream.analysis.place import Place
-from streams.bus import Bus
+
+if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
+    from streams.bus import Bus
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
 LOOKS_MORE = 2  # further listings of the archive, if rows left the log since the first
@@ -37,7 +40,7 @@ class TopicViews:
 
     connection: duckdb.DuckDBPyConnection
     archive: Archive
-    bus: Callable[[], Bus | None]
+    bus: "Callable[[], Bus | None]"
     warn: Callable[[str], None]
     _tables: set[str] = field(default_factory=set[str])
     """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""

@@ -1,7 +1,7 @@
-"""`rollstream.open_run(url)`: a run for notebooks, as Arrow tables and as records.
+"""`rollstream.open_run(url)`: read-only access to a run, as Arrow tables and as records.
 
-One `Run` sees one state of each topic, from when it was first asked for; open it anew to see what
-came since. It reads only, from one thread.
+A `Run` sees each topic as of its first use; open another one to see newer records. Use it from one
+thread.
 """
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """`url` is a run's folder, its config.json, or an archive (a folder or a store's URL); `name`
-    is the run wanted of an archive that holds several.
+    """`url` is a run's folder, its config.json, or an archive (a folder or a store's URL). `name`
+    selects the run if an archive holds several.
     """
 
     def __init__(
@@ -40,53 +40,53 @@ class Run:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """The run's settings as its config.json holds them; empty for a mere archive."""
+        """The run's settings, as in its config.json; empty if only an archive is known."""
         return self._place.configuration
 
     @property
     def views(self) -> tuple[str, ...]:
-        """Names that `sql` and `table` know."""
+        """Names of the views for `sql` and `table`."""
         return tuple(VIEWS)
 
     def sql(self, query: str) -> pa.Table:
-        """The answer to one query over the views of `rollstream query`."""
+        """Returns the result of one query over the views of `rollstream query`."""
         return self._session.arrow(query, lambda relation: relation.to_arrow_table())
 
     def table(self, view: str) -> pa.Table:
-        """A view whole."""
+        """Returns a whole view."""
         if view not in VIEWS:
             raise ConfigurationError(f"no view {view!r}; views: {', '.join(VIEWS)}")
         return self.sql(f"SELECT * FROM {view}")
 
     def trajectories(self, where: str | None = None) -> Iterator[Trajectory]:
-        """The first completion of each trajectory as a record, those that meet an SQL condition on
-        the columns of `completions`: archived ones first, then those that only the log has.
+        """Yields the first completion of each trajectory as a record, archived ones first. `where`
+        is an SQL condition on the columns of `completions`.
         """
         return trajectories(self._session, where)
 
     def trajectory(self, name: str) -> Trajectory:
-        """The record of one trajectory."""
+        """Returns the record of one trajectory; raises `ConfigurationError` if it is unknown."""
         found = next(self.trajectories(f"trajectory = {quoted(name)}"), None)
         if found is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
         return found
 
     def tokens_text(self, trajectory: Trajectory | str) -> str:
-        """The whole text of a trajectory, special tokens included; token numbers where the run has
-        no tokenizer.
+        """Returns the whole text of a trajectory, special tokens included. Without a tokenizer it
+        returns token numbers.
         """
         return self._text.text(self._record(trajectory).tokens.tolist())
 
     def prompt_text(self, trajectory: Trajectory | str) -> str:
-        """Of it, the text of its prompt."""
+        """Returns the text of a trajectory's prompt."""
         return self._text_of(self._record(trajectory), PROMPT)
 
     def answer_text(self, trajectory: Trajectory | str) -> str:
-        """Of it, the text of its generated tokens."""
+        """Returns the text of a trajectory's generated tokens."""
         return self._text_of(self._record(trajectory), GENERATED)
 
     def close(self) -> None:
-        """Let go of the log and the archive."""
+        """Close the log and the archive."""
         self._session.close()
 
     def __enter__(self) -> "Run":

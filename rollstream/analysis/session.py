@@ -1,8 +1,8 @@
-"""One look at a run: a DuckDB in memory in which each view is defined when a query first names it.
+"""A read-only SQL session on one run: an in-memory DuckDB whose views are defined on first use.
 
-Files of the archive are read in place; rows that only the log has are copied in once, when their
-topic is first asked for, so a session sees one state of each topic. Only queries are run, nothing
-is written. A file that cannot be read is named, or with `skip_corrupt` left out with a warning.
+Archived files are read in place. Rows that only the log holds are copied once, when a query first
+uses their topic, so a session sees one state of each topic. An unreadable file raises an error that
+names it, or is left out with a warning if `skip_corrupt` is set.
 """
 # duckdb ships few types
 # pyright: reportUnknownMemberType=false
@@ -21,20 +21,20 @@ from rollstream.analysis.place import Place
 from rollstream.analysis.statements import explained, is_of_data, the_query
 from rollstream.analysis.views import TOPICS, VIEWS, in_order, named_in, uses_text
 
-if TYPE_CHECKING:  # what reads archive, log and tokens is imported when a question needs it
+if TYPE_CHECKING:  # readers of archive, log and tokens are imported when a query needs them
     from rollstream.analysis.archived import Archive
     from rollstream.analysis.rows import TopicViews
     from streams.bus import Bus
 
-OPTIONS = {"autoinstall_known_extensions": "false"}  # a question goes to no other machine
-BATCH = 2048  # rows that a question's answer is handed over by
+OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
+BATCH = 2048  # rows per batch of a result
 ZONED = "TIMESTAMP WITH TIME ZONE"
 Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Names and DuckDB's types of the columns, and the rows, to be read once. Times are UTC."""
+    """Column names, their DuckDB types, and the rows, which can be read once. Times are UTC."""
 
     names: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Session:
-    """`warn` tells the person what is done with less or more than was asked for. One thread."""
+    """Use it from one thread. `warn` receives messages for the user, e.g. about missing rows."""
 
     def __init__(
         self, place: Place, warn: Callable[[str], None], skip_corrupt: bool = False
@@ -57,37 +57,39 @@ class Session:
         self._bus: Bus | None = None
 
     def answer(self, sql: str) -> Answer:
-        """The rows of one query, as Python values, batch by batch.
+        """Returns the rows of one query as Python values, in batches.
 
-        `ConfigurationError` says what is wrong with the query, `CorruptObject` which file is.
+        Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file.
         """
         with self._explained(sql):
             text = the_query(sql)
             cursor = self._run(text, lambda text: self.connection.cursor().execute(text))
             names = tuple(column[0] for column in cursor.description or ())
             kinds = tuple(str(column[1]) for column in cursor.description or ())
-            if ZONED in kinds:  # DuckDB gives these to Python by a library that we need not have
+            if ZONED in kinds:  # DuckDB needs pytz, an optional library, to convert these
                 cursor.execute(_without_zones(text, kinds))
         return Answer(names, kinds, self._batches(cursor, sql))
 
     def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Taken]) -> Taken:
-        """What `take` makes of the relation; errors as those of `answer`."""
+        """Returns `take(relation)`; raises the same errors as `answer`."""
         with self._explained(sql):
             return self._run(the_query(sql), lambda text: take(self.connection.cursor().sql(text)))
 
     def columns(self, view: str) -> dict[str, str]:
-        """A view's columns and their types."""
+        """Returns a view's columns and their types."""
         self.define([view])
         relation = self.connection.sql(f"FROM {view}")
         return dict(zip(relation.columns, map(str, relation.types), strict=True))
 
     def check(self) -> None:
-        """Read the archived files that were asked so far: `CorruptObject` names a damaged one."""
+        """Read all archived files of the topics used so far; raises `CorruptObject` for a damaged
+        one.
+        """
         for topic in self._topics():
             self.archive.check(topic)
 
     def define(self, names: Iterable[str]) -> None:
-        """Make these views and what they read."""
+        """Define these views and the views that they read."""
         for name in in_order(names):
             self._define_once(name, lambda name=name: self._define(name))
 
@@ -104,7 +106,7 @@ class Session:
         return TopicViews(self.connection, self.archive, self.bus, self.warn)
 
     def bus(self) -> "Bus | None":
-        """The run's log, opened once; None where there is none."""
+        """Returns the run's log, opened once; None if there is none."""
         if self._bus is None and self.place.bus is not None:
             from rollstream.analysis.live import open_log
 
@@ -136,7 +138,9 @@ class Session:
 
     @contextmanager
     def _explained(self, sql: str) -> Generator[None]:
-        """DuckDB's errors as the project's; a damaged file is looked for where it may be one."""
+        """Converts DuckDB's errors to the project's; checks the files if one of them may be
+        damaged.
+        """
         try:
             yield
         except duckdb.Error as error:
@@ -145,8 +149,8 @@ class Session:
             raise explained(error, sql) from None
 
     def _run(self, sql: str, run: Callable[[str], Taken]) -> Taken:
-        """What `run` makes of a query whose views are defined. Files that an older program wrote
-        may lack columns of today: then the views are made again with all of them.
+        """Returns `run(sql)` after defining the views that the query names. Files of an older
+        release may lack columns; then the views are redefined with all columns.
         """
         if uses_text(sql):
             self._define_once("text_of", self._define_text)
@@ -189,8 +193,8 @@ class Session:
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {VIEWS[name].query}")
 
     def _completed(self) -> bool:
-        """Give topics of older files the columns of today, and make what was derived from them
-        anew; False if they had them.
+        """Add missing columns to views over older files and redefine the derived views; False if no
+        column was missing.
         """
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
@@ -206,7 +210,7 @@ class Session:
 
 
 def _without_zones(sql: str, kinds: Sequence[str]) -> str:
-    """The query with its times as plain UTC ones, columns by place."""
+    """Returns the query with zoned times cast to plain UTC; columns are matched by position."""
     columns = [f"c{place}" for place in range(len(kinds))]
     chosen = [
         f"{column}::TIMESTAMP" if kind == ZONED else column

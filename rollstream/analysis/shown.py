@@ -1,4 +1,4 @@
-"""Answers for people (a table as wide as the terminal) and for programs (JSON lines, CSV)."""
+"""Formats query results as a table of the terminal's width, as JSON lines or as CSV."""
 
 import json
 import math
@@ -10,14 +10,14 @@ from typing import Any, TextIO, cast
 
 from rollstream.analysis.session import Answer
 
-CELL = 60  # characters of a cell
-ITEMS = 4  # of a list that are shown
+CELL = 60  # longest cell, in characters
+ITEMS = 4  # items shown of a list or map
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBLE", "DECIMAL"])
 
 
 def plain(value: Any) -> Any:
-    """What JSON holds of a value: no NaN, times as ISO text, bytes in hex."""
+    """Converts a value to JSON types: NaN to null, times to ISO text, bytes to hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 
 
 def json_lines(answer: Answer) -> Iterator[str]:
-    """One object a row."""
+    """Yields one JSON object per row."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
@@ -47,8 +47,8 @@ def json_lines(answer: Answer) -> Iterator[str]:
 
 
 def write_csv(answer: Answer, file: TextIO) -> None:
-    """A line of names, then one a row; lists and maps as JSON, null as nothing."""
-    import csv  # a millisecond that other answers need not wait
+    """Writes a header line, then one line per row; lists and maps as JSON, null as empty."""
+    import csv  # takes a millisecond that other formats save
 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(answer.names)
@@ -57,10 +57,9 @@ def write_csv(answer: Answer, file: TextIO) -> None:
 
 
 def table_lines(answer: Answer, rows_max: int, width: int) -> Iterator[str]:
-    """The first rows under their names, and whether there are more; columns that do not fit are
-    named below.
+    """Yields a table of the first rows, and notes about further rows and columns that do not fit.
 
-    Drawn here because importing rich takes half as long again as DuckDB itself.
+    Formatted without rich, whose import takes half as long as DuckDB's.
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
     texts = [list(answer.names), *([cell(value) for value in row] for row in rows[:rows_max])]
@@ -75,11 +74,11 @@ def table_lines(answer: Answer, rows_max: int, width: int) -> Iterator[str]:
     if len(rows) > rows_max:
         yield f"the first {rows_max} rows; --rows N, --csv or --json print more"
     if fitting < len(answer.names):
-        yield f"not shown for want of width: {', '.join(answer.names[fitting:])}"
+        yield f"columns that do not fit: {', '.join(answer.names[fitting:])}"
 
 
 def cell(value: Any) -> str:
-    """A value in a few characters; of a long list or map its first items and how many they are."""
+    """Returns a value as short text; of a long list or map the first items and the count."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -113,14 +112,14 @@ def _number(value: float) -> str:
 
 
 def _field(value: Any) -> Any:
-    """A value as CSV holds it."""
+    """Returns a value as written to CSV."""
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def _fitting(widths: Sequence[int], width: int) -> int:
-    """How many columns, from the left, fit beside each other; at least one."""
+    """Returns how many columns fit, counted from the left; at least one."""
     used = 0
     for place, one in enumerate(widths):
         used += one + (3 if place else 0)
@@ -135,7 +134,7 @@ def _padded(text: str, width: int, to_right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal that the text takes."""
+    """Returns the terminal columns of the text."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -1,4 +1,4 @@
-"""What may be asked, and what is said when it went wrong: one query, read-only, in the words of the
+"""Validates SQL (exactly one read-only query) and explains DuckDB's errors in terms of the
 views.
 """
 # duckdb ships few types
@@ -20,8 +20,8 @@ _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
 
 
 def the_query(sql: str) -> str:
-    """The one query in `sql` without a closing semicolon; `ConfigurationError` for anything else:
-    nothing is written by asking.
+    """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` for
+    several statements and for statements that write.
     """
     try:
         statements = duckdb.extract_statements(sql)
@@ -37,22 +37,22 @@ def the_query(sql: str) -> str:
     if kind not in _QUERIES or (kind == duckdb.StatementType.MULTI and not _PIVOT.search(inner)):
         raise ConfigurationError(
             f"only queries are run here (SELECT, FROM, PIVOT, DESCRIBE, EXPLAIN), and this is "
-            f"{kind.name}: nothing in a log is changed by asking"
+            f"{kind.name}: a log is never changed by a query"
         )
     return sql.strip().rstrip(";")
 
 
 def is_of_data(error: duckdb.Error) -> bool:
-    """Whether it may be the files' fault and not the query's."""
+    """True if damaged files may be the cause, rather than the query."""
     return isinstance(error, duckdb.InvalidInputException) or not isinstance(error, _OF_QUERIES)
 
 
 def explained(error: duckdb.Error, sql: str) -> ConfigurationError:
-    """DuckDB's message, and what would help."""
+    """Returns DuckDB's message with a hint."""
     text = str(error).strip()
     missing = _NO_TABLE.search(text)
     if missing:
-        from difflib import get_close_matches  # only who errs waits for it
+        from difflib import get_close_matches  # imported only after an error
 
         close = get_close_matches(missing[1].lower(), VIEWS, n=1)
         nearest = f"; nearest known: {close[0]}" if close else ""
@@ -60,7 +60,9 @@ def explained(error: duckdb.Error, sql: str) -> ConfigurationError:
             f"no view {missing[1]}{nearest}\nviews: {', '.join(VIEWS)} (rollstream query --tables)"
         )
     if isinstance(error, duckdb.ParserException) and _RESERVED.search(sql):
-        text += '\n"group", "offset" and "end" are words of SQL: as columns write them in quotes'
+        text += (
+            '\n"group", "offset" and "end" are SQL keywords: write these columns in double quotes'
+        )
     elif isinstance(error, duckdb.BinderException):
         text += "\nviews and their columns: rollstream query --tables"
     return ConfigurationError(text)

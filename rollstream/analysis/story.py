@@ -1,7 +1,7 @@
-"""All that a run knows of one trajectory, gathered from the archive and the log.
+"""Gathers everything about one trajectory from archive and log.
 
-What counts is its first completion (invariant 2); orders and partials are told as long as the log
-keeps them.
+Its first completion is the valid one (invariant 2). Assignments and partials are included as long
+as the log keeps them.
 """
 # duckdb and pyarrow ship few types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """`record` is None for a trajectory that is not finished; rows are those of the views."""
+    """Everything about one trajectory; `record` is None until it finishes, rows are view rows."""
 
     trajectory: str
     record: Trajectory | None
@@ -45,8 +45,8 @@ class Story:
 
 
 def names_of(session: Session, name: str | None, group: int | None, last: bool) -> list[str]:
-    """The trajectories meant: one by its name or a beginning of it, a whole group, or the one that
-    finished last.
+    """Returns the selected trajectories: one by its name or a prefix of it, a whole group, or the
+    one that finished last.
     """
     if group is not None:
         rows = _rows(session, f'FROM admissions SELECT trajectories WHERE "group" = {group}')
@@ -58,7 +58,7 @@ def names_of(session: Session, name: str | None, group: int | None, last: bool) 
         newest = 'ORDER BY timestamp DESC, "offset" DESC LIMIT 1'
         rows = _rows(session, f"SELECT trajectory FROM completions {newest}")
     elif name is None:
-        raise ConfigurationError("which trajectory? give its name, --group N or --last")
+        raise ConfigurationError("no trajectory given: give its name, --group N or --last")
     else:
         rows = _by_name(session, name)
     if not rows:
@@ -68,7 +68,7 @@ def names_of(session: Session, name: str | None, group: int | None, last: bool) 
 
 
 def story_of(session: Session, trajectory: str) -> Story:
-    """What is known of this trajectory."""
+    """Returns everything about a trajectory."""
     name = quoted(trajectory)
     completions = records(session, trajectory)
     bus = session.bus()
@@ -95,12 +95,12 @@ def story_of(session: Session, trajectory: str) -> Story:
 
 
 def records(session: Session, trajectory: str) -> list[Trajectory]:
-    """All its completions, the one that counts first."""
+    """Returns all completions of a trajectory, the valid one first."""
     return list(trajectories(session, f"trajectory = {quoted(trajectory)}", "trajectories"))
 
 
 def _by_name(session: Session, name: str) -> list[Row]:
-    """The trajectory of this name, or the only one that begins so; not finished ones too."""
+    """Finds the trajectory by name, or by a unique prefix; unfinished ones included."""
     known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
     found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {quoted(name)}")
     if found:
@@ -120,14 +120,14 @@ def _by_name(session: Session, name: str) -> list[Row]:
 
 
 def _keyed(bus: Bus, topic: str, key: str) -> Iterator[Record]:
-    """Records of this key that the log still keeps; only they are decoded."""
+    """Yields the kept records of a key; other records are not decoded."""
     if not has_topic(bus, topic):
         return
     at, ends, wanted = bus.begin(topic), bus.end(topic), key.encode()
     while any(at[partition] < end for partition, end in ends.items()):
         try:
             messages = bus.read(topic, at, records_max=8192)
-        except PositionLost:  # truncated just now
+        except PositionLost:  # truncated during this read
             at = {p: max(o, at[p]) for p, o in bus.begin(topic).items()}
             continue
         if not messages:
@@ -145,7 +145,7 @@ def _rows(session: Session, sql: str) -> list[Row]:
 
 
 def in_json(story: Story, text: Text) -> dict[str, Any]:
-    """A story for a program: the record with its tokens and their texts, and the views' rows."""
+    """Returns the details as a JSON object: record, tokens with their text, and view rows."""
     record = None
     if story.record is not None:
         pieces = text.pieces(story.record.tokens.tolist()) if text.is_known else None

@@ -1,6 +1,6 @@
-"""Tokens as text, by the run's own `tokenizer.json`, without transformers and without torch.
+"""Decodes tokens to text with the run's `tokenizer.json`, without transformers or torch.
 
-A run that has no such file (or one that cannot be read) shows the tokens' numbers instead.
+Without that file, token numbers are shown instead.
 """
 # duckdb and tokenizers ship few types
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 
 
 class Text:
-    """Pieces of text for tokens; `is_known` is False where only numbers can be shown."""
+    """Decodes tokens; `is_known` is False without a tokenizer, when it returns numbers."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._path = next((path for path in paths if path.is_file()), None)
@@ -35,7 +35,7 @@ class Text:
         return self._path is not None
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The tokens' text with special tokens left in; numbers where there is no tokenizer."""
+        """Returns the tokens' text, special tokens included; numbers without a tokenizer."""
         if not len(tokens):
             return ""
         if self._path is None:
@@ -43,7 +43,7 @@ class Text:
         return self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token; half a character is shown as the vocabulary writes it."""
+        """Returns the text of each token; a partial character is shown as in the vocabulary."""
         if self._path is None:
             return [f"{token} " for token in tokens]
         known: dict[int, str] = {}
@@ -62,12 +62,12 @@ class Text:
         try:
             return Tokenizer.from_file(str(self._path))
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigurationError(f"{self._path} is no tokenizer: {error}") from error
+            raise ConfigurationError(f"{self._path} is not a tokenizer: {error}") from error
 
 
 def define_text(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
-    """SQL functions: `text_of(tokens)`, and what of a trajectory's tokens is prompt or answer:
-    `prompt_of(tokens, sources)`, `answer_of(tokens, sources)`.
+    """Defines SQL functions: `text_of(tokens)`, and the selections `prompt_of(tokens, sources)` and
+    `answer_of(tokens, sources)` of a trajectory's tokens.
     """
     text = Text(place.tokenizers())
 

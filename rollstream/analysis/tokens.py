@@ -1,4 +1,4 @@
-"""A trajectory token by token: text, where it came from, version and log-probability. Pure."""
+"""The tokens of a trajectory with text, source, version and log-probability. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from streams.records import ENVIRONMENT, GENERATED, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`version` and `logprob` are None but for generated tokens; `label` is `prompt`,
-    `environment` or `v3`. `guessed` tokens came of a draft that was right.
+    """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
+    `environment` or the version, e.g. `v3`. `guessed` is True for an accepted draft token.
     """
 
     number: int
@@ -22,7 +22,7 @@ class Token:
 
 
 def tokens_of(record: Trajectory, text: Text) -> list[Token]:
-    """All tokens in order; a record whose arrays do not fit gives as many as fit."""
+    """Returns all tokens in order; arrays of unequal length are cut to the shortest."""
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
     for span in record.spans:

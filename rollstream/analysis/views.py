@@ -1,9 +1,9 @@
-"""The views of `rollstream query`: one per archived topic, and what is derived from them in SQL.
+"""The views of `rollstream query`: one per archived topic, and views derived from them in SQL.
 
-A topic's view has every row that the archive or the log holds, each once, as it lies there; derived
-views count only what stands: no void record (invariant 7), no bytes that are no record, and of a
-trajectory's completions the first of its partition (invariant 2). They touch list columns only
-where a column made of one is asked for, so that a million rows are counted without reading tokens.
+A topic's view holds every row of archive and log exactly once, unfiltered. Derived views hold only
+valid rows: no void records (invariant 7), no undecodable bytes, and of a trajectory's completions
+the first in its partition (invariant 2). They read list columns only if a query uses a column that
+is computed from one, so a million rows are counted without reading tokens.
 """
 
 import re
@@ -17,12 +17,12 @@ METRICS = (
     "lag_finish_max", "lag_consumed_mean", "lag_consumed_max", "tokens_trained", "seconds",
     "wait_s", "busy_s",
 )  # fmt: skip
-"""Figures of a step that `steps` has as columns; all of them are in its map `metrics`."""
+"""Metrics of a step that are columns of `steps`; its map `metrics` holds all metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A sentence for people, the views that it reads, and its query (empty: made of rows)."""
+    """A description, the views that it reads, and its SQL query (empty for base views)."""
 
     name: str
     sentence: str
@@ -35,7 +35,7 @@ def _stands(schema: str) -> str:
 
 
 def _counting(columns: str) -> str:
-    """Takes that a superseding record does not void."""
+    """Returns a subquery over the takes that were not superseded."""
     return f"""(
     SELECT {columns} FROM ledger t WHERE {_stands("take/1")} AND NOT EXISTS (
         SELECT 1 FROM ledger s WHERE s.schema = 'superseded/1' AND s.reason IS NULL AND NOT s.void
@@ -164,15 +164,15 @@ VIEWS: dict[str, View] = {
     view.name: view
     for view in (
         View("trajectories", "the topic: every completion, also late and dead ones"),
-        View("annotations", "the topic: late facts about trajectories"),
+        View("annotations", "the topic: annotations (late rewards and others) of trajectories"),
         View("ledger", "the topic: what was trained, in the trainer's order"),
         View("admissions", "the topic: which groups were admitted, and when"),
         View("applied", "the topic: which rollout served which version from when"),
-        View("settings", "what the other views need of the run's configuration"),
+        View("settings", "settings of the run that other views use"),
         View("evaluations", "one row per evaluation of held-out prompts (metrics/eval.jsonl)"),
         View(
             "completions",
-            "the first completion of each trajectory, the one that counts; columns as in "
+            "the first completion of each trajectory, which is the valid one; columns as in "
             "trajectories",
             ("trajectories",),
             _COMPLETIONS,
@@ -198,7 +198,7 @@ VIEWS: dict[str, View] = {
         ),
         View(
             "steps",
-            "one row per step that stands (of a repeated one the later term), with its figures",
+            "one row per step (the latest term of a repeated one), with its metrics",
             ("ledger",),
             _STEPS,
         ),
@@ -219,8 +219,8 @@ VIEWS: dict[str, View] = {
         ),
         View(
             "drafts",
-            "one row per trajectory that was drafted: in which pass over its prompt, what was "
-            "guessed and accepted, in how many steps its tokens came",
+            "one row per trajectory with drafts: pass over its prompt, draft tokens proposed and "
+            "accepted, and the number of steps",
             ("completions",),
             _DRAFTS,
         ),
@@ -233,8 +233,8 @@ _LOOKS_AROUND = frozenset({"show", "describe", "information_schema", "duckdb_vie
 
 
 def named_in(sql: str) -> frozenset[str]:
-    """Views that the text may mean: those whose names are words of it, or all of them when it looks
-    at the catalogue itself. Too many cost time, never a wrong answer.
+    """Returns the views that a query may use: those whose names occur as words, or all of them if
+    it reads DuckDB's catalogue. Superfluous views cost time but never change a result.
     """
     words = set(_WORD.findall(sql.lower()))
     if words & _LOOKS_AROUND:
@@ -243,12 +243,12 @@ def named_in(sql: str) -> frozenset[str]:
 
 
 def uses_text(sql: str) -> bool:
-    """Whether it calls a function on tokens; they cost the import of a tokenizer."""
+    """True if the query calls a text function, which needs the import of a tokenizer."""
     return _TEXT.search(sql) is not None
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The views named and all that they read, each after what it reads."""
+    """Returns the views and all that they read, each after its dependencies."""
     found: dict[str, None] = {}
 
     def add(name: str) -> None:

@@ -26,7 +26,7 @@ def find_store(named: str | None) -> ObjectStore:
                 return open_store(f"file:{folder.absolute()}")
     place = find_place(named)
     if named is None:
-        print(f"asking the newest run, {place.name}", file=sys.stderr)
+        print(f"using the newest run, {place.name}", file=sys.stderr)
     if not place.has_store:
         raise ConfigurationError(f"{place.name} has no weights yet")
     return open_store(place.store)

@@ -41,7 +41,7 @@ def test_moves_and_orders_are_told_while_the_log_keeps_them(folders, capsys):
     assert "attempt 1: start on rollout-0 term 1 under version 0" in said
     assert "attempt 2: resume on rollout-0 term 1 under version 0 from partial 0:0" in said
     assert "attempt 1: tokens 7 to 10 by rollout-0 term 1" in said
-    assert "1 later ones do not count" in said
+    assert "1 later ones ignored" in said
 
 
 def test_every_token_has_its_probability(folder, capsys):
@@ -103,13 +103,13 @@ def test_accepted_drafts_are_marked(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     said = inspect(capsys, "1.0", folder, "--logprobs")
     assert (
-        "drafts       6 of 8 guessed tokens right, 9 tokens in 4 steps; 2 of 3 look-ups found a "
+        "drafts       6 of 8 draft tokens accepted, 9 tokens in 4 steps; 2 of 3 look-ups found a "
         "draft, 10 µs each" in said
     )
-    assert "guessed and right" in said
+    assert "accepted draft" in said
     rows = [line.split(" │ ") for line in said.splitlines() if line.count("│") == 6]
     assert [row[5].strip() for row in rows[7:]] == ["", "", *"✓✓✓✓", "", *"✓✓"]
     assert {row[5].strip() for row in rows[:7]} == {""}
-    assert "guessed" not in inspect(capsys, "0.0", folder, "--logprobs")
+    assert "accepted draft" not in inspect(capsys, "0.0", folder, "--logprobs")
     told = json.loads(inspect(capsys, "1.0", folder, "--json"))
     assert told["record"]["drafts"]["runs"] == [2, 4, 1, 2]

@@ -44,7 +44,7 @@ def test_the_newest_run_is_asked_where_none_is_named(folders, tmp_path, capsys, 
     assert main(["query", COUNT, "--json"]) == 0
     said = capsys.readouterr()
     assert said.out == '{"n": 7}\n'
-    assert "asking the newest run" in said.err
+    assert "using the newest run" in said.err
 
 
 def test_an_archive_of_several_runs_wants_a_name(folders, tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_an_archive_of_several_runs_wants_a_name(folders, tmp_path, capsys):
 @pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_rubbish_is_no_run(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigurationError, match="no run's configuration"):
+    with pytest.raises(ConfigurationError, match="not a run's configuration"):
         find_place(str(tmp_path))
 
 

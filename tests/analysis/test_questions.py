@@ -31,7 +31,7 @@ def test_an_unknown_column_names_candidates(complaint):
 
 
 def test_a_word_of_sql_as_a_column_is_explained(complaint):
-    assert "words of SQL: as columns write them in quotes" in complaint("SELECT group FROM groups")
+    assert "SQL keywords: write these columns in double quotes" in complaint("SELECT group FROM groups")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_an_answer_is_a_table_json_lines_or_csv(folders, capsys, monkeypatch):
     main(["query", sql, *run])
     table = capsys.readouterr().out.splitlines()
     assert table[0].split(" │ ")[0] == "step"
-    assert table[-1] == "not shown for want of width: list, n, inf"
+    assert table[-1] == "columns that do not fit: list, n, inf"
     main(["query", sql, *run, "--json"])
     assert capsys.readouterr().out == (
         '{"step": 1, "metrics": {"reward_mean": 0.5, "accuracy": 0.5, "of_term": 1.0}, '

@@ -94,7 +94,7 @@ def test_json_has_every_field_with_its_place(folders, capsys):
         (["trajectorie"], "no topic 'trajectorie'; nearest known: trajectories"),
         (["ledger", "--where", "stepp=1"], "ledger has no field stepp; nearest known: step"),
         (["ledger", "--where", "version.nr=1"], "nearest known: version.number"),
-        (["ledger", "--where", "step=one"], "step is a number, and 'one' is none"),
+        (["ledger", "--where", "step=one"], "step is a number, but 'one' is not"),
         (["ledger", "--where", "step"], "write FIELD=VALUE"),
         (["ledger", "--from", "middle"], "write begin, end or an offset"),
         (["ledger", "--from", "3", "--last", "2"], "give one of them"),

@@ -59,4 +59,4 @@ def test_a_run_with_drafts_on_vllm_guesses_right_and_keeps_the_invariants(tmp_pa
     assert told["asked"] > 0
     best = max(rows, key=lambda row: row["accepted"])
     shown = rollstream("inspect", best["trajectory"], str(folder)).stdout
-    assert f"{best['accepted']} of {best['guessed']} guessed tokens right" in shown
+    assert f"{best['accepted']} of {best['guessed']} draft tokens accepted" in shown
