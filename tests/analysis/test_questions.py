@@ -31,7 +31,9 @@ def test_an_unknown_column_names_candidates(complaint):
 
 
 def test_a_word_of_sql_as_a_column_is_explained(complaint):
-    assert "SQL keywords: write these columns in double quotes" in complaint("SELECT group FROM groups")
+    assert "SQL keywords: write these columns in double quotes" in complaint(
+        "SELECT group FROM groups"
+    )
 
 
 @pytest.mark.parametrize(
