@@ -69,9 +69,9 @@ def answers(task: Task, plan: Plan) -> dict[str, Answer]:
     between turns.
     """
     hold = isinstance(task, Environment)
-    drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
-    kinds = {f"sample-{index}": drawn for index in range(plan.samples)}
-    kinds["greedy"] = replace(drawn, temperature=0.0)
+    sampling_drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
+    kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
+    kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
     made: dict[str, Answer] = {}
     for group, prompt in enumerate(task.held_out(plan.prompts)):
         tokens = np.array(prompt.tokens, np.uint32)
@@ -96,36 +96,36 @@ def evaluate(
 
     The engine must be idle and serving; the pool must have no other questions.
     """
-    asked = answers(task, plan)
-    judged = _Round(engine, rewards, asked).run(sleep)
+    answers_by_name = answers(task, plan)
+    judged = _Round(engine, rewards, answers_by_name).run(sleep)
     return measure(
-        [one for name, one in judged.items() if asked[name].sampled],
-        [one for name, one in judged.items() if not asked[name].sampled],
+        [one for name, one in judged.items() if answers_by_name[name].sampled],
+        [one for name, one in judged.items() if not answers_by_name[name].sampled],
     )
 
 
 @dataclass(slots=True)
 class _Round:
-    """One evaluation in progress. `to_ask` are answers that wait for room in the reward pool."""
+    """One evaluation in progress. `to_judge` are answers that wait for room in the reward pool."""
 
     engine: Engine
     rewards: RewardPool
-    asked: dict[str, Answer]
+    answers_by_name: dict[str, Answer]
     judged: dict[str, Judged] = field(default_factory=dict[str, Judged])
-    to_ask: deque[Answer] = field(default_factory=deque[Answer])
+    to_judge: deque[Answer] = field(default_factory=deque[Answer])
 
     def run(self, sleep: Callable[[float], None]) -> dict[str, Judged]:
-        for answer in self.asked.values():
+        for answer in self.answers_by_name.values():
             self.engine.submit(answer.request)
-        while len(self.judged) < len(self.asked):
+        while len(self.judged) < len(self.answers_by_name):
             emissions = self.engine.poll(_POLL_S)
             for emission in emissions:
-                self._grow(self.asked[emission.trajectory], emission)
-            while self.to_ask and self.rewards.can_submit():
-                self._ask(self.to_ask.popleft())
+                self._grow(self.answers_by_name[emission.trajectory], emission)
+            while self.to_judge and self.rewards.can_submit():
+                self._judge(self.to_judge.popleft())
             outcomes = self.rewards.poll()
             for name, outcome in outcomes:
-                self._settle(name, self.asked[name], outcome)
+                self._apply_outcome(name, self.answers_by_name[name], outcome)
             if not (emissions or outcomes):
                 sleep(_EMPTY_S)
         return self.judged
@@ -134,16 +134,16 @@ class _Round:
         answer.add(emission.tokens, GENERATED)
         if emission.finish is not None:
             answer.over = emission.finish == "length" or not answer.request.hold
-            self.to_ask.append(answer)
+            self.to_judge.append(answer)
 
-    def _ask(self, answer: Answer) -> None:
+    def _judge(self, answer: Answer) -> None:
         name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
         if answer.over:
             self.rewards.submit(name, reference, turns)
         else:
             self.rewards.submit_turn(name, reference, answer.state, turns)
 
-    def _settle(self, name: str, answer: Answer, outcome: Verdict | Reply) -> None:
+    def _apply_outcome(self, name: str, answer: Answer, outcome: Verdict | Reply) -> None:
         """A verdict ends the answer; a reply continues it, or completes it if the reply
         is empty.
         """
@@ -162,6 +162,6 @@ class _Round:
             self.engine.abort(name)
         if isinstance(outcome, Reply):
             answer.over = True
-            self.to_ask.append(answer)
+            self.to_judge.append(answer)
         else:
             self.judged[name] = Judged(outcome, answer.generated(), answer.prompt.task)

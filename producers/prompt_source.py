@@ -44,27 +44,27 @@ class PromptOrder:
         Raises `ConfigurationError` for a prompt that is empty or longer than `tokens_max`: an
         engine would refuse all its samples after every restart.
         """
-        asked = self.prompt(self.seed, group)
-        self._check(group, asked)
-        stop = self.sampling.stop if asked.stop is None else asked.stop
+        prompt = self.prompt(self.seed, group)
+        self._check(group, prompt)
+        stop = self.sampling.stop if prompt.stop is None else prompt.stop
         return Prompt(
             group=group,
-            task=asked.task or self.task,
-            tokens=np.array(asked.tokens, np.uint32),
+            task=prompt.task or self.task,
+            tokens=np.array(prompt.tokens, np.uint32),
             samples=self.samples,
             sampling=replace(self.sampling, stop=stop),
             seed=self.seed,
-            reference=asked.reference,
-            epoch=asked.epoch,
+            reference=prompt.reference,
+            epoch=prompt.epoch,
         )
 
-    def _check(self, group: int, asked: TaskPrompt) -> None:
-        where = f"task {asked.task or self.task}, prompt {group} of seed {self.seed}"
-        if not asked.tokens:
+    def _check(self, group: int, prompt: TaskPrompt) -> None:
+        where = f"task {prompt.task or self.task}, prompt {group} of seed {self.seed}"
+        if not prompt.tokens:
             raise ConfigurationError(f"{where}: it has no tokens")
-        if self.tokens_max is not None and len(asked.tokens) > self.tokens_max:
+        if self.tokens_max is not None and len(prompt.tokens) > self.tokens_max:
             raise ConfigurationError(
-                f"{where}: {len(asked.tokens)} tokens are more than the {self.tokens_max} that "
+                f"{where}: {len(prompt.tokens)} tokens are more than the {self.tokens_max} that "
                 "rollouts.context_max − sampling.tokens_max leaves for a prompt"
             )
 
@@ -77,7 +77,7 @@ class PromptSource:
     order: PromptOrder
     term: int
     ahead: int
-    following: int = 0
+    next_group: int = 0
     admitted: int = -1
     admissions: TopicReader | None = None
 
@@ -85,25 +85,25 @@ class PromptSource:
         """Publish until `stop`."""
         writer = FencedWriter(self.bus, "prompts", "prompts", self.term)
         upto = {partition: offset + 1 for partition, offset in writer.open().items()}
-        self.following = self._published(upto) + 1
+        self.next_group = self._published(upto) + 1
         self.admissions = TopicReader(self.bus, "admissions", from_begin(self.bus, "admissions"))
-        log.info("prompt source term %d resumes at prompt %d", self.term, self.following)
+        log.info("prompt source term %d resumes at prompt %d", self.term, self.next_group)
         while not stop.is_set():
             for received in self.admissions.follow():
                 if isinstance(received.record, Admitted):
                     self.admitted = max(self.admitted, received.record.group)
             target = self.admitted + 1 + self.ahead
-            if target - self.following > self.ahead // REFILL:
-                prompts = [self.order.at(group) for group in range(self.following, target)]
+            if target - self.next_group > self.ahead // REFILL:
+                prompts = [self.order.at(group) for group in range(self.next_group, target)]
                 writer.append([(str(prompt.group), prompt) for prompt in prompts])
-                self.following = target
+                self.next_group = target
             stop.wait(ROUND_S)
 
     def figures(self) -> Figures:
         """Prompts published in the whole run, and how many of them are not admitted."""
         return {
-            "prompts_published_total": self.following,
-            "prompts_ahead": max(0, self.following - self.admitted - 1),
+            "prompts_published_total": self.next_group,
+            "prompts_ahead": max(0, self.next_group - self.admitted - 1),
             "prompts_ahead_max": self.ahead,
         }
 

@@ -54,12 +54,12 @@ def main(settings: str, function_path: str = "") -> None:
     """Write a greeting once the task is built, or the reason why it cannot be built. Then answer
     until the pipe closes.
     """
-    asked = msgspec.json.decode(settings, type=PlainTask)
+    description = msgspec.json.decode(settings, type=PlainTask)
     source, sink = _own_pipes()
     encode = msgspec.json.Encoder().encode
     with open(sink, "wb", buffering=0) as out:
         try:
-            task = load_task(asked)
+            task = load_task(description)
             function = load_function(function_path) if function_path else None
         except ConfigurationError as error:
             out.write(encode(Answer("failed", reason=str(error))) + b"\n")
@@ -67,7 +67,7 @@ def main(settings: str, function_path: str = "") -> None:
         out.write(encode(Answer("score")) + b"\n")
         for question in _questions(source):
             # CPU seconds, twice the parent's limit: it takes effect only after the parent's death.
-            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * asked.reward_timeout_s + 1)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
             out.write(encode(answer(task, function, question)) + b"\n")
 
 

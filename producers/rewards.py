@@ -75,17 +75,17 @@ class RewardPool:
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
         """Have a complete answer judged."""
-        self._ask(key, Question("judge", reference, "", _lists(turns)))
+        self._queue(key, Question("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
         """Have the task's environment reply to the last of `turns`."""
-        self._ask(key, Question("reply", reference, state, _lists(turns)))
+        self._queue(key, Question("reply", reference, state, _lists(turns)))
 
     def submit_finished(self, key: str, reference: str, turns: Turns, facts: Facts) -> None:
         """Have the scorer's function called. Its numbers are `scores` of the verdict, a lone one
         under the name "".
         """
-        self._ask(key, Question("score", reference, "", _lists(turns), facts))
+        self._queue(key, Question("score", reference, "", _lists(turns), facts))
 
     def poll(self) -> list[tuple[str, Outcome]]:
         """Return the outcomes since the last poll. Raises `ConfigurationError` if the task cannot
@@ -95,51 +95,51 @@ class RewardPool:
         if not self._outstanding():
             return decided
         now = self._clock()
-        for place in range(len(self._workers)):
-            self._attend(place, now, decided)
+        for index in range(len(self._workers)):
+            self._serve_process(index, now, decided)
         return decided
 
     def close(self) -> None:
         """End the processes; unanswered questions are dropped."""
-        for place, worker in enumerate(self._workers):
+        for index, worker in enumerate(self._workers):
             if worker is not None:
                 worker.kill()
-            self._workers[place] = None
+            self._workers[index] = None
         self._waiting.clear()
 
     def _outstanding(self) -> int:
         held = sum(len(worker.held) for worker in self._workers if worker is not None)
         return len(self._waiting) + held
 
-    def _ask(self, key: str, question: Question) -> None:
+    def _queue(self, key: str, question: Question) -> None:
         assert self.can_submit(), "call can_submit() first"
         self._waiting.append(_Asked(key, self._encoder.encode(question) + b"\n"))
 
-    def _attend(self, place: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
+    def _serve_process(self, index: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
         """Serve one process: read its answers, write questions, replace it if it ended or hangs."""
-        worker = self._workers[place]
+        worker = self._workers[index]
         if worker is None:
             if not self._waiting:
                 return
-            worker = self._workers[place] = RewardWorker[_Asked](self._task, now, self._function)
+            worker = self._workers[index] = RewardWorker[_Asked](self._task, now, self._function)
         ended = (
             worker.has_ended()
         )  # checked before reading, so that no answer of a dying process is lost
-        for asked, line in worker.read(now):
-            decided.append((asked.key, self._outcome(line)))
-        self._greet(worker)
+        for question, line in worker.read(now):
+            decided.append((question.key, self._outcome(line)))
+        self._check_greeting(worker)
         if not ended:
             share = -(-len(self._waiting) // len(self._workers))
             while self._waiting and share and len(worker.held) < _IN_FLIGHT_MAX:
-                asked = self._waiting.popleft()
-                worker.give(asked, asked.line, now)
+                question = self._waiting.popleft()
+                worker.give(question, question.line, now)
                 share -= 1
             worker.write(now)
         reason = worker.ended_reason() if ended else worker.overdue_reason(now)
         if reason:
-            self._replace(place, worker, reason, decided)
+            self._replace(index, worker, reason, decided)
 
-    def _greet(self, worker: RewardWorker[_Asked]) -> None:
+    def _check_greeting(self, worker: RewardWorker[_Asked]) -> None:
         if worker.greeting:
             refusal = self._decoder.decode(worker.greeting).reason
             if refusal:
@@ -158,7 +158,7 @@ class RewardPool:
 
     def _replace(
         self,
-        place: int,
+        index: int,
         worker: RewardWorker[_Asked],
         reason: str,
         decided: list[tuple[str, Outcome]],
@@ -167,7 +167,7 @@ class RewardPool:
         to the front of the queue.
         """
         worker.kill()
-        self._workers[place] = None
+        self._workers[index] = None
         held = list(worker.held)
         if not worker.greeting:
             self._starts_failed += 1

@@ -55,13 +55,13 @@ class Scorer:
         reader = self.bus.join(GROUP, TOPIC, self.writes.scorer)
         try:
             while not stop.is_set():
-                messages = self._polled(reader)
+                messages = self._poll(reader)
                 if messages and self._score(first_completions(messages), reader, stop):
                     reader.commit()
         finally:
             reader.close()
 
-    def _polled(self, reader: GroupReader) -> list[Message]:
+    def _poll(self, reader: GroupReader) -> list[Message]:
         """Read the next batch. Truncated records belong to groups that have ended, so nothing waits
         for their annotations. They are skipped as a member of the group: while another scorer
         lives, Kafka refuses commits from outside the group, and a scorer that failed for this
@@ -79,12 +79,12 @@ class Scorer:
     ) -> bool:
         """Publish annotations of all records. Returns False if it was stopped before."""
         for record in records.values():
-            self._ask(record)
-        asked, alive_s = set(records), self.clock()
-        while asked:
+            self._submit(record)
+        outstanding, alive_s = set(records), self.clock()
+        while outstanding:
             decided = [(records[trajectory], outcome) for trajectory, outcome in self.pool.poll()]
             self._publish(decided)
-            asked -= {record.trajectory for record, _ in decided}
+            outstanding -= {record.trajectory for record, _ in decided}
             if self.clock() - alive_s >= ALIVE_S:
                 reader.poll(0.0, 0)
                 alive_s = self.clock()
@@ -92,7 +92,7 @@ class Scorer:
                 return False
         return True
 
-    def _ask(self, record: Trajectory) -> None:
+    def _submit(self, record: Trajectory) -> None:
         turns = turns_of(record.tokens, record.sources)
         if self.writes.by_judge:
             self.pool.submit(record.trajectory, record.reference, turns)

@@ -66,7 +66,7 @@ class Dataset:
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         rows = self._splits[0]
         epoch, index = shuffled(len(rows), seed, position)
-        return self._ask(rows[index], epoch)
+        return self._make_prompt(rows[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         rows = self._splits[1]
@@ -75,7 +75,7 @@ class Dataset:
                 f"evaluation.prompts: {count} asked for, the data set holds out {len(rows)}; ask "
                 "for no more, raise held_out_share, or name a file as task.options.held_out"
             )
-        return [self._ask(row, 0) for row in rows[:count]]
+        return [self._make_prompt(row, 0) for row in rows[:count]]
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """Answers of the column `answer` to training rows drawn with repetition."""
@@ -87,7 +87,7 @@ class Dataset:
         rows = self._splits[0]
         chosen: list[int] = np.random.default_rng(seed).integers(len(rows), size=count).tolist()
         return [
-            Document(self._text.prompt(row.said), self._text.response(row.answer))
+            Document(self._text.prompt(row.prompt), self._text.response(row.answer))
             for row in (rows[index] for index in chosen)
         ]
 
@@ -119,11 +119,11 @@ class Dataset:
         return training, [row for row in rows if self._is_held_out(row)]
 
     def _is_held_out(self, row: Row) -> bool:
-        return xxhash.xxh3_64_intdigest(row.content.encode()) < self._share * 2**64
+        return xxhash.xxh3_64_intdigest(row.question_key.encode()) < self._share * 2**64
 
     def _refuse_shared(self, rows: list[Row], held_out: list[Row]) -> None:
-        known = {row.content for row in rows}
-        shared = [row.place for row in held_out if row.content in known]
+        known = {row.question_key for row in rows}
+        shared = [row.place for row in held_out if row.question_key in known]
         if shared:
             raise ConfigurationError(
                 f"data set {self._held_out_path}: {len(shared)} held-out prompts are in "
@@ -134,7 +134,7 @@ class Dataset:
         longer = [
             f"{row.place} with {len(tokens)} tokens"
             for row in rows
-            if not self._text.surely_fits(row.said)
+            if not self._text.surely_fits(row.prompt)
             and not self._text.fits(tokens := self._tokens(row, path))
         ]
         if longer:
@@ -147,11 +147,11 @@ class Dataset:
 
     def _tokens(self, row: Row, path: Path) -> tuple[int, ...]:
         try:
-            return self._text.prompt(row.said)
+            return self._text.prompt(row.prompt)
         except ConfigurationError as error:
             raise ConfigurationError(f"data set {path}, {row.place}: {error}") from error
 
-    def _ask(self, row: Row, epoch: int) -> TaskPrompt:
+    def _make_prompt(self, row: Row, epoch: int) -> TaskPrompt:
         return TaskPrompt(self._tokens(row, self._path), row.reference, epoch)
 
 

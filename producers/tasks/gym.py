@@ -71,8 +71,8 @@ class Gym:
                     "checkpoint to start from"
                 )
             answer = entry["answer"]
-            said = f"<{self._tag}>{answer}</{self._tag}>" if self._tag else answer
-            made.append(Document(tokens, self._text.response(said)))
+            text = f"<{self._tag}>{answer}</{self._tag}>" if self._tag else answer
+            made.append(Document(tokens, self._text.response(text)))
         return made
 
     def judge(self, reference: str, turns: Turns) -> Score:
@@ -154,8 +154,8 @@ def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
     try:
         opened(0)[0]
     except Exception as error:  # a data set may raise anything; the message includes it
-        said = str(error) or type(error).__name__
-        raise ConfigurationError(f"{_WHERE}: {name} refuses its parameters: {said}") from error
+        text = str(error) or type(error).__name__
+        raise ConfigurationError(f"{_WHERE}: {name} refuses its parameters: {text}") from error
     return opened
 
 

@@ -60,12 +60,12 @@ def _whole(weights: Sequence[float]) -> list[int]:
 def _order(shares: Sequence[int]) -> list[tuple[int, int]]:
     """One cycle: part, and how many prompts it gave before in this cycle."""
     total = sum(shares)
-    earned, asked = [0] * len(shares), [0] * len(shares)
+    credit, given = [0] * len(shares), [0] * len(shares)
     order: list[tuple[int, int]] = []
     for _ in range(total):
-        earned = [have + share for have, share in zip(earned, shares, strict=True)]
-        part = max(range(len(shares)), key=lambda number: (earned[number], -number))
-        earned[part] -= total
-        order.append((part, asked[part]))
-        asked[part] += 1
+        credit = [credit_of + share for credit_of, share in zip(credit, shares, strict=True)]
+        part = max(range(len(shares)), key=lambda number: (credit[number], -number))
+        credit[part] -= total
+        order.append((part, given[part]))
+        given[part] += 1
     return order

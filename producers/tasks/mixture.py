@@ -101,13 +101,13 @@ class Mixture:
         return made
 
     def judge(self, reference: str, turns: Turns) -> Score:
-        part, own = self._of(reference)
+        part, own = self._part_of(reference)
         return part.judge(own, turns)
 
-    def _of(self, reference: str) -> tuple[Task, str]:
+    def _part_of(self, reference: str) -> tuple[Task, str]:
         """The part's task, and its own reference."""
-        said = json.loads(reference)
-        return self._tasks[said["part"]], said["of"]
+        packed = json.loads(reference)
+        return self._tasks[packed["part"]], packed["of"]
 
     def _held_out(self, part: Part, count: int) -> list[TaskPrompt]:
         try:
@@ -120,7 +120,7 @@ class Conversation(Mixture):
     """A mixture with multi-turn parts. For single-turn parts the environment's reply is empty."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
-        part, own = self._of(reference)
+        part, own = self._part_of(reference)
         return part.reply(own, state, turns) if isinstance(part, Environment) else Reply(())
 
 

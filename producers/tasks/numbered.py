@@ -42,10 +42,10 @@ class Numbered:
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         epoch, number = shuffled(self._prompts, seed, position)
-        return self._ask(number, epoch)
+        return self._make_prompt(number, epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
-        return [self._ask(self._prompts + number, 0) for number in range(count)]
+        return [self._make_prompt(self._prompts + number, 0) for number in range(count)]
 
     def judge(self, reference: str, turns: Turns) -> Score:
         """1 or 0, a function of the answer."""
@@ -55,7 +55,7 @@ class Numbered:
         chance = (xxhash.xxh3_64_intdigest(str(number).encode()) % 80 + 10) / 100
         return Score(float(drawn < chance))
 
-    def _ask(self, number: int, epoch: int) -> TaskPrompt:
+    def _make_prompt(self, number: int, epoch: int) -> TaskPrompt:
         text = f"{number}?".ljust(self._prompt_tokens - 1)
         return TaskPrompt(
             (BOS, *self._tokenizer.encode(text)), json.dumps({"number": number}), epoch

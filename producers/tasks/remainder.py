@@ -94,9 +94,9 @@ class Remainder:
         return self._tokenizer
 
     def prompt(self, seed: int, position: int) -> TaskPrompt:
-        questions = self._asked
+        questions = self._training_questions
         epoch, index = shuffled(len(questions), seed, position)
-        return self._ask(questions[index], epoch)
+        return self._make_prompt(questions[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         questions = self._splits["held_out"]
@@ -106,7 +106,7 @@ class Remainder:
                 "ask for no more"
             )
         order = [shuffled(len(questions), _FIXED_SEED, place)[1] for place in range(count)]
-        return [self._ask(questions[index], 0) for index in order]
+        return [self._make_prompt(questions[index], 0) for index in order]
 
     def documents(self, seed: int, count: int) -> list[Document]:
         """Right answers to warm-up prompts drawn with repetition, in the styles' shares."""
@@ -123,7 +123,7 @@ class Remainder:
         return Score(float(right), {STYLE_PREFIX + (style(response) if ended else "other"): 1.0})
 
     @cached_property
-    def _asked(self) -> list[Question]:
+    def _training_questions(self) -> list[Question]:
         """Questions of the training order; with `prompts`, the same ones for every seed."""
         questions = self._splits["train"]
         if self._prompts > len(questions):
@@ -146,7 +146,7 @@ class Remainder:
                 splits[names[crc32(question_text(x, y).encode()) % 8]].append((x, y))
         return splits
 
-    def _ask(self, question: Question, epoch: int) -> TaskPrompt:
+    def _make_prompt(self, question: Question, epoch: int) -> TaskPrompt:
         x, y = question
         tokens = (BOS, *self._tokenizer.encode(question_text(x, y)))
         return TaskPrompt(tokens, json.dumps({"answer": number_text(x % y)}), epoch)
@@ -162,4 +162,4 @@ class Remainder:
         else:
             shown, shape = lines, "full"
         response = (*self._tokenizer.encode(response_text(x, y, shown)), EOS)
-        return Document(self._ask(question, 0).tokens, response, shape)
+        return Document(self._make_prompt(question, 0).tokens, response, shape)

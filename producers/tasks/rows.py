@@ -31,14 +31,14 @@ class Row:
     """`place` is the row's position in its file; `reference` is JSON."""
 
     place: str
-    said: Said
+    prompt: Said
     reference: str
     answer: str
 
     @property
-    def content(self) -> str:
+    def question_key(self) -> str:
         """Rows with equal content hold the same prompt."""
-        return json.dumps(self.said, sort_keys=True)
+        return json.dumps(self.prompt, sort_keys=True)
 
 
 def read_rows(path: Path, columns: Columns) -> list[Row]:
@@ -102,7 +102,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) -> Row:
     where = f"data set {path}, {place}"
-    said = _said(where, columns.prompt, _value(where, values, "prompt", columns.prompt))
+    prompt = _said(where, columns.prompt, _value(where, values, "prompt", columns.prompt))
     reference = None
     if columns.reference:
         reference = _value(where, values, "reference", columns.reference)
@@ -115,7 +115,7 @@ def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) ->
     answer = _value(where, values, "answer", columns.answer) if columns.answer else ""
     if not isinstance(answer, str):
         raise ConfigurationError(f"{where}: {columns.answer} must be text, got {_shown(answer)}")
-    return Row(place, said, packed, answer)
+    return Row(place, prompt, packed, answer)
 
 
 def _value(where: str, values: Mapping[str, Any], option: str, column: str) -> Any:

@@ -41,7 +41,7 @@ class Scripted:
     def prompt(self, seed: int, position: int) -> TaskPrompt:
         training = self._splits[1]
         epoch, index = shuffled(len(training), seed, position)
-        return self._ask(training[index], epoch)
+        return self._make_prompt(training[index], epoch)
 
     def held_out(self, count: int) -> list[TaskPrompt]:
         scripts = self._splits[0]
@@ -50,7 +50,7 @@ class Scripted:
                 f"evaluation.prompts = {count}: scripted holds out {len(scripts)} of "
                 f"{self._turns} turns"
             )
-        return [self._ask(script, 0) for script in scripts[:count]]
+        return [self._make_prompt(script, 0) for script in scripts[:count]]
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
         """The next digit, until the script ends or the model ends the answer with `<eos>`."""
@@ -76,6 +76,6 @@ class Scripted:
             splits[crc32(bytes(script)) % 8 > 0].append(script)
         return splits
 
-    def _ask(self, script: Script, epoch: int) -> TaskPrompt:
+    def _make_prompt(self, script: Script, epoch: int) -> TaskPrompt:
         tokens = (BOS, *self._tokenizer.encode(f"{script[0]}="))
         return TaskPrompt(tokens, json.dumps({"script": script}), epoch)

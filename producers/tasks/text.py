@@ -52,29 +52,29 @@ class Text:
             )
         return tuple(sorted(ends))
 
-    def prompt(self, said: Said) -> tuple[int, ...]:
+    def prompt(self, content: Said) -> tuple[int, ...]:
         """Tokens up to the start of the answer. Raises `ConfigurationError` if the template
         refuses.
         """
         if self._template == "plain":
-            if not isinstance(said, str):
+            if not isinstance(content, str):
                 raise ConfigurationError(
                     'chat messages need a chat template: set task.template = "chat", or give texts'
                 )
-            return tuple(self.tokenizer.light.encode(said).ids)
-        return tuple(self.tokenizer.encode(self._render(self._messages(said), True)))
+            return tuple(self.tokenizer.light.encode(content).ids)
+        return tuple(self.tokenizer.encode(self._render(self._messages(content), True)))
 
     def fits(self, tokens: Sequence[int]) -> bool:
         """Whether the prompt leaves room for an answer of `sampling.tokens_max`."""
         return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
 
-    def surely_fits(self, said: Said) -> bool:
+    def surely_fits(self, content: Said) -> bool:
         """Whether the prompt fits in any case, without tokenizing it: a token is at least one byte
         of text.
         """
         if self.prompt_tokens_max is None:
             return True
-        contents = [said] if isinstance(said, str) else [one["content"] for one in said]
+        contents = [content] if isinstance(content, str) else [one["content"] for one in content]
         size = sum(len(content.encode()) for content in (*contents, self._system))
         return (
             size + 64 * (len(contents) + 2) <= self.prompt_tokens_max
@@ -93,9 +93,9 @@ class Text:
         end = ends or tuple(sorted(self.tokenizer.ends))[:1]
         return (*self.tokenizer.encode(text), *end)
 
-    def _messages(self, said: Said) -> list[Message]:
+    def _messages(self, content: Said) -> list[Message]:
         messages: list[Message] = (
-            [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+            [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         )
         if self._system and not any(one["role"] == "system" for one in messages):
             return [{"role": "system", "content": self._system}, *messages]
