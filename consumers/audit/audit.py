@@ -1,9 +1,9 @@
-"""One pass over each topic of a run, then the store: what a run did, held to invariants 1 to 7, and
-11 of its checkpoints.
+"""Audits a run: reads each topic once and then the store, and checks invariants 1 to 7, and 11 for
+checkpoints.
 
-It only reads: nothing is buried, nothing committed. Ends are fixed before the first record is read,
-those of the ledger first, so that of a living run everything that the ledger names lies before
-the ends of the topics that it names.
+The audit only reads: it dead-letters and commits nothing. The end offsets are fixed before the
+first record is read, those of the ledger first, so that in a live run every record that the ledger
+names is before the fixed ends of the other topics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +41,14 @@ READ = (
     "trajectories", "weights",
 )  # fmt: skip
 ARCHIVED = ("admissions", "ledger", "trajectories", "annotations")
-"""Topics whose checks want every record from the first on."""
+"""Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """What sees every record: `taken` and `reads` before the others, `rows` archived rows too."""
+    """The folds over all records: `taken` and `reads` are applied before the others; `rows` also
+    takes archived rows.
+    """
 
     taken: Taken
     reads: Reads
@@ -58,7 +60,9 @@ class Folds:
 
 @dataclass(slots=True)
 class Audit:
-    """`store` is None where a run has none (left); `tell` hears what is being read."""
+    """The audit of one run; `store` is None if the run has none, and `tell` is called with the name
+    of each object that is read.
+    """
 
     bus: Bus | None
     store: ObjectStore | None
@@ -69,7 +73,7 @@ class Audit:
     _coverage: dict[str, Kept] = field(default_factory=dict[str, Kept])
 
     def check(self) -> list[Tally]:
-        """One line for what was read, then one per invariant in their order."""
+        """One result for the completeness of the data, then one per invariant in their order."""
         source = Source(self.bus, self.store, self.run, self.reading)
         for topic in ENDS:
             source.fix_end(topic)
@@ -115,7 +119,7 @@ class Audit:
 
     @property
     def coverage(self) -> Mapping[str, Kept]:
-        """How much of each topic was there."""
+        """How much of each topic was available."""
         return self._coverage
 
     def _read(self, source: Source, topic: str, folds: Folds) -> Kept:
@@ -165,15 +169,17 @@ class Audit:
 
 
 def _is_misplaced(seen: Seen, partitions: int) -> bool:
-    """What trainer and dispatch pass over; takes say how many partitions the trainer read."""
+    """Whether the record is not in its key's partition; trainer and dispatch skip such records. The
+    takes state how many partitions the trainer read.
+    """
     record, partition = seen.record, seen.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
     return is_keyed and not is_in_place(record.group, partition, partitions)
 
 
 def _lines(folds: Sequence[Checker], unknown: str) -> list[Tally]:
-    """One tally per invariant: two folds may share one. A record of a single-holder role that is
-    not known here may change what all others mean: the log is not judged then.
+    """One result per invariant; two folds may share one. An unknown record of a single-holder role
+    may change the meaning of all others: then the log is not judged.
     """
     tallies = {fold.tally.number: fold.tally for fold in folds}
     for tally in tallies.values() if unknown else ():

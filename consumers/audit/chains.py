@@ -1,9 +1,10 @@
-"""What a trained completion was resumed from: the chain of partials that its order names.
+"""The chains of partials that trained completions were resumed from, as their assignments name
+them.
 
-Each link is compared with the part of the completion that it stands for: tokens, sources,
-log-probabilities and versions. A chain of which a link is gone, or that does not fit itself, was
-not followed (`producers/rollout/chain.py`) and proves nothing. Grows with the partials that are
-kept of resumed trajectories: a few numbers for each.
+Each link is compared with its part of the completion: tokens, sources, log-probabilities and
+versions. A chain with a missing link, or whose links do not fit together, was not followed by the
+rollout either and proves nothing. Grows with the kept partials of resumed trajectories: a few
+numbers for each.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from streams.records import (
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """One partial; `hash` is of its tokens, sources and log-probabilities."""
+    """One partial; `hash` covers its tokens, sources and log-probabilities."""
 
     previous: Address | None
     start: int
@@ -35,18 +36,18 @@ class Link(msgspec.Struct, frozen=True, gc=False):
     generated: int
     hash: int
     versions: tuple[tuple[int, Version], ...]
-    """Of its generated tokens: how many, in order, under which version."""
+    """The versions of its generated tokens in order, each with its number of tokens."""
     rollout: str
     attempt: int
 
 
 @dataclass(slots=True)
 class Chains:
-    """Orders come before `partials`, and those before `trajectories`."""
+    """Needs assignments before `partials`, and `partials` before `trajectories`."""
 
     tally: Tally
     _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
-    """(trajectory, attempt) → the partial that its order names."""
+    """(trajectory, attempt) → the partial that its assignment names."""
     _names: set[str] = field(default_factory=set[str])
     _links: dict[tuple[str, Address], Link] = field(default_factory=dict[tuple[str, Address], Link])
 
@@ -56,7 +57,7 @@ class Chains:
             self._names.add(order.trajectory)
 
     def keep(self, partial: Partial, at: Address) -> None:
-        """Of trajectories that are resumed at some time."""
+        """Index the partial if its trajectory is resumed by any assignment."""
         if partial.trajectory not in self._names:
             return
         self.tally.counts["partials"] += 1
@@ -75,8 +76,8 @@ class Chains:
         )
 
     def wrong(self, record: Trajectory) -> str:
-        """Where a completion differs from the chain that it was resumed from; "" where it does not,
-        or nothing is kept.
+        """Where a completion differs from the chain that it was resumed from; "" if it does not
+        differ or the chain is not kept.
         """
         newest = self._resumed.get((record.trajectory, record.attempt))
         links = [] if newest is None else self._chain(record.trajectory, newest)
@@ -96,7 +97,7 @@ class Chains:
         return ""
 
     def _chain(self, trajectory: str, newest: Address) -> list[Link]:
-        """From its first link on; [] where it is not whole."""
+        """The links of the chain, first one first; [] if a link is missing or does not fit."""
         links: list[Link] = []
         at: Address | None = newest
         while at is not None:
@@ -112,13 +113,15 @@ class Chains:
 
 
 def _versions(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
-    """How many generated tokens of `[start, end)`, in order, under which version."""
+    """The versions of the generated tokens in `[start, end)` in order, each with its number of
+    tokens.
+    """
     found = [(min(s.end, end) - max(s.start, start), s.version) for s in record.spans]
     return tuple((count, version) for count, version in found if count > 0)
 
 
 def _merged(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
-    """Neighbours of one version together."""
+    """Merge neighbours of the same version."""
     merged: list[tuple[int, Version]] = []
     for count, version in versions:
         if merged and merged[-1][1] == version:

@@ -1,8 +1,9 @@
-"""Invariant 11, of checkpoints: every one that has its manifest is whole, its step is in the
-ledger, and the newest is not older than the run's settings say.
+"""Invariant 11, for checkpoints: every checkpoint with a manifest is whole, its step is in the
+ledger, and the newest is not older than the run's settings imply.
 
-One file is in memory at a time. A checkpoint that retention removes meanwhile is none. Whether its
-tensors are those whose hash the ledger has only a restart says, which repeats the steps after it.
+One file is in memory at a time. A checkpoint that retention removes meanwhile is skipped. Whether a
+checkpoint's tensors have the state hash of the ledger is not checked here: a restart checks it by
+repeating the steps after it.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from streams.errors import CorruptObject, ObjectMissing
 
 @dataclass(slots=True)
 class Checkpoints:
-    """`check` comes after the log."""
+    """Checks the store; `check` must be called after the folds have read the log."""
 
     store: ObjectStore
     versions: Versions
@@ -36,7 +37,7 @@ class Checkpoints:
     tally: Tally = field(default_factory=lambda: Tally(11, "checkpoints are whole"))
 
     def check(self) -> None:
-        """Everything under `checkpoints/`."""
+        """Check every checkpoint under `checkpoints/`."""
         whole: list[int] = []
         stored = stored_checkpoints(self.store)
         if not stored and not any(True for _ in self.store.list("weights/")):
@@ -76,11 +77,11 @@ class Checkpoints:
         return ""
 
     def _is_kept(self, one: CheckpointId) -> bool:
-        """False where retention removed it meanwhile."""
+        """False if retention removed it meanwhile."""
         return any(stored.id == one and stored.whole for stored in stored_checkpoints(self.store))
 
     def _check_newest(self, newest: int) -> None:
-        """A step's checkpoint is written before the next `StepDone`."""
+        """Check that a due checkpoint exists: it is written before the next `StepDone`."""
         last, every = self.versions.last, self.policy.checkpoint_every
         if last is None or not every or len(self.versions.configurations) > 1:
             return

@@ -1,14 +1,17 @@
-"""Bytes that are no record, in topics of many writers: foreign ones, or a record that was lost.
+"""Classifies bytes that are no record, in topics with many writers: foreign bytes, or a record that
+was lost.
 
-Anyone may append anything there, so bytes that no reader could ever read are no loss. What tells
-them apart:
+Any program may append to these topics, so bytes that no reader could ever decode are no loss. They
+are told apart by these rules, in order:
 * the copy in `<topic>.dead` has the same bytes: they were no record when they were first read;
 * the copy has other bytes: they changed since;
-* a header that reads, under a checksum that is right: the bytes are as their writer wrote them, of
-  a schema or with fields that are not known here; but a claim whose object is gone is no record;
-* neither `RSR1` in front nor a checksum that fits what follows: nothing of ours lay there;
-* what is left was a record, or was made to look like one: where a trainer had read on beyond it
-  without a copy in `.dead`, it was a record then. Elsewhere nobody can say.
+* the header decodes and its checksum is right: the bytes are unchanged since they were written,
+  with a schema or fields that this release does not know; but a claim whose object is gone counts
+  as a lost record;
+* neither `RSR1` at the front nor a checksum that fits: the bytes never were a record of this
+  format;
+* all others were a record, or were made to look like one: if a trainer read beyond them without a
+  copy in `.dead`, they were a record then. Otherwise it cannot be decided.
 """
 
 from collections.abc import Callable
@@ -30,7 +33,9 @@ _PAGE = 512
 
 @dataclass(slots=True)
 class Damage:
-    """`was_read` says of a topic's record whether a trainer certainly read it."""
+    """Classifies unreadable bytes; `was_read` returns whether a trainer certainly read the record
+    at an address.
+    """
 
     bus: Bus | None
     tally: Tally
@@ -40,7 +45,7 @@ class Damage:
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def judge(self, seen: Seen, archived: bool) -> None:
-        """Bytes that are no record: a violation, or counted."""
+        """Count the bytes, or record a violation."""
         copy = self._dead(seen.topic).get(seen.address)
         where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
         if copy == content_hash(seen.data):
@@ -63,7 +68,9 @@ class Damage:
             self.tally.notes.append(text)
 
     def _dead(self, topic: str) -> dict[Address, str]:
-        """Hashes of the copies in `<topic>.dead`, by where the bytes lay; read when first asked."""
+        """Hashes of the copies in `<topic>.dead` by the address of the original; read on first
+        use.
+        """
         if topic not in self._copies:
             self._copies[topic] = {}
             self._is_whole[topic] = False
@@ -84,7 +91,7 @@ class Damage:
                 for message in messages:
                     positions[message.partition] = message.offset + 1
                     self._keep(topic, message.value)
-        except (PositionLost, BusError):  # no such topic, or it forgets as it is read
+        except (PositionLost, BusError):  # no such topic, or it is truncated while it is read
             self._is_whole[topic] = False
 
     def _keep(self, topic: str, value: bytes | None) -> None:
@@ -98,7 +105,7 @@ class Damage:
 
 
 def _is_foreign(data: bytes) -> bool:
-    """Whether they never were a record that this program reads."""
+    """Whether the bytes never were a record that this program could read."""
     try:
         envelope_of(data)
     except DecodeError:

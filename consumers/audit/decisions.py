@@ -1,15 +1,15 @@
-"""Invariants 1 and 2: what the trainer decided of each group, decided again by its own rule.
+"""Invariants 1 and 2: repeats the trainer's decision on each group with the trainer's own rule.
 
-`prepare` (consumers/trainer) is called with the completions and annotations that lie in the log:
+`prepare` (consumers/trainer) is called with the completions and annotations in the log:
 1. a closed group: its reason is the one that the rule gives;
-2. a trained group with members that were not trained: they are those that the rule leaves out;
-3. a trained group: all its needed annotations are known, no completion that had been read is left
-   out of it, and, with `filter_equal_rewards`, its rewards differ;
+2. a trained group with members that were not trained: they are the ones that the rule leaves out;
+3. a trained group: all its needed annotations are known, no completion that had been read is
+   missing from it, and, with `filter_equal_rewards`, its rewards differ;
 4. an open group whose completions had all been read, or whose deadline had passed, when later takes
-   were written: the rule would have ended it, or taken it before those (`waiting.py`).
+   were written: the rule must neither have ended it nor have taken it before those.
 
-Of archived rows only those that need it become records. Holds the completions of groups that are
-open, closed or trained in part, each until its group is decided.
+Of archived rows only the needed ones are converted to records. Memory holds the completions of
+groups that are open, closed or trained in part, each until its group is decided.
 """
 
 import re
@@ -42,33 +42,33 @@ from streams.records import (
 )
 
 _OVERDUE = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
-"""How the detail of a closing begins whose group was not complete."""
-SPREAD_MIN = 2  # rewards of fewer members are always equal, and a group of one is trained as it is
+"""The start of the detail of a closing whose group was not complete."""
+SPREAD_MIN = 2  # members; the filter for equal rewards does not apply to a group of one
 
 
 @dataclass(slots=True)
 class Closing:
-    """A `GroupClosed` that is not decided again yet; `configured` is the configuration's hash."""
+    """A `GroupClosed` that was not checked yet; `configured` is the hash of the configuration."""
 
     record: GroupClosed
     at: Address
     configured: str
     takes: int
-    """How many takes the ledger held before it."""
+    """Number of takes in the ledger before it."""
     term: int
     believed: Version | None
 
 
 @dataclass(slots=True)
 class Decisions:
-    """The ledger comes before `annotations`, and those before `trajectories`."""
+    """Needs the ledger before `annotations`, and `annotations` before `trajectories`."""
 
     groups: Groups
     taken: Taken
     reads: Reads
     policy: Policy
     once: Tally
-    """The line of invariant 2; `tally` is that of invariant 1."""
+    """The result of invariant 2; `tally` is the result of invariant 1."""
     tally: Tally = field(init=False)
     _configured: str = ""
     _closings: dict[int, Closing] = field(default_factory=dict[int, Closing])
@@ -77,12 +77,14 @@ class Decisions:
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
     _known: Believed = field(default_factory=lambda: Believed(-1))
-    """Who published which version."""
+    """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
-    """Groups of takes that the learner could not compute: they end dead, whatever the rule says."""
+    """Groups of takes that the learner could not compute: they end dead, whatever the rule
+    decides.
+    """
     _is_begun: bool = False
     _other: int = 0
-    """Closings under an earlier configuration that the present one would not give."""
+    """Closings under an earlier configuration that the present configuration would not give."""
 
     def __post_init__(self) -> None:
         self.tally = self.groups.tally
@@ -111,7 +113,7 @@ class Decisions:
                 pass
 
     def _begin(self) -> None:
-        """Behind the ledger: which groups' completions are wanted."""
+        """Once the ledger is read: select the groups whose completions are needed."""
         self._is_begun, self._known = True, self.taken.believed
         if self.rule is None:
             return
@@ -164,7 +166,7 @@ class Decisions:
         end = self.groups.ended.get(closed.group)
         if closed.group in self._poisoned and closed.reason == "dead":
             return
-        if end is not None and end.at == at:  # else `Groups` has said what is wrong
+        if end is not None and end.at == at:  # otherwise `Groups` has recorded the violation
             takes = len(self.reads.takes)
             term = self.reads.term
             self._closings[closed.group] = Closing(
@@ -235,7 +237,9 @@ class Decisions:
             self.once.offend(what, seen.topic, at)
 
     def _check_trained(self, record: Trajectory, seen: Seen, rule: Rule) -> None:
-        """It has what the rule asks for, and a group whose rewards are all equal was filtered."""
+        """Check that a trained completion has all needed annotations, and that no group with equal
+        rewards was trained although the filter is on.
+        """
         group = record.group
         if not is_noted(record, rule.names, self.taken.notes):
             what = (
@@ -254,10 +258,10 @@ class Decisions:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.tally.offend(what, seen.topic, seen.address)
 
-    # ---- what the rule says ----------------------------------------------------------------------
+    # ---- the rule's decision ---------------------------------------------------------------------
 
     def _decide(self, group: int, held: GroupRecords) -> None:
-        """All completions are here: a closed or trained group is judged, and let go."""
+        """Check a closed or trained group whose completions are all read, and drop its records."""
         closing, end = self._closings.get(group), self.groups.ended.get(group)
         if closing is not None and self._is_overdue(group):
             return
@@ -294,7 +298,7 @@ class Decisions:
         wanted = {sample.trajectory for sample in prepared.samples}
         trained = {name for name in held.names if self.taken.uses[name].step}
         take = self.groups.ended[group].at
-        if not trained:  # said by `Groups`
+        if not trained:  # `Groups` records this violation
             return
         for name in sorted(wanted - trained):
             what = f"group {group} was trained without {name}, which the rule trains"
@@ -311,21 +315,21 @@ class Decisions:
     def _incomplete(
         self, group: int, closing: Closing, held: GroupRecords, coverage: Coverage
     ) -> None:
-        """A closed group of which not all completions are there, or were not when it was closed."""
+        """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not begins_whole(coverage["trajectories"]):
             self.tally.cannot("why groups were closed whose completions are gone")
             return
         wrong = self._wrong_overdue(group, closing, held)
         if not wrong:
             return
-        if coverage["trajectories"] == "archived":  # which may end before the ledger does
+        if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
             self.tally.cannot("why groups were closed whose completions are not archived")
             return
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.tally.offend(what, "ledger", closing.at)
 
     def _wrong_overdue(self, group: int, closing: Closing, held: GroupRecords) -> str:
-        """Why a group cannot have been closed for its deadline; "" where it can."""
+        """The reason why a group cannot have been closed for its deadline; "" if it can."""
         found = _OVERDUE.match(closing.record.detail)
         if found is None:
             return f"{len(held.arrived)} of its {len(held.names)} completions are there"
@@ -354,8 +358,8 @@ class Decisions:
         return prepare(group, held.records(), notes, self.rule, version, believed)
 
     def _believed_about(self, closing: Closing) -> Iterator[Believed | None]:
-        """A closing does not state what was believed: from what the ledger before it shows to what
-        the next take states.
+        """The possible sets of believed versions at a closing, which does not state them: from the
+        ledger before it up to the statement of the next take.
         """
         yield self._known.up_to(closing.believed)
         for take in self.reads.takes[closing.takes : closing.takes + 1]:
@@ -363,8 +367,9 @@ class Decisions:
 
 
 def variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
-    """The annotations that the trainer may have known: all, or without rewards that came as well as
-    the rollout's own; nobody can say when those were read.
+    """The sets of annotations that the trainer may have known: all, or all without reward
+    annotations of trajectories with a reward of their own; the log does not show when those were
+    read.
     """
     every = {key: note for key, (note, _) in held.noted.items()}
     yield every
@@ -375,7 +380,7 @@ def variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
 
 
 def _light(record: Trajectory) -> Trajectory:
-    """Without its tokens: only what a deadline asks of it."""
+    """The record without its tokens; the check of a deadline does not need them."""
     none = record.tokens[:0]
     return replace(
         record, tokens=none, sources=record.sources[:0], logprobs=record.logprobs[:0], spans=()

@@ -1,8 +1,9 @@
-"""Invariant 7: in topics that one role writes, terms only grow, and no number of a term is missing.
+"""Invariant 7: in topics of single-holder roles terms only grow, and no sequence number of a term
+is missing.
 
-Each message is judged as every reader judges it (`streams/fence.py`), but a gap does not stop the
-audit: it is a violation, and judging goes on behind it. What the fence drops is void and counted;
-the other checks see it marked as such.
+Each message is classified by the same function as in every reader, but a gap does not stop the
+audit: it is a violation, and classification resumes after it. Records that the fence drops are void
+and counted; the other folds receive them marked as void.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Fences:
 
     topics: Mapping[str, Topic]
     reading: Tally
-    """The line about what was read: bytes that are no record are counted there."""
+    """The result on the completeness of the data, which counts bytes that are no record."""
     damage: Damage
     unknown: str = ""
     """The first record of a single-holder role that only a newer release understands."""
@@ -40,11 +41,11 @@ class Fences:
     _fences: Places = field(default_factory=Places)
 
     def passed_over(self, topic: str, hole: Hole) -> None:
-        """Records are gone; what comes next is judged by the fence behind them."""
+        """Records are missing; the next one is classified by the fence after them."""
         self._fences[topic, hole.partition] = hole.fence
 
     def judged(self, message: Message, archived: bool) -> Seen | None:
-        """The message and what it is; None for a tombstone."""
+        """The classified message; None for a tombstone."""
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
@@ -60,7 +61,7 @@ class Fences:
         return seen
 
     def apply(self, seen: Seen) -> None:
-        """All was done in `judged`, which comes first."""
+        """No effect: `judged` has done the work already."""
 
     def finish(self, coverage: Coverage) -> None:
         for name, topic in self.topics.items():
@@ -111,6 +112,6 @@ class Fences:
                 self.tally.offend(what, seen.topic, seen.address)
 
     def _keep_unknown(self, seen: Seen, newer: str) -> None:
-        """What only a newer release understands; the newest `Opened` names it."""
+        """Remember the first such record; the newest `Opened` names the release to upgrade to."""
         where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
         self.unknown = self.unknown or f"{where}: {newer}; {advice(self._release)}"

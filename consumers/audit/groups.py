@@ -1,7 +1,7 @@
 """Invariant 1: every admitted group ends once, by the trainer's ledger, or is open; the counts add
 up.
 
-Grows with the run: the names of a group's trajectories, and how it ended.
+Grows with the run: the names of a group's trajectories, and its ending.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ ENDINGS = ("trained", "filtered", "expired", "dead")
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False):
-    """What a group was admitted with; `offset` is that of its record."""
+    """The admission of a group; `offset` is the offset of its record."""
 
     names: tuple[str, ...]
     wave: int
@@ -29,7 +29,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """How the ledger ends a group, in which step, and the record that says so."""
+    """How and in which step the ledger ends a group, and the address of that record."""
 
     ending: str
     step: int
@@ -38,7 +38,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Groups:
-    """`admissions` comes before the ledger."""
+    """Needs `admissions` before the ledger."""
 
     taken: Taken
     tally: Tally = field(default_factory=lambda: Tally(1, "every admitted group ends once"))
@@ -50,7 +50,7 @@ class Groups:
     _unfounded: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
     _attempts: TakeAttempts = field(default_factory=TakeAttempts)
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
-    """Members of each take of a step that is not done."""
+    """Number of members of each take of a step that is not done."""
 
     def apply(self, seen: Seen) -> None:
         if seen.void:
@@ -120,7 +120,7 @@ class Groups:
                     self.tally.offend(what, "ledger", at)
 
     def _supersede(self, record: Superseded, at: Address) -> None:
-        """The trainer's own rule says whether these takes may be given up (`poison.py`)."""
+        """Undo these takes. Whether they may be superseded is decided by the trainer's own rule."""
         step, update, voids = record.step, record.update, record.micro_batches
         self._attempts.start()
         hopeless = self._attempts.takes_to_give_up()
@@ -162,7 +162,7 @@ class Groups:
         self.tally.counts["steps"] = len({done.step for done, _ in self._done})
 
     def _check_trained(self) -> None:
-        """A group that was begun has something trained, once its step is done."""
+        """Check that every group that a take began has a trained member once its step is done."""
         finished = {done.step for done, _ in self._done}
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished

@@ -1,9 +1,9 @@
-"""Invariant 5: no token is trained above `max_lag`; what the trainer masked is counted again.
+"""Invariant 5: no token is trained above `max_lag`; the masked tokens are counted again.
 
-A token's lag is the version that its step trains from (step - 1) minus its span's. The ledger does
-not name masked tokens, so each step is held to its sums: tokens trained and masked must be what
-trajectories, versions and `max_lag` give. Tokens of a version that never was believed are masked
-too (invariant 6). Grows with the run: three numbers per step.
+A token's lag is the version that its step trains from (step - 1) minus the version of its span. The
+ledger does not name masked tokens, so the sums of each step are compared: its trained and masked
+tokens must equal those computed from trajectories, versions and `max_lag`. Tokens of a version that
+was never believed are masked too (invariant 6). Grows with the run: three numbers per step.
 """
 
 from collections import Counter
@@ -24,23 +24,23 @@ from streams.records import Address, StepDone, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the run was configured with; `known` is False where no configuration is left. `bounds`
-    are those of its trainer, as far as they are known.
+    """The settings of the run that the checks need; `known` is False if no configuration is
+    available.
     """
 
     max_lag: int | None = None
     keep_version: bool = False
     known: bool = True
     rule: Rule | None = None
-    """By which the trainer closes groups; None where its settings are not left."""
+    """The trainer's rule for closing groups; None if its settings are not available."""
     choose: str = "oldest"
     checkpoint_every: int = 0
-    """Steps between checkpoints, 0 where that is not known."""
+    """Steps between checkpoints, 0 if unknown."""
 
 
 @dataclass(slots=True)
 class Lag:
-    """The ledger comes before `trajectories`."""
+    """Needs the ledger before `trajectories`."""
 
     taken: Taken
     policy: Policy
@@ -70,7 +70,7 @@ class Lag:
             is_masked |= lags > self.policy.max_lag
         tokens = spans.end - spans.start
         masked, trained = spans.sums(tokens * is_masked), spans.sums(tokens * ~is_masked)
-        ahead = spans.number >= steps[spans.row]  # of the version that is trained from
+        ahead = spans.number >= steps[spans.row]  # newer than the version that is trained from
         odd = (spans.sums(ahead) > 0) | (trained == 0)
         if self.policy.keep_version:
             odd |= masked > 0
@@ -112,7 +112,7 @@ class Lag:
         return np.array(found, np.int64)
 
     def _are_believed(self, rows: Rows) -> NDArray[np.bool_]:
-        """Of each span, as `Taken.is_believed` says of its version."""
+        """For each span, whether its version is believed (as `Taken.is_believed`)."""
         numbers, of = np.unique(rows.spans.number, return_inverse=True)
         made = [self.taken.versions.get(number) for number in numbers.tolist()]
         is_known = np.array([version is not None for version in made], np.bool_)
@@ -120,7 +120,7 @@ class Lag:
         return ~is_known[of] | (terms[of] == rows.spans.term)
 
     def _add(self, steps: Numbers, tokens: Mapping[str, Numbers]) -> None:
-        """To the sums of each step; rows of step 0 count for none."""
+        """Add to the sums of each step; rows of step 0 are not counted."""
         found, of = np.unique(steps, return_inverse=True)
         sums = {name: np.bincount(of, counts).tolist() for name, counts in tokens.items()}
         sums["trajectories"] = np.bincount(of).tolist()

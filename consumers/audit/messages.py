@@ -1,8 +1,9 @@
-"""All messages of a topic once, in the order of each partition, wherever they lie: archived rows
-below what the log keeps, then the log. It only reads.
+"""Reads all messages of a topic once, in the order of each partition: archived rows below the log's
+first offset, then the log. Nothing is written.
 
-What is neither archived nor kept is a hole: the caller is told of it, with the fence behind it. An
-archived row is given as the bytes that it had in the log, compared with the hash beside it.
+A range that is neither archived nor in the log is returned as a `Hole`, with the fence after it. An
+archived row is returned as the bytes that it had in the log, verified against the hash stored
+beside it.
 """
 
 # pyarrow ships no types
@@ -22,12 +23,12 @@ from streams.records import Address, Fence, Position
 from streams.truncation import truncated_begin
 
 RECORDS_MAX = 1024  # of one read
-ROUNDS_MAX = 100  # a topic that is truncated under the reader is looked for again this often
+ROUNDS_MAX = 100  # attempts on a topic that is truncated while it is read
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets `[start, end)` are gone; `fence` stands behind them, empty where nobody knows it."""
+    """Offsets `[start, end)` are missing; `fence` is the fence after them, empty if unknown."""
 
     partition: int
     start: int
@@ -37,7 +38,7 @@ class Hole:
 
 @dataclass(slots=True)
 class Source:
-    """A run's log, its store, or both; `tally` is the audit's line about what was read."""
+    """A run's log, its store, or both; `tally` is the result on the completeness of the data."""
 
     bus: Bus | None
     store: ObjectStore | None
@@ -46,17 +47,17 @@ class Source:
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _at: dict[int, int] = field(default_factory=dict[int, int])
     is_archived: bool = False
-    """Whether the message given last is an archived row."""
+    """Whether the message returned last is an archived row."""
 
     def fix_end(self, topic: str) -> None:
-        """What is appended to this topic from now on is not looked at; nothing for one that the log
-        has not.
+        """Ignore all records that are appended to this topic from now on; no effect for a topic
+        that the log does not have.
         """
         if self.bus is None:
             return
         try:
             self.bus.settings(topic)
-        except BusError as error:  # there is no class of its own for this one
+        except BusError as error:  # there is no error class for a missing topic
             if "has no topic" not in str(error):
                 raise
             return
@@ -66,7 +67,9 @@ class Source:
         return topic in self._ends
 
     def messages(self, topic: str) -> Iterator[Message | Rows | Hole]:
-        """The topic, with a `Hole` where something is gone; archived trajectories come as rows."""
+        """The messages of the topic, with a `Hole` for each missing range; archived trajectories
+        come as rows.
+        """
         self._at = {}
         if topic not in self._ends:
             yield from self._archived(topic, None)
@@ -80,7 +83,7 @@ class Source:
             yield from self._passed_over(begin, ends)
             try:
                 yield from self._live(topic, ends)
-            except PositionLost:  # truncated meanwhile: what went is archived, or a hole
+            except PositionLost:  # truncated meanwhile: those records are archived, or missing
                 continue
             return
         self.tally.cannot(f"{topic} was truncated faster than it could be read")
@@ -124,11 +127,13 @@ class Source:
     def _archived(
         self, topic: str, begin: Mapping[int, Position] | None
     ) -> Iterator[Message | Rows | Hole]:
-        """Archived rows from where we are, below what the log keeps (all, where it has none)."""
+        """Archived rows from the present offset on, below the log's first offset (all of them
+        without a log).
+        """
         if self.store is None:
             return
-        # The offset after the last row of each partition's last file; where the log was truncated
-        # under us and we are here again, not of files that were read the first time.
+        # By partition, the offset after the last row of its last file. In a second pass, after the
+        # log was truncated meanwhile, files of the first pass are left out.
         reached: dict[int, int] = {}
         for file in archived_files(self.store, self.run, topic):
             at = self._at.setdefault(file.partition, 0)
@@ -146,7 +151,9 @@ class Source:
                 reached[file.partition] = self._at[file.partition]
 
     def _reach(self, topic: str, partition: int, piece: Message | Rows) -> None:
-        """An archived file holds every offset from its first to its last."""
+        """Advance the offset over a row or rows. An archived file holds every offset from its first
+        to its last.
+        """
         is_one = isinstance(piece, Message)
         first, count = (piece.offset, 1) if is_one else (piece.first, len(piece))
         self._missing(topic, partition, self._at[partition], first, is_compacted=False)
@@ -154,7 +161,7 @@ class Source:
         self.tally.counts["from the archive"] += count
 
     def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message | Rows]:
-        from storage.archive.messages import batches_of  # pyarrow: only where rows are archived
+        from storage.archive.messages import batches_of  # pyarrow: only with an archive
         from storage.archive.values import Originals
 
         assert self.store is not None

@@ -1,7 +1,7 @@
-"""Invariant 2, of annotations: the one that a take used is the first of its (trajectory, name), at
-the place and with the bytes that the ledger says.
+"""Invariant 2, for annotations: the annotation that a take used is the first of its (trajectory,
+name), at the address and with the hash that the ledger states.
 
-An annotation that is no number and gives no reason counts for nobody, as at the trainer's intake.
+An annotation without finite numbers and without a reason is ignored, as at the trainer's intake.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Noted:
-    """The ledger comes before `annotations`; shares the tally of `Once`."""
+    """Needs the ledger before `annotations`; shares its result with `Once`."""
 
     taken: Taken
     tally: Tally
@@ -50,7 +50,9 @@ class Noted:
 
 
 def counts(record: Annotation) -> bool:
-    """Whether it counts at the trainer's intake: a number, or a reason why there is none."""
+    """Whether the annotation counts at the trainer's intake: finite numbers, or a reason for their
+    absence.
+    """
     if record.reason:
         return True
     return len(record.values) > 0 and bool(np.isfinite(record.values).all())

@@ -1,9 +1,10 @@
-"""Invariant 6, of the store: every version that has a manifest is whole and unchanged, and the
-pointer has not gone back.
+"""Invariant 6, for the store: every version with a manifest is whole and unchanged, and the pointer
+never moved back.
 
-From `weights/latest.json` the chain of parents is walked as far as retention left it; each version
-kept is compared with what the log says of it, each of its files with the size and hash in its
-manifest. One file is in memory at a time. A version that retention removes meanwhile is none.
+The chain of parents is followed from `weights/latest.json` as far as retention left it. The
+manifest of each kept version is compared with the hash in the log, and each of its files with the
+size and hash in its manifest. One file is in memory at a time. A version that retention removes
+meanwhile is skipped.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,9 @@ Tell = Callable[[str], None]
 
 @dataclass(slots=True)
 class Objects:
-    """`check` comes after the log; `tell` hears which version is being read."""
+    """Checks the store; `check` must be called after the folds have read the log. `tell` is called
+    with each version that is read.
+    """
 
     store: ObjectStore
     versions: Versions
@@ -42,7 +45,7 @@ class Objects:
         return self.versions.tally
 
     def check(self) -> None:
-        """Everything under `weights/`."""
+        """Check every version under `weights/`."""
         try:
             present = read_pointer(self.store)
         except CorruptObject as error:
@@ -88,8 +91,8 @@ class Objects:
                 self.tally.offend(str(error), key=manifest_key(version))
 
     def _check_believed(self, pointer: Pointer) -> None:
-        """The believed version has the manifest that the pointer names; so do its parents the one
-        that the log names.
+        """Check that the believed version has the manifest that the pointer names, and that the
+        chain of its parents is in order.
         """
         version = pointer.version
         if version is None:
@@ -109,7 +112,9 @@ class Objects:
             manifest = self._manifests.get(parent)
 
     def _still_believed(self, pointer: Pointer) -> bool:
-        """False where the run has gone on since, and retention may have taken it."""
+        """False if the run has published a newer version since, so that retention may have removed
+        this one.
+        """
         present = read_pointer(self.store)
         return present is not None and present[0].version == pointer.version
 
@@ -121,7 +126,7 @@ class Objects:
             self.tally.offend(what, key=key)
         if not self._is_believed(version, pointer):
             self.tally.counts["never believed"] += 1
-            # A zombie's manifest may come after its files were cleared away; nobody can believe it.
+            # A fenced trainer may write its manifest after its files were deleted: harmless.
             if said is None and version.term < pointer.term:
                 return
         self._check_base(manifest)
@@ -129,12 +134,14 @@ class Objects:
         for file in manifest.files:
             wrong = self._wrong_file(version, file)
             if wrong is None:
-                return  # removed meanwhile
+                return  # retention removed it meanwhile
             if wrong:
                 self.tally.offend(wrong, key=f"{version_folder(version)}/{file.name}")
 
     def _is_believed(self, version: Version, pointer: Pointer) -> bool:
-        """By the ledger; it has no step 0, whose version is the pointer's or another's parent."""
+        """Whether the ledger believes the version. The ledger has no step 0; its version is
+        believed if the pointer, the log or a child names it.
+        """
         if version.number or version == pointer.version:
             return self.versions.taken.is_believed(version)
         named = version in self.versions.hashes
@@ -153,7 +160,7 @@ class Objects:
             self.tally.offend(what, key=key)
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
-        """What is wrong with a file, "" for nothing; None where its version is being removed."""
+        """The problem with a file, "" for none; None if its version is being removed."""
         key = f"{version_folder(version)}/{file.name}"
         try:
             data = self.store.get(key)

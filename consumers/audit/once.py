@@ -1,10 +1,10 @@
 """Invariant 2: a trajectory is trained at most once, and on its first completion.
 
-A restarted trainer trains recorded takes again without writing them again, so among the takes that
-count (those of a replaced trainer behind the fence do not) a trajectory stands once, whatever was
-killed. What a take names is compared with what lies at that place: name, group, position, bytes.
+A restarted trainer repeats recorded takes without appending them again. So among the valid takes
+(those of a fenced trainer are void) a trajectory appears once, whatever was killed. Each completion
+that a take names is compared with the record at that address: name, group, position, bytes.
 
-Grows with the run: the name of each trajectory that was completed.
+Grows with the run: the name of each completed trajectory.
 """
 
 from collections import Counter
@@ -19,7 +19,9 @@ from streams.records import Address, Take, Trajectory
 
 @dataclass(slots=True)
 class Once:
-    """The ledger comes before `trajectories`, and `taken` sees each of its records before."""
+    """Needs the ledger before `trajectories`; `taken` must be applied to each ledger record
+    first.
+    """
 
     taken: Taken
     tally: Tally = field(
@@ -27,7 +29,7 @@ class Once:
     )
     _firsts: set[str] = field(default_factory=set[str])
     _ends: dict[int, int] = field(default_factory=dict[int, int])
-    """How far each partition of `trajectories` was read."""
+    """The end of the read part of each partition of `trajectories`."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
 
     def apply(self, seen: Seen) -> None:
@@ -39,7 +41,9 @@ class Once:
             self._complete(seen.record, seen)
 
     def apply_rows(self, rows: Rows) -> None:
-        """A row that is new, and is or is not what a take names, is no more than noted."""
+        """A new row that matches its take, or that no take names, is only added to the completed
+        names; every other row is checked as a record.
+        """
         uses, partition = self.taken.uses.get, rows.partition
         columns = zip(rows.names, rows.groups, rows.hashes, rows.finishes, strict=True)
         for row, (name, group, hash_, finish) in enumerate(columns):

@@ -1,14 +1,14 @@
-"""Invariant 3, of trained completions: where their tokens came from, as far as the log keeps it.
+"""Invariant 3, for trained completions: the origin of their tokens, as far as the log keeps it.
 
-1. a version that tokens are stamped with was applied by the rollout and term that the completion
-   names; where the trajectory was moved, by some rollout;
-2. the prompt, task, temperature and index are those of `prompts` and `admissions`;
-3. dispatch ordered that attempt of it from that rollout and term;
-4. what it was resumed from is the chain of partials that its order names (`chains.py`).
+1. each version in their spans was applied by the rollout and term that the completion names; if the
+   trajectory was moved, by some rollout;
+2. prompt, task, temperature and index equal those of `prompts` and `admissions`;
+3. dispatch assigned that attempt to that rollout and term;
+4. their resumed part equals the chain of partials that their assignment names.
 
-`applied`, `prompts`, `assignments` and `partials` are forgotten once nothing needs them: what is
-gone is no violation. Grows with the run: a tuple per version and rollout, and per prompt and order
-that is kept.
+`applied`, `prompts`, `assignments` and `partials` are truncated once no reader needs them, so a
+missing record is no violation. Grows with the run: a tuple per version and rollout, and per kept
+prompt and assignment.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ Who = tuple[str, int]
 
 
 class PromptDigest(msgspec.Struct, frozen=True, gc=False):
-    """What a prompt asks for; `hash` is of its `count` tokens."""
+    """A prompt's request; `hash` covers its `count` tokens."""
 
     count: int
     hash: int
@@ -52,15 +52,15 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Origins:
-    """Ledger, `applied`, `prompts`, `assignments` and `partials` come before `trajectories`; shares
-    the tally of `Spans`.
+    """Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
+    shares its result with `Spans`.
     """
 
     taken: Taken
     admitted: Mapping[int, Admission]
     tally: Tally
     coverage: Coverage
-    """Of the topics that were read so far."""
+    """How much of each topic was available, for the topics read so far."""
     chains: Chains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     _served: set[Version] = field(default_factory=set[Version])
@@ -68,7 +68,7 @@ class Origins:
     _ordered: set[int] = field(default_factory=set[int])
     """Hashes of (trajectory, attempt, rollout, term)."""
     _newest: dict[Who, Version] = field(default_factory=dict[Who, Version])
-    """The newest version that each applied."""
+    """The newest version that each rollout term applied."""
     _unsaid: dict[tuple[Who, Version], tuple[str, Address]] = field(
         default_factory=dict[tuple[Who, Version], tuple[str, Address]]
     )
@@ -76,7 +76,9 @@ class Origins:
     _elsewhere: list[tuple[str, Address, Address]] = field(
         default_factory=list[tuple[str, Address, Address]]
     )
-    """Prompts that differ from their group's admission, where they lie and where it says."""
+    """Prompts that differ from their group's admission: a description, their address and the
+    admitted address.
+    """
     _unkept: int = 0
 
     def __post_init__(self) -> None:
@@ -107,8 +109,8 @@ class Origins:
                 pass
 
     def apply_rows(self, rows: Rows) -> None:
-        """A row is right whose versions were applied by its rollout, and of which no prompt, order
-        or chain is kept.
+        """A row is correct if its rollout applied its versions, and if no prompt, assignment or
+        chain of it is kept; every other row is checked as a record.
         """
         uses, applied, spans = self.taken.uses, self._applied, rows.spans
         firsts = np.searchsorted(spans.row, np.arange(len(rows))).tolist()
@@ -135,11 +137,11 @@ class Origins:
                 self.apply(rows.seen(row))
 
     def finish(self, coverage: Coverage) -> None:
-        """A rollout takes a version only once it has compared the one before, so of those that it
-        never applied only the last can be one that it died with.
+        """A rollout fetches a version only after it has applied the previous one. So of several
+        versions that it never applied only the newest can be the one that it died with.
         """
         for what, at, named in self._elsewhere:
-            # Behind a truncated begin a copy may be a replaced source's, whose fence went with it.
+            # After a truncation the prompt may be a fenced source's whose fence was truncated too.
             if at == named or coverage.get("prompts") == "whole":
                 self.tally.offend(what, "prompts", at)
         if self._unkept:
@@ -196,7 +198,7 @@ class Origins:
             if (*who, version.number, version.term) in self._applied:
                 continue
             if record.attempt > 1 and version in self._served:
-                continue  # its first tokens are another rollout's
+                continue  # another rollout generated its first tokens
             if self.coverage.get("applied") != "whole":
                 self._unkept += 1
                 return ""
@@ -225,7 +227,7 @@ class Origins:
         return f"is number {record.index} of wave {record.wave}, which it was not admitted as"
 
     def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
-        """Whether index and wave are those of its admission, if that is kept and has the name."""
+        """Whether index and wave equal those of its admission, if that is kept and has the name."""
         admission = self.admitted.get(group)
         if admission is None or name not in admission.names:
             return True
@@ -233,7 +235,9 @@ class Origins:
         return wave == admission.wave and admission.names.index(name) == index
 
     def _wrong_order(self, record: Trajectory) -> str:
-        """Orders are truncated partition by partition, so only all of them tell."""
+        """Assignments are truncated partition by partition, so only the whole topic proves that one
+        is missing.
+        """
         key = (record.trajectory, record.attempt, record.rollout, record.rollout_term)
         if not self._ordered or self.coverage.get("assignments") != "whole":
             return ""

@@ -1,10 +1,10 @@
 """How far the trainer had read `trajectories` and `annotations` when it wrote each take.
 
 A partition is read in order, so a take that names a completion at offset n had read its partition
-beyond n; a take that carries its trainer's positions says it exactly. A new term reads again from
-its checkpoint, so what an earlier term had read counts no more.
+beyond n; a take with its trainer's positions states the exact offset. A new term reads again from
+its checkpoint, so the positions of an earlier term do not count.
 
-Grows with the run: two small tuples per take, shared where nothing changed, a number per group.
+Grows with the run: two small tuples per take, shared if unchanged, and a number per group.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ from consumers.audit.seen import Seen
 from streams.records import Address, Opened, StepDone, Take, Version
 
 Bounds = tuple[int, ...]
-"""By partition: everything below this offset was read."""
+"""By partition: all records below this offset were read."""
 
 
 class TakeRead(msgspec.Struct, frozen=True, gc=False):
-    """One take of the ledger: `trajectories` and `annotations` were read up to there, to the record
-    where `exact`, and `believed` was the highest version; `admission` is the highest offset in
-    `admissions` of a group begun so far.
+    """One take of the ledger. `trajectories` and `annotations` are the offsets up to which they
+    were read, precise if `exact`; `believed` is the highest version then; `admission` is the
+    highest offset in `admissions` of a group begun so far.
     """
 
     step: int
@@ -38,22 +38,22 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Reads:
-    """The ledger's takes in their order, void ones left out."""
+    """The ledger's non-void takes in their order."""
 
     admitted: Mapping[int, Admission]
     takes: list[TakeRead] = field(default_factory=list[TakeRead])
     begun: dict[int, int] = field(default_factory=dict[int, int])
     """Group → index of the take that began it."""
     seconds: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    """(term, step) → how long the trainer of that term worked at the step."""
+    """(term, step) → seconds that the trainer of that term spent on the step."""
     furthest: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
-    """By topic and partition: what any term had read."""
+    """By topic and partition: the offset that any term had read up to."""
     partitions: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each topic, as many as the trainer reads; none where no take says so."""
+    """Number of partitions of each topic that the trainer reads; empty if no take states it."""
     term: int = 0
-    """The highest of the trainer that opened the ledger."""
+    """The highest term of a trainer that opened the ledger."""
     believed: Version | None = None
-    """The highest version that the ledger so far shows to be believed."""
+    """The highest believed version by the ledger so far."""
     _last: TakeRead | None = None
 
     def apply(self, seen: Seen) -> None:
@@ -71,7 +71,7 @@ class Reads:
                 pass
 
     def of_group(self, group: int) -> TakeRead | None:
-        """The take that began a group, None for one that none did."""
+        """The take that began the group; None if no take did."""
         index = self.begun.get(group)
         return None if index is None else self.takes[index]
 
@@ -93,7 +93,7 @@ class Reads:
         self.believed = version if self.believed is None else max(self.believed, version)
 
     def _take(self, take: Take, at: Address) -> None:
-        """Only a take that begins groups says something new."""
+        """Record a take that begins groups; others add no information."""
         if not take.groups:
             return
         if take.believed is not None:
@@ -120,7 +120,7 @@ class Reads:
     def _bounds(
         self, topic: str, before: Bounds | None, named: list[Address], take: Take
     ) -> Bounds:
-        """The term's bounds so far, moved to what this take states, or names."""
+        """The term's bounds so far, advanced to the positions that this take states or implies."""
         found = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
         }
@@ -139,5 +139,5 @@ class Reads:
 
 
 def within(bounds: Bounds, partition: int, offset: int) -> bool:
-    """Whether the record at this offset lies in what was read."""
+    """Whether the record at this offset had been read."""
     return partition < len(bounds) and offset < bounds[partition]

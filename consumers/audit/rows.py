@@ -1,9 +1,8 @@
-"""Archived trajectories as the audit's folds see many of them at once: columns of rows whose bytes
-are those that their hashes name.
+"""Archived trajectories as columns of many rows whose bytes match their hashes.
 
-A fold looks for what is plainly right in all rows together and counts it; what is not it looks at
-again as a record (`seen`), so what is wrong is decided and worded in one place, for the log and the
-archive alike.
+A fold checks all rows of a batch at once and counts those that are plainly correct. It converts
+every other row to a record (`seen`) and applies the same check as to the log, so each violation is
+decided and worded in one place.
 """
 # pyarrow ships no types
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -26,7 +25,7 @@ from streams.codec import decode
 from streams.records import GENERATED, Address, Trajectory
 from streams.topics import is_in_place
 
-if TYPE_CHECKING:  # where nothing is archived nobody waits for pyarrow
+if TYPE_CHECKING:  # pyarrow is imported only with an archive
     import pyarrow as pa
 
     from storage.archive.values import Originals
@@ -35,15 +34,15 @@ Numbers = NDArray[np.int64]
 
 
 class RowChecker(Protocol):
-    """A fold that takes archived trajectories by the batch."""
+    """A fold that takes archived trajectories in batches."""
 
     def apply_rows(self, rows: Rows) -> None:
-        """The next rows of a partition, in order; the same as `apply` of each of them."""
+        """The next rows of a partition, in order; equivalent to `apply` of each of them."""
         ...
 
 
 class Rows:
-    """Live `Trajectory` records of one partition, at consecutive offsets."""
+    """Non-void `Trajectory` records of one partition, at consecutive offsets."""
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
         self._batch, self.partition = batch, partition
@@ -66,12 +65,12 @@ class Rows:
 
     @cached_property
     def rewards(self) -> NDArray[np.float64]:
-        """NaN where a row has none."""
+        """The reward of each row, NaN if it has none."""
         return self._batch.column("reward").to_numpy(zero_copy_only=False)
 
     @cached_property
     def generated(self) -> Numbers:
-        """Tokens of each row whose source says that they were generated."""
+        """Number of generated tokens of each row, by their sources."""
         column = self._batch.column("sources")
         here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
         counts = map(np.count_nonzero, map(here.__getitem__, map(slice, edges[:-1], edges[1:])))
@@ -82,7 +81,9 @@ class Rows:
         return Spans(self._batch.column("spans"))
 
     def in_place(self, partitions: int) -> Iterator[Rows]:
-        """Those that lie in their group's partition; all of them where `partitions` is 0."""
+        """The rows that are in their group's partition, as consecutive pieces; all rows if
+        `partitions` is 0.
+        """
         if not partitions:
             yield self
             return
@@ -97,7 +98,7 @@ class Rows:
                 yield Rows(self._batch.slice(start, end - start), self.partition)
 
     def seen(self, row: int) -> Seen:
-        """One row as a record."""
+        """One row as a message."""
         from storage.archive.values import Originals
 
         (data,) = Originals("trajectories").values(self._batch.slice(row, 1))
@@ -109,8 +110,8 @@ class Rows:
 def pieces(
     batch: pa.RecordBatch, originals: Originals, partition: int, low: int, high: int | None
 ) -> Iterator[Message | Rows]:
-    """The rows from offset `low` on and below `high`, in order: trajectories whose bytes are what
-    their hashes name as `Rows`, all others as messages. `CorruptObject` at a row that differs.
+    """The rows from offset `low` on and below `high`, in order: trajectories whose bytes match
+    their hashes as `Rows`, all others as messages. Raises `CorruptObject` at a row that differs.
     """
     from storage.archive.messages import messages_in
 
@@ -135,7 +136,7 @@ def pieces(
 
 
 class Spans:
-    """All spans of some rows end to end; `row` says whose each is."""
+    """All spans of some rows, concatenated; `row` is the index of the row of each span."""
 
     def __init__(self, column: pa.Array) -> None:
         spans, edges = column.flatten(), column.offsets.to_numpy()

@@ -1,4 +1,4 @@
-"""One message as the audit's folds see it, and what a fold is."""
+"""One message as the folds of the audit receive it, and the interface of a fold."""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol
@@ -11,7 +11,7 @@ from streams.records import Address, Record
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):
-    """`record` is None for bytes that are no record, and `reason` says why; a void record is one
+    """`record` is None for bytes that are no record, and `reason` states why. A void record is one
     that the fence of invariant 7 drops.
     """
 
@@ -25,25 +25,26 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
-        """What the ledger names it by."""
+        """The content hash by which the ledger names the record."""
         return content_hash(self.data)
 
 
 Kept = Literal["whole", "archived", "part", "absent"]
-"""`whole`: all up to the log's end; `archived`: no log is left, and the archive may end earlier in
-one topic than in another; `part`: some of it is neither in the log nor archived; `absent`: nothing.
+"""`whole`: everything up to the log's end; `archived`: no log exists, and the archive may end
+earlier in one topic than in another; `part`: some records are neither in the log nor archived;
+`absent`: no records.
 """
 
 Coverage = Mapping[str, Kept]
 
 
 def begins_whole(kept: Kept) -> bool:
-    """Whether the topic is there from its first record on, without a hole."""
+    """Whether the topic is available from its first record on, without a gap."""
     return kept in ("whole", "archived")
 
 
 class Checker(Protocol):
-    """A fold over the records of a run, one invariant or a part of it."""
+    """A fold over the records of a run that checks one invariant or a part of it."""
 
     tally: Tally
 
@@ -52,5 +53,5 @@ class Checker(Protocol):
         ...
 
     def finish(self, coverage: Coverage) -> None:
-        """What only the end of all topics tells."""
+        """Run the checks that need the end of all topics."""
         ...

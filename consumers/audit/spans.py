@@ -1,10 +1,10 @@
 """Invariants 3 and 4: every generated token belongs to one span; under `keep_version` a trajectory
 has one span.
 
-The log cannot say which engine stamped a span, only that the spans tile the generated tokens.
-Held to it is what was trained: anyone may append what is not so, and the trainer refuses it
-(invariant 12). That is counted, and so are foreign completions, of trajectories that were never
-admitted.
+The log does not show which engine stamped a span, only that the spans tile the generated tokens.
+Only trained trajectories can violate these invariants: any program may append a malformed one,
+which the trainer refuses (invariant 12). Malformed completions that were not trained are counted,
+and so are foreign ones, of trajectories that were never admitted.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from streams.records import GENERATED, Assignment, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Which completions name no trajectory that was admitted, by the groups of `admissions`."""
+    """Finds completions that name no admitted trajectory, by the groups of `admissions`."""
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
     taken: Taken
 
     def has(self, record: Trajectory) -> bool:
-        """Never where admissions are not there from the first on: then nobody knows."""
+        """Whether the completion is foreign; False if the first admissions are not available."""
         if not begins_whole(self.coverage["admissions"]):
             return False
         group = self.admitted.get(record.group)
@@ -39,7 +39,7 @@ class Foreign:
 
 @dataclass(slots=True)
 class Spans:
-    """Of `trajectories`; the ledger comes before."""
+    """Checks `trajectories`; needs the ledger before them."""
 
     foreign: Foreign
     tally: Tally = field(
@@ -77,7 +77,7 @@ class Spans:
 
 @dataclass(slots=True)
 class OneVersion:
-    """`keep_version` is None where nobody knows the run's settings."""
+    """Checks invariant 4; `keep_version` is None if the run's settings are unknown."""
 
     keep_version: bool | None
     foreign: Foreign
@@ -99,7 +99,9 @@ class OneVersion:
             self.tally.offend(what, seen.topic, seen.address)
 
     def _ordered(self, order: Assignment) -> None:
-        """What became of those whose version nobody held, as far as orders are kept."""
+        """Count the outcomes of trajectories whose version no rollout held, as far as assignments
+        are kept.
+        """
         if order.from_history:
             self.tally.counts["loaded from history"] += 1
         elif order.kind == "start" and order.attempt > 1:
@@ -137,7 +139,7 @@ def _wrong(record: Trajectory, generated: int) -> str:
 
 
 def _are_right(rows: Rows) -> NDArray[np.bool_]:
-    """The rows of which `_wrong` has nothing to say."""
+    """The rows for which `_wrong` returns ""."""
     spans, generated = rows.spans, rows.generated
     is_first = np.diff(spans.row, prepend=-1) > 0
     before: Numbers = np.where(is_first, 0, np.roll(spans.end, 1))

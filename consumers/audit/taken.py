@@ -1,4 +1,4 @@
-"""What the ledger says was taken and done, as the checks of other topics need it.
+"""An index of the ledger's takes and steps, for the checks of other topics.
 
 Grows with the run: an entry per trajectory of a trained group (about 0.3 KiB), a few bytes per
 step.
@@ -23,9 +23,9 @@ from streams.records import (
 
 
 class Use(msgspec.Struct, gc=False):
-    """One completion that the ledger names; `step` trained it first, by the take that lies at
-    `take`; 0 and None where none did. A struct that is not collected: there are as many as
-    trajectories.
+    """One completion that the ledger names. `step` is the step that trained it first, by the take
+    at address `take`; 0 and None if none did. Not tracked by the garbage collector, because there
+    is one per trajectory.
     """
 
     group: int
@@ -37,10 +37,10 @@ class Use(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Taken:
-    """Void records are passed over, and so is what superseded takes trained."""
+    """Void records and the content of superseded takes are skipped."""
 
     uses: dict[str, Use] = field(default_factory=dict[str, Use])
-    """By trajectory: all members of groups that were begun."""
+    """By trajectory: all members of groups that a take began."""
     notes: dict[tuple[str, str], AnnotationUsed] = field(
         default_factory=dict[tuple[str, str], AnnotationUsed]
     )
@@ -49,15 +49,17 @@ class Taken:
     trained_of: Counter[int] = field(default_factory=Counter[int])
     """Trajectories by group."""
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
-    """The version that each step made, as the first `StepDone` of it says."""
+    """The version that each step made, by the first `StepDone` of the step."""
     begun: dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]] = field(
         default_factory=dict[tuple[int, int, int], tuple[Address, tuple[Member, ...]]]
     )
-    """Takes of steps that are not done, which may be superseded yet, and who is trained by them."""
+    """Takes of steps that are not done, which may still be superseded, and the members that they
+    train.
+    """
     highest: Counter[int] = field(default_factory=Counter[int])
-    """By step, the number of the highest version that was believed when its groups were fixed."""
+    """By step, the number of the highest believed version when its groups were fixed."""
     first_step: int | None = None
-    """The first step that a take names: all of those after it are here whole."""
+    """The first step that a take names: of all later steps every take is available."""
 
     def apply(self, seen: Seen) -> None:
         if seen.void or seen.topic != "ledger":
@@ -75,21 +77,21 @@ class Taken:
                 pass
 
     def is_whole(self, step: int, *, ledger_whole: bool) -> bool:
-        """Whether every take of the step is here."""
+        """Whether every take of the step is available."""
         return ledger_whole or (self.first_step is not None and step > self.first_step)
 
     @property
     def believed(self) -> Believed:
-        """Who published which version."""
+        """The published versions with their terms."""
         return Believed(max(self.versions, default=-1), believed_terms(self.versions.values()))
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
-        """Whether a step trained the completion that lies there."""
+        """Whether a step trained the completion at this address."""
         use = self.uses.get(trajectory)
         return use is not None and bool(use.step) and use.at == at
 
     def is_believed(self, version: Version) -> bool:
-        """False for a version in whose place the ledger has another one."""
+        """False for a version if the ledger has another one of the same number."""
         return self.versions.get(version.number, version) == version
 
     def _take(self, take: Take, at: Address) -> None:
@@ -114,7 +116,7 @@ class Taken:
             self.notes.setdefault((used.trajectory, used.name), used)
 
     def _supersede(self, record: Superseded) -> None:
-        """Nobody trained what these takes name: a later one may."""
+        """Undo these takes: they trained nothing, and a later take may train their members."""
         for micro_batch in record.micro_batches:
             key = (record.step, record.update, micro_batch)
             at, members = self.begun.pop(key, (None, ()))

@@ -1,7 +1,8 @@
-"""What one line of an audit says: counts, violations with their first places, what was not checked.
+"""The result of one line of an audit: counts, violations with the places of the first ones, and
+what could not be checked.
 
-Everything is counted; of violations only the first few are kept with their places, so a log that is
-wrong everywhere costs no more memory than one that is right.
+Everything is counted, but only the first few violations keep their places, so a log full of
+violations costs no more memory than a correct one.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ State = Literal["kept", "violated", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """One violation: where in a topic or under which key of the store, and what is wrong there."""
+    """One violation: its place in a topic or its key in the store, and a description."""
 
     what: str
     topic: str = ""
@@ -34,7 +35,7 @@ class Offender:
 
 @dataclass(slots=True)
 class Tally:
-    """`number` is the invariant's in DESIGN.md; 0 is the line about what was read."""
+    """`number` is the number of the invariant; 0 is the line on the completeness of the data."""
 
     number: int
     title: str
@@ -43,26 +44,26 @@ class Tally:
     offenders: list[Offender] = field(default_factory=list[Offender])
     unchecked: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-    """Worth knowing, and no violation."""
+    """Observations that are no violations."""
     stored: int = 0
-    """Violations of objects of the store."""
+    """Violations of objects in the store."""
 
     def offend(
         self, what: str, topic: str = "", at: Address | None = None, *, key: str = ""
     ) -> None:
-        """One violation more."""
+        """Record one violation."""
         self.violations += 1
         self.stored += bool(key)
         if len(self.offenders) < OFFENDERS_MAX:
             self.offenders.append(Offender(what, topic, at, key))
 
     def cannot(self, what: str) -> None:
-        """Something that could not be checked; said once."""
+        """Record something that could not be checked; repeats are ignored."""
         if what not in self.unchecked and len(self.unchecked) < UNCHECKED_MAX:
             self.unchecked.append(what)
 
     def withhold(self, why: str) -> None:
-        """What the log seems to violate is not judged; objects of the store are as they are."""
+        """Turn the violations in the log into notes; violations of objects in the store remain."""
         self.cannot(why)
         self.notes += [f"not judged: {o.where}: {o.what}" for o in self.offenders if not o.key]
         self.offenders = [offender for offender in self.offenders if offender.key]

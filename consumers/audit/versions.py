@@ -1,9 +1,10 @@
-"""Invariant 6, of the log: steps make versions in order, and no version of a term that was fenced
-is believed above the fence.
+"""Invariant 6, for the log: steps make versions in order, and no version of a fenced term is
+believed above the fence.
 
-A trainer that died between believing a version and writing its `StepDone` leaves one version to
-its successor, which finds it and goes on: the first new step of a term may carry a lower term, no
-later one. A step that is done again with other bits is a fork; it is said, and no violation.
+A trainer that dies between believing a version and writing its `StepDone` leaves one version to its
+successor, which finds it and continues: the first new step of a term may carry a lower term, no
+later step may. A step that is repeated with another state hash is a fork; it is noted, and no
+violation.
 
 Grows with the run: a hash and a few bytes per version.
 """
@@ -27,14 +28,18 @@ from streams.records import (
 
 @dataclass(slots=True)
 class Participants:
-    """Rollouts by the terms that their names have taken in the store; each name is read once."""
+    """The rollouts and the terms that their names have taken in the store; each name is read
+    once.
+    """
 
     store: ObjectStore | None
     _names: frozenset[str] | None = None
     _terms: dict[str, int] = field(default_factory=dict[str, int])
 
     def is_foreign(self, applied: Applied) -> bool:
-        """Whether no rollout of this name has held this term; never where the store knows none."""
+        """Whether no rollout of this name has held this term; False if the store knows no
+        rollouts.
+        """
         if self.store is None:
             return False
         if self._names is None:
@@ -48,7 +53,7 @@ class Participants:
 
 @dataclass(slots=True)
 class Versions:
-    """`objects.py` adds to the same tally what the store says."""
+    """The check of the store adds to the same result."""
 
     taken: Taken
     participants: Participants
@@ -61,10 +66,10 @@ class Versions:
     last: StepDone | None = None
     """The newest step that was new when its record was written."""
     term: int = 0
-    """The highest of the trainer that opened the ledger."""
+    """The highest term of a trainer that opened the ledger."""
     configurations: set[str] = field(default_factory=set[str])
-    """Hashes of what its terms were configured with."""
-    _is_first: bool = False  # of its term, the next new step
+    """Hashes of the configurations of the trainer's terms."""
+    _is_first: bool = False  # whether the next new step is the first of its term
 
     def apply(self, seen: Seen) -> None:
         if seen.void:

@@ -1,12 +1,13 @@
-"""Invariant 1, of open groups: none is passed over in silence.
+"""Invariant 1, for open groups: the trainer skips none of them silently.
 
-At a take the trainer has looked at every group of which all completions and annotations were read,
+At each take the trainer has considered every group whose completions and annotations were all read,
 or whose deadline has passed. By its rule it closes such a group before the take, or it may train
 it, and then `oldest` takes it before groups of newer versions. A group is overdue at the last take
-when the steps of that term, from after one that began a group admitted later to before the last,
-took longer than its deadline: their own seconds count, no clock is compared.
+if the steps of that term, from after the first take that began a group admitted no earlier to
+before the last take, took longer than its deadline. Their own durations are added up; no clocks are
+compared.
 
-Rules of choice other than `oldest` may let a group wait; what is above `max_lag` is closed in any
+Rules of choice other than `oldest` may let a group wait; a group above `max_lag` is closed in any
 case.
 """
 
@@ -21,12 +22,12 @@ from consumers.trainer.annotated import is_noted
 from consumers.trainer.prepare import Prepared, prepare
 from streams.records import Address, Annotation, Trajectory
 
-RECENT_STEPS = 3  # a group that is passed over for ever is so in the last steps too
+RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last steps too
 
 
 @dataclass(slots=True)
 class GroupRecords:
-    """A group's first completions and annotations, as far as they were read by the audit."""
+    """A group's first completions and annotations, as far as the audit has read them."""
 
     names: tuple[str, ...]
     arrived: dict[str, tuple[Trajectory, Address]] = field(
@@ -37,7 +38,7 @@ class GroupRecords:
     )
 
     def before(self, trajectories: Bounds, annotations: Bounds) -> "GroupRecords":
-        """What of it lies in what a trainer had read."""
+        """The records within the bounds that a trainer had read."""
         arrived = {n: one for n, one in self.arrived.items() if _lies(trajectories, one[1])}
         noted = {k: one for k, one in self.noted.items() if _lies(annotations, one[1])}
         return GroupRecords(self.names, arrived, noted)
@@ -46,11 +47,11 @@ class GroupRecords:
         return [record for record, _ in self.arrived.values()]
 
     def notes(self) -> dict[tuple[str, str], Annotation]:
-        """By (trajectory, name), of the completions that are here."""
+        """By (trajectory, name), of the completions that were read."""
         return {key: note for key, (note, _) in self.noted.items() if key[0] in self.arrived}
 
     def is_complete(self, names: tuple[str, ...]) -> bool:
-        """All completions are here, and of each living one the annotations that are needed."""
+        """Whether all completions were read, and for each living one all needed annotations."""
         return len(self.arrived) == len(self.names) and all(
             is_noted(record, names, self.noted) for record in self.records()
         )
@@ -58,7 +59,9 @@ class GroupRecords:
 
 @dataclass(slots=True)
 class OpenGroupCheck:
-    """`oldest` has the smallest version of each group that a recent take began."""
+    """Checks the open groups; `oldest` has the smallest version of each group that a recent take
+    began.
+    """
 
     groups: Groups
     reads: Reads
@@ -67,7 +70,7 @@ class OpenGroupCheck:
     taken: Taken
 
     def check(self, held: Mapping[int, GroupRecords]) -> None:
-        """Held groups are those that the ledger does not end."""
+        """Check these groups, which the ledger does not end."""
         takes = self.reads.last_term()
         if not takes or self.policy.rule is None:
             return
@@ -102,7 +105,9 @@ class OpenGroupCheck:
     def _looked_at(
         self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
     ) -> Prepared | None:
-        """What the rule makes of it at this take; None where it waited, or may have."""
+        """The rule's decision on the group at this take; None if the group waited, or may have
+        waited.
+        """
         rule = self.policy.rule
         assert rule is not None
         had = held.before(take.trajectories, take.annotations)
@@ -110,7 +115,7 @@ class OpenGroupCheck:
             is_known = take.exact or not held.arrived
             if not is_known or not self._is_overdue(admission, takes, take):
                 return None
-        group = admission.prompt.offset  # any number: only the verdict counts
+        group = admission.prompt.offset  # any number: only the decision is used
         believed = self.taken.believed.up_to(take.believed)
         return prepare(group, had.records(), had.notes(), rule, take.step - 1, believed)
 
@@ -136,6 +141,6 @@ def _lies(bounds: Bounds, at: Address) -> bool:
 
 
 def _key(group: int, prepared: Prepared) -> tuple[int, int]:
-    """By which `oldest` orders it."""
+    """The key by which `oldest` orders it."""
     versions = [span.version.number for one in prepared.samples for span in one.spans]
     return min(versions), group
