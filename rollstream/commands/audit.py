@@ -1,7 +1,7 @@
-"""`rollstream audit [RUN]`: what a run did, held to invariants 1 to 7 (docs/audit.md).
+"""`rollstream audit [RUN]`: checks a run against invariants 1 to 7, read-only (docs/audit.md).
 
-It only reads. Exit codes: 0 everything was checked and kept, 1 something is violated, 2 nothing is
-violated but something could not be checked.
+Exit codes: 0 all invariants hold, 1 at least one is violated, 2 none is violated but parts of the
+run could not be checked.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from storage.objects import ObjectStore
 from streams.admissible import TrainingBounds
 from streams.errors import ConfigurationError, RollstreamError
 
-if TYPE_CHECKING:  # pydantic takes longer to import than a small run to audit
+if TYPE_CHECKING:  # importing pydantic takes longer than the audit of a small run
     from consumers.settings import TrainerSettings
 
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
@@ -38,19 +38,19 @@ def main(arguments: argparse.Namespace) -> int:
     """Print one line per invariant, with the first offenders."""
     place = asked_place(arguments.run, arguments.name, warn)
     if place.folder is not None and (place.folder / REPLAYED).is_file():
-        raise ConfigurationError(f"{place.name} is a replay; audit the run that it is of")
-    told = _told()
+        raise ConfigurationError(f"{place.name} is a replay; audit the replayed run instead")
+    progress = _told()
     try:
         with ExitStack() as opened:
-            audit = _opened(place, told, opened)
+            audit = _opened(place, progress, opened)
             tallies = audit.check()
     except ConfigurationError:
         raise
     except RollstreamError as error:
-        told("")
+        progress("")
         warn(f"{place.name} could not be read to its end: {error}")
         return UNCHECKED
-    told("")
+    progress("")
     if arguments.json:
         print(json.dumps(in_json(place.name, audit.run, tallies, audit.coverage)))
     else:
@@ -62,8 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
     return UNCHECKED if "unchecked" in states else KEPT
 
 
-def _opened(place: Place, told: Callable[[str], None], opened: ExitStack) -> Audit:
-    """The audit of what is there: log, store, or both."""
+def _opened(place: Place, progress: Callable[[str], None], opened: ExitStack) -> Audit:
+    """Returns the audit of log, store, or both."""
     store = open_store(place.store) if place.has_store else None
     if store is None and place.bus is None:
         raise ConfigurationError(f"{place.name} has neither a log nor a store to audit")
@@ -72,11 +72,11 @@ def _opened(place: Place, told: Callable[[str], None], opened: ExitStack) -> Aud
     if place.bus is not None:
         bus = open_log(place)
         opened.callback(bus.close)
-    return Audit(bus, store, run, policy_of(place), told)
+    return Audit(bus, store, run, policy_of(place), progress)
 
 
 def policy_of(place: Place) -> Policy:
-    """What the run's `config.json` says of lag, versions, closings and checkpoints."""
+    """Returns the settings of `config.json` that the audit needs; unknown ones are marked so."""
     configuration = place.configuration
     on_update = configuration.get("rollouts", {}).get("on_update")
     if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
@@ -93,8 +93,8 @@ def policy_of(place: Place) -> Policy:
 
 
 def _rule(trainer: Mapping[str, Any], place: Place, keep_version: bool) -> Rule | None:
-    """The trainer's, by its resolved settings; None where one of them is not there. Where the model
-    is gone any token passes.
+    """Returns the trainer's rule from its resolved settings; None if a setting is missing. If the
+    model no longer exists, any token id is accepted.
     """
     settings = SimpleNamespace(**trainer)
     unknown = TrainingBounds()
@@ -108,7 +108,7 @@ def _rule(trainer: Mapping[str, Any], place: Place, keep_version: bool) -> Rule 
 
 
 def _run_of(store: ObjectStore | None, name: str) -> str:
-    """The only run of an archive."""
+    """Returns the name of the archive's only run."""
     keys = [] if store is None else [parsed(e.key, e.bytes) for e in store.list(PREFIX)]
     runs = sorted({file.run for file in keys if file is not None})
     if len(runs) > 1:
@@ -120,17 +120,17 @@ def _run_of(store: ObjectStore | None, name: str) -> str:
 
 
 def warn(text: str) -> None:
-    """To the person, apart from the report."""
+    """Print a message on stderr, apart from the report."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 
 def _told() -> Callable[[str], None]:
-    """What is being read, on one line of a terminal; nothing elsewhere."""
+    """Returns a function that shows the topic being read on one terminal line, if there is one."""
     if not sys.stderr.isatty():
         return lambda text: None
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         shown = f"reading {text}" if text else ""
         print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
-    return tell
+    return show

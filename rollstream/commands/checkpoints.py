@@ -1,6 +1,6 @@
-"""`rollstream checkpoints list | show`: the trainer's whole states that a run's store keeps.
+"""`rollstream checkpoints list | show`: the trainer's checkpoints in a run's store.
 
-Reads the store alone, so it works on a living run, a finished one, and on a bucket without a run.
+Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from streams.errors import ObjectMissing
 
 @ending_quietly
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 1 when the checkpoint asked for is missing or one of those listed is damaged."""
+    """Exit code 1 if the requested checkpoint is missing or a listed one is damaged."""
     store = find_store(arguments.run)
     return _list(store, arguments) if arguments.action == "list" else _show(store, arguments)
 

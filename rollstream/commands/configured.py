@@ -1,4 +1,4 @@
-"""From the arguments of a command to the configuration and the folder of its run."""
+"""Loads the configuration and the run folder that a command's arguments name."""
 
 import argparse
 from pathlib import Path
@@ -10,10 +10,12 @@ from streams.errors import ConfigurationError
 
 
 def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load, check and settle; a started run refuses another configuration, a replay all of them."""
+    """Load and validate the configuration and settle it in the run's folder. Raises if a started
+    run has another configuration, and for a replay's folder.
+    """
     configuration, folder = loaded(arguments)
     if (folder.path / REPLAYED).exists():
-        raise ConfigurationError(f"{folder.path} holds a replay, which no role goes on with")
+        raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
     if _file(arguments).absolute() != folder.configuration or arguments.overrides:
         accepted = getattr(arguments, "accept_config", False)
         settle(folder, configuration, accepted, lambda: reach(configuration, folder.path))
@@ -21,7 +23,7 @@ def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]
 
 
 def loaded(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
-    """Load and check, and leave nothing in the run's folder."""
+    """Load and validate the configuration without writing to the run's folder."""
     overrides: list[str] = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
@@ -32,6 +34,6 @@ def loaded(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
 
 
 def _file(arguments: argparse.Namespace) -> Path:
-    """What was named, or of a run's folder its `config.json`."""
+    """Returns the named file, or the `config.json` of a named run folder."""
     path = Path(arguments.configuration)
     return path / "config.json" if path.is_dir() else path

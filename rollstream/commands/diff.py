@@ -1,4 +1,4 @@
-"""`rollstream diff A B`: settings, outcomes and curves of two runs, side by side."""
+"""`rollstream diff A B`: compares settings, outcomes and curves of two runs."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from rollstream.report.opening import names_of, open_history, run_folder
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 0 whether they differ or not; 2 if one of them is no run."""
+    """Exit code 0 whether the runs differ or not; 2 if an argument is not a run."""
     folders = run_folder(arguments.first), run_folder(arguments.second)
     first, second = names_of(folders)
     found = compare((first, second), open_history(folders[0]), open_history(folders[1]))
@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def render(found: Comparison) -> RenderableType:
-    """For a terminal of at least 80 columns."""
+    """Returns the comparison for terminals of at least 80 columns."""
     return Group(_settings(found), Text(), _outcomes(found), Text(), _curves(found), _states(found))
 
 

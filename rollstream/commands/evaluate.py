@@ -1,4 +1,4 @@
-"""`rollstream eval`: follow a run, or with `--versions` evaluate stored versions and end."""
+"""`rollstream eval`: evaluates a run's new versions, or stored ones with `--versions`."""
 
 import argparse
 import json
@@ -10,14 +10,16 @@ from streams.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Follow as a role, or print a line per stored version."""
+    """Run as a role, or print one line per stored version."""
     if arguments.versions is None:
         return role.main(arguments)
     versions = parse_versions(arguments.versions)
     if arguments.samples is not None:
         arguments.overrides.append(f"evaluation.samples={arguments.samples}")
     configuration, folder = loaded(arguments)
-    from rollstream.roles import evaluate_versions  # torch, seconds: after a mistake was told
+    from rollstream.roles import (
+        evaluate_versions,
+    )  # imports torch, which takes seconds: after validation
 
     for line in evaluate_versions(configuration, folder.path, versions):
         print(json.dumps(line) if arguments.json else in_words(line), flush=True)
@@ -25,7 +27,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def parse_versions(text: str) -> list[int]:
-    """`0,10,60` as numbers."""
+    """Parses `0,10,60`."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -33,7 +35,7 @@ def parse_versions(text: str) -> list[int]:
 
 
 def in_words(line: dict[str, Any]) -> str:
-    """One evaluation for people."""
+    """Returns one evaluation as a readable line."""
     return (
         f"version {line['step']}: sampled accuracy {line['accuracy_sampled']:.3f}, "
         f"greedy {line['accuracy_greedy']:.3f}, "

@@ -1,5 +1,5 @@
-"""`rollstream fork RUN --at STEP --out DIR`: a new run that begins where another one was
-(docs/fork.md). The other one is only read, and may be alive.
+"""`rollstream fork RUN --at STEP --out DIR`: creates a run from another run's checkpoint
+(docs/fork.md). The parent is only read, and may be running.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from streams.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Make it and say where it begins; `rollstream run DIR` goes on."""
+    """Create the fork and print its starting point; `rollstream run DIR` starts it."""
     parent = run_folder(arguments.run)
     check_folders(parent, Path(arguments.out))
     with opened(str(parent.path)) as source:
         store = source.store
         if store is None:
             raise ConfigurationError(
-                f"{source.place.name} has no store: nothing is kept to begin from"
+                f"{source.place.name} has no store, so it has no checkpoint to fork from"
             )
         checkpoint = find_checkpoint(store, arguments.at)
         wanted = wanted_of(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
         had = PromptsLeft() if before is None else before.prompts
         left = left_of(source.log, TrainerState.decode(checkpoint.state), had)
     _warn(arguments.at, checkpoint.id)
-    from rollstream.fork_run import begin_fork  # torch: seconds
+    from rollstream.fork_run import begin_fork  # imports torch, which takes seconds
 
     parentage = begin_fork(wanted, checkpoint, left)
     _tell(wanted, parentage, arguments.json)
@@ -41,8 +41,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _warn(asked: str, taken: CheckpointId) -> None:
     if asked.isdecimal() and int(asked) != taken.step:
-        said = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
-        print(f"rollstream: {said}", file=sys.stderr)
+        note = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
+        print(f"rollstream: {note}", file=sys.stderr)
 
 
 def _tell(wanted: Wanted, parentage: Parentage, as_json: bool) -> None:
@@ -56,10 +56,10 @@ def _tell(wanted: Wanted, parentage: Parentage, as_json: bool) -> None:
         }  # fmt: skip
         print(json.dumps(line))
         return
-    again = f"{len(left.again)} prompts whose groups were open, then " if left.again else ""
+    again = f"{len(left.again)} prompts of open groups again, then " if left.again else ""
     print(f"{wanted.now.run} begins at step {parentage.step} of {parentage.run}")
     print(f"  from checkpoint {parentage.checkpoint}, state {parentage.state_hash}")
-    print(f"  asks {again}on from prompt {left.on}")
+    print(f"  prompts: {again}from prompt {left.on} on")
     for change in wanted.changes():
         print(f"  {change.key}: {json.dumps(change.before)} → {json.dumps(change.now)}")
-    print(f"go on with: rollstream run {folder}")
+    print(f"start it with: rollstream run {folder}")

@@ -1,4 +1,4 @@
-"""`rollstream forward RUN --to wandb|tensorboard`: a run's metrics files, to where others look."""
+"""`rollstream forward RUN --to wandb|tensorboard`: sends a run's metrics files to a tracker."""
 
 import argparse
 import json
@@ -13,11 +13,13 @@ from rollstream.metrics.sinks import Sink, TensorBoardSink, WandbSink
 from streams.errors import ConfigurationError
 
 LOOK_S = 1.0
-NOT_SAID = ("bus", "store")  # URLs may name hosts and people, and nobody reads a curve by them
+NOT_SAID = ("bus", "store")  # URLs may contain names of hosts and users
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """What is there; with `--follow` until Ctrl-C. The next start goes on where this one ended."""
+    """Forward new lines, with `--follow` until Ctrl-C. The next start resumes at the stored
+    position.
+    """
     logging.basicConfig(level=logging.WARNING, format="rollstream: %(message)s")
     folder = RunFolder(Path(arguments.run).absolute())
     if not folder.configuration.exists():
@@ -39,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder) -> Sink:
-    """The target, or `ConfigurationError` saying what to install."""
+    """Opens the target; raises `ConfigurationError` naming the package to install."""
     if to == "tensorboard":
         return TensorBoardSink(folder.metrics / "tensorboard")
     kept = {k: v for k, v in essentials(configuration).items() if k not in NOT_SAID}

@@ -1,6 +1,4 @@
-"""`rollstream inspect TRAJECTORY [RUN]`: all that a run knows of one trajectory, its text above
-all.
-"""
+"""`rollstream inspect TRAJECTORY [RUN]`: shows everything about one trajectory and its text."""
 
 import argparse
 import json
@@ -19,13 +17,13 @@ from streams.errors import ConfigurationError
 
 @ending_quietly
 def main(arguments: argparse.Namespace) -> int:
-    """Show one trajectory, or all of a group."""
+    """Show one trajectory, or all trajectories of a group."""
     name, run = arguments.trajectory, arguments.run
     ways = [name is not None and run is not None, arguments.group is not None, arguments.last]
     if arguments.last or arguments.group is not None:
         if sum(ways) > 1:
             raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")
-        name, run = None, name  # the only word is the run then
+        name, run = None, name  # a single positional argument is the run
     place = asked_place(run, arguments.name, warn)
     text = Text(place.tokenizers())
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""Commands that print as much as is asked for end quietly when nobody reads on (`… | head`)."""
+"""Commands with long output exit quietly when the reader closes the pipe (`… | head`)."""
 
 import argparse
 import os
@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 
-CLOSED = 141  # 128 + SIGPIPE, as shells say it
+CLOSED = 141  # 128 + SIGPIPE, the shell convention
 
 
 def ending_quietly(
     main: Callable[[argparse.Namespace], int],
 ) -> Callable[[argparse.Namespace], int]:
-    """`main`, for which a reader that went away is no error to be told."""
+    """Wraps `main` so that a closed pipe ends it without an error message."""
 
     @wraps(main)
     def guarded(arguments: argparse.Namespace) -> int:
@@ -20,7 +20,7 @@ def ending_quietly(
             code = main(arguments)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The interpreter flushes once more at its end, and would complain there.
+            # The interpreter flushes stdout again at exit, which would print an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return CLOSED
         return code

@@ -1,5 +1,7 @@
-"""`rollstream profile CONFIG`: measure the engine's step times on this machine, fit a roofline, and
-write what the rollouts read B_max from.
+"""`rollstream profile CONFIG`: measures the engine's step times on this machine and fits a
+roofline.
+
+The resulting file is the source of B_max in rollouts.
 """
 
 import argparse
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Nothing of a run is changed but this file."""
+    """Write the profile; no other file of the run changes."""
     configuration, folder = loaded(arguments)
     measured: list[Point] = []
     progress = Console(stderr=True)

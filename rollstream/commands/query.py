@@ -1,4 +1,4 @@
-"""`rollstream query "SELECT …"`: SQL over the live topics and the archive of one run, read-only."""
+"""`rollstream query "SELECT …"`: read-only SQL over the log and the archive of one run."""
 
 import argparse
 import json
@@ -16,10 +16,10 @@ from streams.errors import ConfigurationError
 
 @ending_quietly
 def main(arguments: argparse.Namespace) -> int:
-    """Print the rows of one query, or with `--tables` what can be asked for."""
+    """Print the rows of one query, or with `--tables` the views and their columns."""
     if arguments.sql is None and not arguments.tables:
         raise ConfigurationError(
-            'what is asked? e.g. rollstream query "SELECT count(*) FROM trajectories"; '
+            'no query given; e.g. rollstream query "SELECT count(*) FROM trajectories"; '
             "--tables lists the views"
         )
     if arguments.rows < 1:
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def warn(text: str) -> None:
-    """To the person, apart from the answer."""
+    """Print a message on stderr, apart from the result."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 

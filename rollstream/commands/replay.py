@@ -1,7 +1,7 @@
-"""`rollstream replay`: a run's steps trained again (`--from-step`), its records published again
-(`--to`), or a model trained on trajectories alone (`--offline`); docs/replay.md.
+"""`rollstream replay`: repeats a run's training steps (`--from-step`), copies its records (`--to`),
+or trains offline on trajectories (`--offline`); docs/replay.md.
 
-Exit codes: 0 done and equal, 1 some step differs or something is gone, 2 the wish means nothing.
+Exit codes: 0 done and equal, 1 a step differs or data is missing, 2 the arguments are invalid.
 """
 
 import argparse
@@ -13,11 +13,11 @@ FORMS = {
     "to": ("topic", "where", "name"),
     "offline": ("out", "overrides", "where", "name"),
 }
-"""What says which form is meant, and what belongs to it."""
+"""The option that selects each kind of replay, and the options that it permits."""
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """One of the three."""
+    """Run the selected kind of replay."""
     form = _form(arguments)
     if form == "to":
         from rollstream.commands.replay_to import main as publish_again
@@ -33,21 +33,23 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _form(arguments: argparse.Namespace) -> str:
-    """Which is meant; `ConfigurationError` if none, several, or with what belongs to another."""
+    """Returns the selected kind. Raises `ConfigurationError` for none or several, and for options
+    of another kind.
+    """
     given = [form for form in FORMS if getattr(arguments, form) is not None]
     if len(given) != 1:
         raise ConfigurationError(
-            "say what to do, one of: --from-step N --out DIR (train steps again), --to BUS "
-            "(publish records again), --offline CONFIG --out DIR (train on trajectories alone)"
+            "select one of: --from-step N --out DIR (repeat training steps), --to BUS (copy "
+            "records), --offline CONFIG --out DIR (train on trajectories)"
         )
     (form,) = given
     for other in {name for names in FORMS.values() for name in names} - {*FORMS[form]}:
         if getattr(arguments, other):
             raise ConfigurationError(
-                f"--{_option(other)} means nothing with --{_option(form)}; leave it out"
+                f"--{_option(other)} has no meaning with --{_option(form)}; leave it out"
             )
     if form != "to" and not arguments.out:
-        raise ConfigurationError("--out DIR says where to write: a new or empty folder")
+        raise ConfigurationError("--out DIR is missing: give a new or empty folder")
     if form != "offline" and len(arguments.runs) > 1:
         raise ConfigurationError(
             f"give one run, got {len(arguments.runs)}; only --offline takes several"

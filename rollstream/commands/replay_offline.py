@@ -1,5 +1,6 @@
-"""`rollstream replay SOURCE… --offline CONFIG --out DIR`: training on trajectories alone, of other
-runs' logs and archives and of JSON lines.
+"""`rollstream replay SOURCE… --offline CONFIG --out DIR`: trains on recorded trajectories.
+
+Sources are logs and archives of runs, and files of JSON lines.
 """
 
 import argparse
@@ -34,9 +35,9 @@ from streams.records import Address
 
 JSONL = (".jsonl", ".ndjson")
 WORDS = {
-    "logprobs_computed": "of them had no log-probabilities: the starting model's stand for them",
+    "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
     "filtered_out": "others are left out by --where",
-    "duplicate": "others are repeats of a trajectory: the first counts",
+    "duplicate": "others repeat a trajectory: only the first is used",
     "unreadable": "records are unreadable and left out",
     **{
         f"refused_{kind}": f"others cannot be trained ({kind}: docs/learning.md) and are left out"
@@ -46,7 +47,7 @@ WORDS = {
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Gather, train, report."""
+    """Gather the trajectories, train, and write the report."""
     folder = RunFolder(Path(arguments.out).absolute())
     for named in arguments.runs:
         path = Path(named).absolute()
@@ -68,12 +69,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configuration:
-    """The one given, everything inside the folder, no lag limit."""
+    """Returns the given configuration with all data inside the folder and without a lag limit."""
     given = load(arguments.offline, arguments.overrides)
     model = model_folder(given, folder_of(given).path).absolute()
     if not (model / "config.json").is_file():
         raise ConfigurationError(
-            f"{model} holds no model to begin with; name a folder with a Hugging Face checkpoint: "
+            f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "
             "--set model.path=DIR"
         )
     own = own_configuration(given, folder.path, model)
@@ -87,10 +88,12 @@ def _trained(
     wish: dict[str, Any],
     before: dict[str, Any],
 ) -> dict[str, Any]:
-    """What came of it. Sources are not read again once all of them were gathered."""
+    """Gathers and trains; returns the counts. Sources are not read again after gathering
+    completed.
+    """
     with ExitStack() as stack:
         sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
-        from rollstream.replay_offline import Offline  # torch: seconds
+        from rollstream.replay_offline import Offline  # imports torch, which takes seconds
 
         training = Offline(folder, configuration)
         if sources:
@@ -112,7 +115,7 @@ def _trained(
 
 
 def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) -> list[Named]:
-    """Opened, each under a name of its own."""
+    """Opens the sources, each under a distinct name."""
     conditions = conditions_of(arguments.where)
     asked = asks_for_steps(conditions)
     encode = _tokenizer(Path(str(c.model.path)))
@@ -140,7 +143,7 @@ def _is_wanted(conditions: list[Condition], steps: dict[Address, int], draft: Dr
 
 
 def _check(sources: list[Named], vocabulary: int) -> None:
-    """Every line of every file, before anything is written."""
+    """Validate every line of every file before anything is written."""
     for one in sources:
         if isinstance(one.source, JsonLines):
             for draft in one.source.trajectories():
@@ -148,7 +151,7 @@ def _check(sources: list[Named], vocabulary: int) -> None:
 
 
 def _tokenizer(model: Path) -> Encode | None:
-    """Text to tokens, as it stands; None for a model without one."""
+    """Returns a function from text to tokens, without special tokens; None without a tokenizer."""
     path = model / "tokenizer.json"
     if not path.is_file():
         return None
@@ -177,5 +180,5 @@ def _tell_end(result: dict[str, Any], folder: RunFolder) -> None:
     more = f", {result['left_over']} groups left over" if result["left_over"] else ""
     print(f"{result['steps']} steps trained{more}")
     if result["closed"]:
-        print(f"{result['closed']} groups had nothing to train and were closed (ledger: why)")
+        print(f"{result['closed']} groups had nothing to train and were closed (reasons: ledger)")
     print(f"report: {folder.report}")

@@ -1,4 +1,4 @@
-"""`rollstream replay RUN --from-step N --out DIR`: steps trained again on identical data."""
+"""`rollstream replay RUN --from-step N --out DIR`: repeats training steps on the recorded data."""
 
 import argparse
 import json
@@ -32,14 +32,14 @@ BESIDE = "beside.html"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Train, compare, report."""
+    """Repeat the steps, compare state hashes with the ledger, and write the reports."""
     run = run_folder(arguments.runs[0])
     out = Path(arguments.out).absolute()
     check_place(out, run.path)
     with opened(str(run.path)) as source:
         if source.store is None:
             name = source.place.name
-            raise ConfigurationError(f"{name} has no store: nothing is kept to replay from")
+            raise ConfigurationError(f"{name} has no store, so it has no checkpoint to replay from")
         recorded, before = source.recorded(), noted(out)
         asked = _asked(arguments, run, recorded, before)
         if before is not None:
@@ -60,7 +60,7 @@ def _asked(
     recorded: RecordedSteps,
     before: dict[str, Any] | None,
 ) -> Asked:
-    """A living run has gone on since a replay was stopped: its last step was settled then."""
+    """A resumed replay keeps its last step, even if the run has made further steps since."""
     last = arguments.to_step
     if last is None and before is not None:
         last = before.get("to_step")
@@ -75,8 +75,12 @@ def _trained(
     before: dict[str, Any] | None,
     folder: RunFolder,
 ) -> dict[str, Any]:
-    """What came of it."""
-    from rollstream.replay_run import differing, find_start, replayed  # torch: seconds
+    """Repeats the steps; returns the counts and the differing steps."""
+    from rollstream.replay_run import (
+        differing,
+        find_start,
+        replayed,
+    )  # imports torch, which takes seconds
 
     model = model_folder(asked.before, asked.folder.path).absolute()
     own = folder, own_configuration(asked.now, folder.path, model)
@@ -85,12 +89,12 @@ def _trained(
     with held(folder.path):
         note(folder.path, asked.wish(), start.begun())
         settle(*own)
-        _tell_beginning(asked, start.step, start.checkpoint or "the starting model")
+        _tell_beginning(asked, start.step, start.checkpoint or "the initial model")
         if start.behind.ledger is not None:
-            say(f"an earlier replay got as far as step {start.behind.step}: it goes on from there")
+            say(f"an earlier replay stopped after step {start.behind.step}: resuming there")
         hashes = {configured.configuration_hash for configured in recorded.configured}
         if hashes - {fingerprint(asked.before)}:
-            say("the run changed its configuration; all steps are trained under its last one")
+            say("the run changed its configuration; all steps use its last configuration")
         tell_steps(replayed(source.log, recorded, asked, start, learner, own), asked.last)
         last = asked.first if asked.is_experiment else asked.last
         result = {
@@ -104,7 +108,9 @@ def _trained(
 
 
 def _reports(asked: Asked, folder: RunFolder, source: WholeLog, store: ObjectStore) -> list[Path]:
-    """The replay's own, and of both: the run's is read here as all of it is, without a trace."""
+    """Writes the report of the replay and a page that compares it with the run; returns both paths.
+    The run is only read.
+    """
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
@@ -120,11 +126,11 @@ def _reports(asked: Asked, folder: RunFolder, source: WholeLog, store: ObjectSto
 def _tell_beginning(asked: Asked, start: int, named: str) -> None:
     again, on = asked.first - start, asked.last - asked.first
     say(
-        f"from {named}: {again} steps are trained again up to step {asked.first}, "
+        f"from {named}: {again} steps are repeated up to step {asked.first}, "
         f"then {on} up to step {asked.last}"
     )
     if asked.is_experiment:
-        say(f"an experiment from step {asked.first + 1} on: {asked.words()}")
+        say(f"experiment from step {asked.first + 1} on: {asked.words()}")
 
 
 def _tell_end(asked: Asked, result: dict[str, Any], pages: list[Path]) -> None:
@@ -132,7 +138,7 @@ def _tell_end(asked: Asked, result: dict[str, Any], pages: list[Path]) -> None:
     if wrong:
         print(f"{len(wrong)} of {compared} steps differ from the ledger: {wrong}")
     elif compared:
-        print(f"identical: all {compared} steps have the state hash that the ledger has")
+        print(f"identical: all {compared} steps have the state hash of the ledger")
     if asked.is_experiment:
         print(f"experiment, steps {asked.first + 1} to {asked.last}: {asked.words()}")
     for page in pages:

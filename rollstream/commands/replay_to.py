@@ -1,4 +1,4 @@
-"""`rollstream replay RUN --to BUS`: a run's records published again for other consumers."""
+"""`rollstream replay RUN --to BUS`: copies a run's records to another bus."""
 
 import argparse
 import dataclasses
@@ -24,14 +24,14 @@ from streams.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Copy, compare, say what is there."""
+    """Copy the topics, verify them, and print what was copied."""
     topics = arguments.topic or (["trajectories"] if arguments.where else [*HISTORY])
     for topic in topics:
         check_topic(topic)
         if topic.endswith(".dead"):
-            raise ConfigurationError(f"{topic} holds what is no record; it is not copied")
+            raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
     if arguments.to.startswith("memory:"):
-        raise ConfigurationError("--to memory: would be gone with this process; give sqlite:FOLDER")
+        raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")
     with opened(arguments.runs[0], arguments.name) as source:
         here = _present(source, topics, bool(arguments.topic))
         wanted = Wanted(here, arguments.to, _keep(source, arguments.where, here))
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _present(source: Opened, topics: Sequence[str], named: bool) -> list[str]:
-    """The topics that the source holds records of; one that was named must be among them."""
+    """Returns the topics with records in the source; raises if a named topic has none."""
     here: list[str] = []
     for topic in dict.fromkeys(topics):
         if any(source.log.end(topic).values()):
@@ -61,7 +61,7 @@ def _present(source: Opened, topics: Sequence[str], named: bool) -> list[str]:
         else:
             say(f"{topic} holds no records")
     if not here:
-        raise ConfigurationError(f"{source.place.name} holds no records to publish again")
+        raise ConfigurationError(f"{source.place.name} holds no records to copy")
     return here
 
 
@@ -82,13 +82,13 @@ def _tell(done: Sequence[Copied], to: str) -> None:
             for number, what in (
                 (one.left_out, "left out"),
                 (one.already, "were there before"),
-                (one.forgotten, "the source itself has forgotten"),
+                (one.forgotten, "truncated in the source"),
             )
             if number
         ]
         beside = f" ({', '.join(more)})" if more else ""
         print(f"{one.topic}: {one.records} records, content {one.content_hash}{beside}")
-    print(f"{to} holds them as the source does: same bytes, partitions and order")
+    print(f"{to} holds the same bytes, partitions and order as the source")
 
 
 def _history() -> str:

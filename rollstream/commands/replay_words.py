@@ -1,4 +1,4 @@
-"""What a replay says to a person while it works: lines, a step counter, a bar at a terminal."""
+"""Progress output of a replay: messages, a step counter, a progress bar on a terminal."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -8,12 +8,12 @@ from streams.records import StepDone
 
 
 def say(text: str) -> None:
-    """Beside the result, to the person."""
+    """Print a message on stderr, apart from the result."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 
 def tell_steps(steps: Iterable[StepDone], last: int) -> int:
-    """Train them all; returns how many, counted on one line of a terminal."""
+    """Consume all steps, counting them on one terminal line; returns their number."""
     shown, done = sys.stderr.isatty(), 0
     for one in steps:
         done += 1
@@ -25,7 +25,7 @@ def tell_steps(steps: Iterable[StepDone], last: int) -> int:
 
 @contextmanager
 def bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
-    """Call with how many more are done; nothing is shown where no terminal is."""
+    """Yields a function that advances a progress bar; without a terminal it does nothing."""
     if not sys.stderr.isatty():
         yield lambda more: None
         return

@@ -1,5 +1,5 @@
-"""`rollstream report RUN [RUN …]`: `report.html` and a summary, from log and metrics files alone;
-several runs are laid over each other on one page.
+"""`rollstream report RUN [RUN …]`: writes `report.html` and prints a summary, from log and metrics
+files alone. Several runs share one page.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from streams.errors import ConfigurationError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Of runs that are finished, stopped, or running now."""
+    """Report on running, stopped or finished runs."""
     folders = [run_folder(path) for path in arguments.runs]
     if len(folders) > RUNS_MAX:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")

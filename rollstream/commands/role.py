@@ -1,8 +1,8 @@
-"""`rollstream rollout | train | dispatch | prompts | eval CONFIG`: one role in this process.
+"""`rollstream rollout | train | dispatch | prompts | eval CONFIG`: runs one role in this process.
 
-Exit 0 says that the role's work is done. One that was asked to stop exits 143 after stopping
-cleanly, so that a supervisor that did not ask starts it again; a preemptible rollout has then done
-what it was there for, and exits 0. A trainer of several processes is started and watched from here.
+Exit code 0 means that the role's work is done. A role stopped by a signal exits with 143 after a
+clean stop, so a supervisor that did not request the stop restarts it. A preemptible rollout exits
+with 0 in that case. A trainer of several processes is started and supervised here.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from rollstream.supervisor import HANDED_NONCE, NONCE
 from rollstream.train_group import run_group
 from streams.errors import ConfigurationError
 
-ASKED_TO_STOP = 143  # 128 + SIGTERM, as shells say it
+ASKED_TO_STOP = 143  # 128 + SIGTERM, the shell convention
 GRACE_S = 20.0  # clouds give 25 s and more
 
 HEAVY = {
@@ -34,15 +34,16 @@ HEAVY = {
     "train": "rollstream.train_role",
     "eval": "rollstream.eval_role",
 }
-"""What takes seconds to import (torch): after a mistake in the configuration was told, and before
-signals are taken over, so that a role that is only starting ends at once.
+"""Modules that import torch, which takes seconds. They are imported after the configuration was
+validated, so errors appear at once, and before signal handlers are installed, so a signal ends a
+starting role at once.
 """
 
 log = logging.getLogger(__name__)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Until the role is done or a signal asks it to stop."""
+    """Run until the role is done or a signal stops it."""
     is_rank = arguments.command == "train"
     end_with_parent(parent_of_rank() if is_rank else os.environ)
     logging.basicConfig(
@@ -79,13 +80,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def end_after(stop: threading.Event, grace_s: float) -> None:
-    """When `stop` is set this process has so many seconds left, whatever hangs."""
+    """Ends the process `grace_s` seconds after `stop` is set, even if the role hangs."""
 
     def wait() -> None:
         stop.wait()
         time.sleep(grace_s)
         log.error(
-            "the %g s of grace are over: what was not given up is resumed as after a death", grace_s
+            "grace period of %g s is over: remaining trajectories are resumed as after a death",
+            grace_s,
         )
         logging.shutdown()
         os._exit(1)
@@ -94,17 +96,17 @@ def end_after(stop: threading.Event, grace_s: float) -> None:
 
 
 def _line_of_rank(folder: RunFolder, name: str, accept_config: bool) -> list[str]:
-    """Of the configuration in the run's folder, so that all ranks have the same."""
+    """Returns a rank's command line. All ranks load the configuration in the run's folder."""
     line = [sys.executable, "-m", "rollstream", "train", str(folder.configuration), "--name", name]
     return [*line, ACCEPT_CONFIG] if accept_config else line
 
 
 def _grace_s(arguments: argparse.Namespace) -> float | None:
-    """Seconds of a preemptible rollout, None of any other role."""
+    """Returns the grace period of a preemptible rollout; None for other roles."""
     grace = getattr(arguments, "grace", None)
     if not getattr(arguments, "preemptible", False):
         if grace is not None:
-            raise ConfigurationError("--grace is that of --preemptible, which was not given")
+            raise ConfigurationError("--grace needs --preemptible")
         return None
     if grace is not None and not (math.isfinite(grace) and grace > 0):
         raise ConfigurationError(f"--grace must be > 0 seconds, got {grace:g}")

@@ -1,6 +1,6 @@
-"""`rollstream run CONFIG`: the whole run on this machine.
+"""`rollstream run CONFIG`: runs all roles of a run on this machine.
 
-1. Settle the configuration in the run's folder. 2. Take the run's lock. 3. Make the topics.
+1. Settle the configuration in the run's folder. 2. Take the run's lock. 3. Create the topics.
 4. Warm up, if there is no model. 5. Supervise the roles under a live view. 6. Report.
 """
 
@@ -37,7 +37,7 @@ from streams.topics import catalogue
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Until the run is complete, stopped or failed."""
+    """Run until the run is complete, stopped or failed."""
     configuration, folder = configured(arguments)  # 1
     signals = listen()
     console = Console(stderr=arguments.json)
@@ -59,8 +59,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
-    """This is the run that it was; a change that is accepted is recorded before any role compares
-    its own configuration with the run's.
+    """Check that log and store belong to this run. An accepted configuration change is recorded
+    before any role compares its own configuration with the run's.
     """
     store = store_for_writing(configuration, folder.path)
     identify(store, configuration.run)
@@ -94,7 +94,7 @@ def _supervise(
 
 
 def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -> None:
-    """The summary and the report; a failure is said last, where it is seen."""
+    """Print the summary and write the report; a failure message is printed last."""
     history = open_history(folder)
     summary = summarise(history)
     write_report(history, summary, folder.report)
@@ -106,6 +106,6 @@ def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -
     for concern in biases(history.dropped.compared()):
         console.print(f"warning: {concern.what}: {concern.do}", highlight=False)
     if outcome.kind == "stopped":
-        console.print("stopped; the same command goes on from the last checkpoint")
+        console.print("stopped; the same command resumes from the last checkpoint")
     if outcome.kind == "failed":
         print(f"rollstream: {outcome.message}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and a closed terminal as events: the first asks to stop, the second to hurry."""
+"""Converts Ctrl-C, SIGTERM and SIGHUP to events: the first requests a stop, the second a
+quick one.
+"""
 
 import signal
 import threading
@@ -14,13 +16,13 @@ class StopSignals:
 
 
 def listen() -> StopSignals:
-    """Take over SIGINT, SIGTERM and SIGHUP of this process; call it from the main thread."""
+    """Install handlers for SIGINT, SIGTERM and SIGHUP; call it from the main thread."""
     signals = StopSignals()
 
     def handle(*_: object) -> None:
         (signals.hurry if signals.stop.is_set() else signals.stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants to outlive its terminal
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep that
             signal.signal(number, handle)
     return signals

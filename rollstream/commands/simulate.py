@@ -1,4 +1,6 @@
-"""`rollstream simulate CONFIG`: policies on clusters in virtual time (docs/simulator.md)."""
+"""`rollstream simulate CONFIG`: simulates policies on clusters in virtual time
+(docs/simulator.md).
+"""
 
 import argparse
 import json
@@ -21,11 +23,11 @@ COLUMNS = ("policy", "tokens/s", "×", "step s", "KV", "idle", "lag", "moves", "
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """One table per cluster, or one JSON line per run, as they finish.
+    """Print one table per cluster, or one JSON line per run, as they finish.
 
-    The table: trained tokens per second and their ratio to the first policy's, KV cache used, time
-    in which rollouts had nothing to do, lag at consumption (mean and largest), moves, and the share
-    of the GPUs that generated.
+    Columns: trained tokens per second and their ratio to the first policy's, step time, KV cache
+    used, idle share of rollouts, lag at consumption (mean and largest), moves, and the share of the
+    GPUs that generate.
     """
     settings = load_settings(Path(arguments.configuration), arguments.overrides)
     page = None if arguments.html is None else _page(arguments.html)
@@ -47,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
-    """`ConfigurationError` with a line for each mistake."""
+    """Loads the settings; raises `ConfigurationError` with one line per error."""
     layers = lay(file_layer(path), overrides_layer(overrides, SimulationSettings))
     try:
         return SimulationSettings.model_validate_json(json.dumps(layers.values), strict=True)
@@ -56,7 +58,7 @@ def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
 
 
 def line_of(run: Run, first: Run) -> dict[str, object]:
-    """For programs; `speed_up` is over the cluster's first policy."""
+    """Returns a run as a JSON object; `speed_up` is relative to the cluster's first policy."""
     return {
         "model": run.cluster.model,
         "gpus": run.cluster.gpus,
@@ -90,7 +92,7 @@ def _table(found: Sequence[Run], scale: int) -> Table:
 
 
 def _page(path: str) -> Path:
-    """Refused before anything is simulated."""
+    """Validates the path before the simulation starts."""
     page = Path(path)
     if page.is_dir() or not page.parent.is_dir():
         raise ConfigurationError(f"--html {path}: give a file in a folder that exists")

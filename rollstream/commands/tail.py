@@ -1,4 +1,4 @@
-"""`rollstream tail TOPIC [RUN]`: records of a topic in words, one a line; `--follow` goes on."""
+"""`rollstream tail TOPIC [RUN]`: prints a topic's records, one readable line each."""
 
 import argparse
 import json
@@ -18,12 +18,12 @@ from rollstream.commands.signals import listen
 from rollstream.main import INTERRUPTED
 from streams.errors import ConfigurationError
 
-LAST = 10  # records shown without --from and --last
+LAST = 10  # records printed without --from and --last
 
 
 @ending_quietly
 def main(arguments: argparse.Namespace) -> int:
-    """Print what is there, and with `--follow` what comes, until Ctrl-C."""
+    """Print the records, and with `--follow` new ones until Ctrl-C."""
     check_topic(arguments.topic)
     conditions = [condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.start is not None and arguments.last is not None:
-        raise ConfigurationError("--from and --last both say where to begin: give one of them")
+        raise ConfigurationError("--from and --last both set the start: give one of them")
     if arguments.last is not None and arguments.last < 1:
         raise ConfigurationError(f"--last must be ≥ 1, got {arguments.last}")
     if arguments.start not in (None, "begin", "end") and not arguments.start.isdigit():
@@ -55,7 +55,7 @@ def _passing(
     conditions: Sequence[Condition],
     stop: threading.Event,
 ) -> Iterator[Passing]:
-    """The records that are wanted, from the log, or from the archive where no log is left."""
+    """Yields the selected records from the log, or from the archive if no log is left."""
     if place.bus is None:
         yield from _last(_of_archive(place, arguments), conditions, arguments)
         return
@@ -77,7 +77,9 @@ def _passing(
 def _start(
     arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[Condition]
 ) -> int:
-    """Where to begin in a partition; the last few that meet conditions may lie anywhere."""
+    """Returns the start offset in a partition. With conditions the last matches may be anywhere, so
+    reading starts at the begin.
+    """
     if arguments.start == "end":
         return end
     if arguments.start not in (None, "begin"):
@@ -90,7 +92,7 @@ def _start(
 def _last(
     passing: Iterator[Passing], conditions: Sequence[Condition], arguments: argparse.Namespace
 ) -> Iterator[Passing]:
-    """Those that meet the conditions, the last few of them unless --from asks for all."""
+    """Returns the records that meet the conditions; only the last ones unless --from is given."""
     wanted = matching(passing, conditions)
     if arguments.start is not None:
         return wanted
@@ -130,12 +132,12 @@ def _chosen(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int,
 
 
 def _print(one: Passing, day: str, flush: bool) -> str:
-    """Print a line, before it the day where it is another one; returns the day."""
+    """Print a line, preceded by its day if that changed; returns the day."""
     when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
     if when.date().isoformat() != day:
         day = when.date().isoformat()
         print(f"{day} (UTC)")
-    words = in_words(one.record) if one.record is not None else f"no record: {one.reason}"
+    words = in_words(one.record) if one.record is not None else f"not a record: {one.reason}"
     void = " (void)" if one.void else ""
     place = f"{one.partition}:{one.offset}"
     print(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {place:>8}  {words}{void}", flush=flush)

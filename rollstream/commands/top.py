@@ -1,7 +1,7 @@
-"""`rollstream top RUN`: look at a run from outside, living or finished; nothing is written.
+"""`rollstream top RUN`: monitors a running or finished run, read-only.
 
-On a terminal a frame that fits it, until q or Ctrl-C; into a pipe a line per look, with `--json` an
-object, until the run is over.
+A terminal shows a frame of its size until q or Ctrl-C. A pipe receives one line per refresh, or one
+JSON object with `--json`, until the run is over.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from streams.bus import Bus
 from streams.errors import BusError, ConfigurationError
 
 EVERY_MIN_S = 0.1
-ONCE_S = 20.0  # spent at most on a frame that is the only one
+ONCE_S = 20.0  # longest read before the single frame of --once
 ENDED = 128
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0 for a run that was seen; 1 when its log could not be read at all."""
+    """Exit code 0; 1 if `--once` could not read the log."""
     if not arguments.every >= EVERY_MIN_S:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)
@@ -52,7 +52,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus | None]:
-    """Opens the bus once there is one: opening a missing `sqlite:` one would make it."""
+    """Returns a function that opens the bus, or returns None before it exists: opening a missing
+    `sqlite:` bus would create it.
+    """
     url = bus_url(configuration, folder.path)
     scheme, _, rest = url.partition(":")
 
@@ -76,7 +78,7 @@ def _once(onlooker: Onlooker, console: Console, as_json: bool) -> int:
 
 
 def _watch(onlooker: Onlooker, console: Console, every_s: float) -> int:
-    """Redraw until somebody quits; the terminal is left as it was found."""
+    """Redraw until a quit key or a signal; restores the terminal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
@@ -91,7 +93,7 @@ def _watch(onlooker: Onlooker, console: Console, every_s: float) -> int:
 
 
 def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -> int:
-    """A line per look until the run is over, or nobody reads them any more."""
+    """Print a line per refresh until the run is over or the reader closes the pipe."""
     try:
         while True:
             shown = onlooker.observe()
@@ -103,7 +105,9 @@ def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing at exit either
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # avoids an error message at exit
         return 0
 
 

@@ -1,4 +1,4 @@
-"""`rollstream warmup CONFIG`: supervised warm-up of the run's model; progress as JSON lines."""
+"""`rollstream warmup CONFIG`: supervised warm-up of the run's model; prints JSON lines."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from rollstream.lifeline import end_with_parent
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Make `RUN/model`; one that is there is kept."""
+    """Create `RUN/model`, unless it exists."""
     end_with_parent()
     configuration, folder = configured(arguments)
     model = RunFolder(folder.path).model
@@ -25,7 +25,10 @@ def main(arguments: argparse.Namespace) -> int:
 
         make_paced_folder(task, model)
         return 0
-    from rollstream.warmup import Course, warm_up  # torch, seconds: after a mistake was told
+    from rollstream.warmup import (
+        Course,
+        warm_up,
+    )  # imports torch, which takes seconds: after validation
 
     settings = configuration.warmup
     warm_up(
@@ -41,6 +44,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def tell(done: int, steps: int, loss: float) -> None:
-    """About a hundred lines in all."""
+    """Print the progress, about a hundred lines in all."""
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

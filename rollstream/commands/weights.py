@@ -1,6 +1,6 @@
-"""`rollstream weights list | show | verify | diff | export`: the versions that a run's store keeps.
+"""`rollstream weights list | show | verify | diff | export`: the weight versions in a run's store.
 
-Reads the store alone, so it works on a living run, a finished one, and on a bucket without a run.
+Reads only the store, so it works for a running run, a finished one, and a bucket without a run.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from storage.versions.pointer import believed
 from storage.versions.retention import stored_versions
 from streams.errors import CorruptObject, ObjectMissing
 
-SHARD_BYTES = 4 << 30  # what transformers writes by itself, nearly
+SHARD_BYTES = 4 << 30  # close to the default of transformers
 
 
 @ending_quietly
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 1 when a version is missing or, with `verify`, when anything differs."""
+    """Exit code 1 if a version is missing or, with `verify`, if a hash differs."""
     named: str = getattr(arguments, "version", None) or LATEST
     if arguments.action == "verify" and arguments.run is None and not is_version(named):
         arguments.version, arguments.run = None, named  # `verify RUN` is all versions of it
@@ -92,7 +92,7 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
             line = {"version": str(version), "tensors": tensors, "ok": not problem}
             print(json.dumps({**line, "problem": problem or None}))
         else:
-            print(f"{version}: {problem or f'{tensors} tensors, every hash is right'}", flush=True)
+            print(f"{version}: {problem or f'{tensors} tensors, all hashes correct'}", flush=True)
     return 1 if bad else 0
 
 
@@ -103,7 +103,7 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
     lines = [difference_line(found) for found in compare(store, first, second)]
     total = sum(int(line["changed"] or 0) for line in lines)
     count = len(second.weights.tensors)
-    if arguments.json:  # the sum first, so that two equal versions say so
+    if arguments.json:  # the totals come first, so equal versions have a line too
         versions = {"first": str(first.version), "second": str(second.version)}
         _print([{**versions, "tensors": count, "differ": len(lines), "changed": total}, *lines])
         return 0

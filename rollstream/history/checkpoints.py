@@ -1,4 +1,4 @@
-"""The trainer's checkpoints as lines for programs, and as tables: what is kept, and one in full."""
+"""The trainer's checkpoints as JSON objects and as tables, in short and in detail."""
 
 import re
 from typing import Any
@@ -23,12 +23,13 @@ Line = dict[str, Any]
 
 
 def find_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
-    """Of `latest`, a step, or a whole name; of a step the highest term. `ObjectMissing` says which
-    are kept.
+    """Finds a checkpoint by `latest`, a step (its highest term) or a full name. Raises
+    `ObjectMissing`, listing the kept ones.
     """
     if text != LATEST and not text.isdecimal() and not _NAME.fullmatch(text):
         raise ConfigurationError(
-            f"{text!r} is no checkpoint: give a step, a name as {CheckpointId(1, 10)}, or {LATEST}"
+            f"{text!r} is not a checkpoint: give a step, a name like {CheckpointId(1, 10)}, "
+            f"or {LATEST}"
         )
     whole = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     found = [
@@ -43,7 +44,7 @@ def find_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
 
 
 def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> Line:
-    """In short; `state` is whole, unfinished or damaged, with the `problem`."""
+    """Returns a checkpoint in short; `state` is whole, unfinished or damaged (with a `problem`)."""
     line: Line = {"checkpoint": str(stored.id), "step": stored.id.step, "term": stored.id.term}
     if not stored.whole:
         return line | {"state": "unfinished"}
@@ -64,7 +65,7 @@ def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> Line:
 
 
 def whole_line(store: ObjectStore, wanted: CheckpointId) -> Line:
-    """In full: positions by topic and partition, open groups by their admission, counts, files."""
+    """Returns a checkpoint with positions, open groups, counts and files."""
     manifest = checkpoint_manifest(store, wanted)
     state = TrainerState.decode(checkpoint_state(store, wanted))
     positions = {"ledger": {"0": state.ledger}, **state.positions}
@@ -92,14 +93,14 @@ def whole_line(store: ObjectStore, wanted: CheckpointId) -> Line:
 def checkpoints_table(lines: list[Line]) -> Table:
     table = table_of("checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups")
     for line in lines:
-        told = [f"{line[key]:,}" if key in line else "–" for key in ("updates", "open_groups")]
+        counts = [f"{line[key]:,}" if key in line else "–" for key in ("updates", "open_groups")]
         table.add_row(
             line["checkpoint"],
             line["state"],
             str(line["step"]),
             str(line["term"]),
             size(line.get("bytes")),
-            *told,
+            *counts,
         )
     return table
 

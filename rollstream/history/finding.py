@@ -1,4 +1,4 @@
-"""From what a person names (a run, a store, a version) to the store and the version."""
+"""Finds the store and the weight version that a user's arguments name."""
 
 import sys
 from pathlib import Path
@@ -16,8 +16,8 @@ LATEST = "latest"
 
 
 def find_store(named: str | None) -> ObjectStore:
-    """The store of a run's folder or config.json, or a store by its folder or URL; None is the
-    newest run. Nothing is made.
+    """Opens the store of a run's folder or config.json, or a store by its folder or URL; None means
+    the newest run. Creates nothing.
     """
     if named is not None:
         path = Path(named.removeprefix("file:"))
@@ -33,18 +33,18 @@ def find_store(named: str | None) -> ObjectStore:
 
 
 def is_version(text: str) -> bool:
-    """Whether a person could mean a version by it."""
+    """True if the text has the form of a version."""
     return text == LATEST or text.isdecimal() or parse_version(text) is not None
 
 
 def find_version(store: ObjectStore, text: str) -> Manifest:
-    """Of `latest`, a number or a version's whole name; of a number the highest term that is kept.
+    """Finds a version by `latest`, a number (its highest kept term) or a full name.
 
-    `ObjectMissing` says which are kept.
+    Raises `ObjectMissing`, listing the kept ones.
     """
     if not is_version(text):
         raise ConfigurationError(
-            f"{text!r} is no version: give a number, a name as {Version(12, 1)}, or {LATEST}"
+            f"{text!r} is not a version: give a number, a name like {Version(12, 1)}, or {LATEST}"
         )
     pointer = believed(store)
     if text == LATEST and pointer is not None and pointer.version is not None:

@@ -1,4 +1,4 @@
-"""Versions and their differences as JSON lines, for programs and for the tables."""
+"""Weight versions and their differences as JSON objects, also the input of the tables."""
 
 from storage.manifest import Manifest
 from storage.versions.comparison import Difference
@@ -25,7 +25,7 @@ def version_line(manifest: Manifest, latest: Version | None) -> Line:
 
 
 def tensor_lines(manifest: Manifest) -> list[Line]:
-    """One for each tensor, tied ones once."""
+    """Returns one object per tensor; tied tensors share one."""
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
         names.setdefault(owner, []).append(name)

@@ -1,4 +1,4 @@
-"""The same lines for a terminal."""
+"""Tables of weight versions and tensors for a terminal."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def versions_table(lines: Iterable[Line]) -> Table:
-    table = table_of("version", "kind", ">size", ">of full", ">delta", "made", "")
+    table = table_of("version", "kind", ">size", ">of full", ">delta", "created", "")
     for line in lines:
         if line["kind"] == "unfinished":
             table.add_row(str(line["version"]), "unfinished")
@@ -29,7 +29,7 @@ def versions_table(lines: Iterable[Line]) -> Table:
 
 
 def tensors_table(lines: Iterable[Line]) -> Table:
-    table = table_of("tensor", "is", "coded", ">changed", ">delta")
+    table = table_of("tensor", "type", "coding", ">changed", ">delta")
     for line in lines:
         tied = f" = {line['tied']}" if line["tied"] else ""
         table.add_row(
@@ -57,7 +57,7 @@ def differences_table(lines: Iterable[Line]) -> Table:
 
 
 def table_of(*columns: str) -> Table:
-    """Without a frame; a name that begins with > is of a column of numbers, on the right."""
+    """Returns a table without frame; columns whose name starts with > are right-aligned."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         right = column.startswith(">")
@@ -73,7 +73,7 @@ def _count(number: str | int | float | None) -> str:
 
 
 def size(count: str | int | float | None) -> str:
-    """In units of 1000 bytes."""
+    """Formats a size in powers of 1000 bytes."""
     if count is None:
         return "–"
     size, unit = float(count), 0

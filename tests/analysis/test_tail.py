@@ -42,7 +42,7 @@ def test_records_pass_by_in_words(folder, capsys):
 
 def test_what_is_no_record_or_void_says_so(folder, capsys):
     lines = tail(capsys, "trajectories", folder, "--from", "begin")
-    assert sum("no record: 9 bytes are too few" in line for line in lines) == 1
+    assert sum("not a record: 9 bytes are too few" in line for line in lines) == 1
     void = [line for line in tail(capsys, "ledger", folder, "--from", "begin") if "void" in line]
     assert [line.split("  ")[-1] for line in void] == [
         "group 99 dead at step 1: never written (void)",

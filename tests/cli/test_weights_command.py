@@ -71,7 +71,7 @@ def test_show_names_every_tensor_and_what_changed(run: Path, capsys):
 
 def test_verify_names_the_first_bad_tensor_and_fails(run: Path, capsys):
     assert main(["weights", "verify", str(run)]) == 0
-    assert capsys.readouterr().out.count("every hash is right") == VERSIONS
+    assert capsys.readouterr().out.count("all hashes correct") == VERSIONS
     store = FileStore(run / "store")
     entry = read_manifest(store, Version(1, 1)).delta.tensors["model.norm.weight"]
     key = f"{version_folder(Version(1, 1))}/{entry.file}"
@@ -113,7 +113,7 @@ def test_transformers_loads_an_exported_delta(run: Path, tmp_path: Path, capsys)
     ("words", "code", "said"),
     [
         (["show", "9"], 1, "kept are: v00000000-t0001"),
-        (["show", "nine"], 2, "'nine' is no version"),
+        (["show", "nine"], 2, "'nine' is not a version"),
         (["diff", "0", "v00000009-t0001"], 1, "is not kept"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_is_not_kept_or_no_checkpoint_is_told(run: Path, tmp_path: Path, ca
     assert main(["checkpoints", "show", "30", str(run)]) == 1
     assert "kept are: s00000010-t0001, s00000020-t0002" in capsys.readouterr().err
     assert main(["checkpoints", "show", "soon", str(run)]) == 2
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
     (tmp_path / "empty" / "store" / "weights").mkdir(parents=True)
     assert main(["checkpoints", "list", str(tmp_path / "empty")]) == 1
     assert "no checkpoint is kept" in capsys.readouterr().err

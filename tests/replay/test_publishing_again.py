@@ -172,7 +172,7 @@ def test_a_copy_of_another_source_is_not_gone_on_with(run: Path, tmp_path: Path,
         (["--topic", "trajectorys"], "nearest known: trajectories"),
         (["--where", "time>=soon"], "ISO 8601"),
         (["--where", "lagg>3"], "nearest known: lag"),
-        (["--out", "somewhere"], "--out means nothing with --to"),
+        (["--out", "somewhere"], "--out has no meaning with --to"),
         (["--from-step", "3"], "one of"),
     ],
 )

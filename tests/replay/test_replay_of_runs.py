@@ -168,7 +168,7 @@ def test_a_killed_replay_goes_on_to_the_same_hashes(steps, more, run, tmp_path, 
     assert contents(run) == before
     assert main(replay(run, out, *words)) == 0
     resumed = capsys.readouterr()
-    assert "it goes on from there" in resumed.err
+    assert "resuming there" in resumed.err
     assert main(replay(run, tmp_path / "whole", *words)) == 0
     assert json.loads(resumed.out) | {"out": ""} == told(capsys) | {"out": ""}
     assert own_hashes(out) == own_hashes(tmp_path / "whole")
