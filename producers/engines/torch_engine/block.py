@@ -1,8 +1,8 @@
-"""What the batch generated lately, on the device: a block of steps × rows, brought to the host when
-it is needed.
+"""The newest generated tokens, on the device: a block of steps × rows, copied to the host on
+demand.
 
-Column 0 is carried in from the block before. Column c of a row holds the token that its next step
-takes as input.
+Column 0 is copied from the last column of the previous block. The newest column of a row holds the
+token that is the input of its next step.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -16,7 +16,7 @@ from streams.records import Floats, Tokens
 
 
 class Block:
-    """`column` is the newest filled column; `steps` more than the carried one fit."""
+    """`column` is the newest filled column; `steps` columns fit beside column 0."""
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
         self.steps, self.device = steps, device
@@ -32,15 +32,15 @@ class Block:
         return self.column == self.steps
 
     def inputs(self, rows: int) -> torch.Tensor:
-        """(rows,) tokens that the next step takes."""
+        """(rows,) input tokens of the next step."""
         return self.tokens[self.column, :rows]
 
     def next_uniforms(self, rows: int) -> torch.Tensor:
-        """(rows, 1) for the tokens that the next step draws."""
+        """(rows, 1) uniforms with which the next step draws its tokens."""
         return self._uniforms[self.column + 1, :rows, None]
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
-        """One step's (rows, 1) tokens and log-probabilities."""
+        """Add the (rows, 1) tokens and log-probabilities of one step."""
         self.column += 1
         rows = tokens.shape[0]
         self.tokens[self.column, :rows] = tokens[:, 0]
@@ -48,22 +48,22 @@ class Block:
         self._on_host = None
 
     def enter(self, row: int, token: int, key: int, position: int) -> None:
-        """A sequence enters: its newest token, at index `position` of the trajectory, is the next
+        """Set a new sequence's newest token, at index `position` of the trajectory, as the next
         input of `row`.
         """
         self.tokens[self.column, row] = token
         self._draw(slice(row, row + 1), np.array([key], np.uint64), np.array([position]))
 
     def move(self, source: int, target: int) -> None:
-        """What the next steps need of a row; what it generated before stays where it is."""
+        """Move the state that a row's next steps need; its earlier columns stay in `source`."""
         self.tokens[self.column, target] = self.tokens[self.column, source]
         self.logprobs[self.column, target] = self.logprobs[self.column, source]
         self._drawn[self.column + 1 :, target] = self._drawn[self.column + 1 :, source]
         self._on_host = None
 
     def restart(self, keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> None:
-        """Begin anew with the newest column carried over; `positions` are the indices of the newest
-        tokens.
+        """Empty the block and keep the newest column as column 0; `positions` are the indices of
+        the newest tokens.
         """
         rows = len(keys)
         self.tokens[0, :rows] = self.tokens[self.column, :rows]
@@ -72,12 +72,12 @@ class Block:
         self._draw(slice(0, rows), keys, positions)
 
     def push(self) -> None:
-        """Bring drawn uniforms to the device; after any `enter`, `move` or `restart`."""
+        """Copy the drawn uniforms to the device; call it after any `enter`, `move` or `restart`."""
         if self.device.type != "cpu":
             self._uniforms.copy_(torch.from_numpy(self._drawn), non_blocking=True)
 
     def read(self, pieces: list[tuple[int, int, int]]) -> tuple[Tokens, Floats]:
-        """Tokens and log-probabilities of `(row, first column, last column)`, joined."""
+        """Tokens and log-probabilities of pieces `(row, first column, last column)`, joined."""
         if self._on_host is None:
             end = self.column + 1
             self._on_host = (

@@ -1,9 +1,9 @@
-"""The slotted KV cache, aligned at the right: every row's newest token lies in the same column.
+"""The slotted KV cache, aligned at the right: the newest tokens of all rows are in one column.
 
 All running rows gain one token per step, so a step writes one column of all of them (a plain slice,
-no index), a row is described by the column of its first token, and its mask never changes while it
-runs. When the columns run out, what is in use is shifted to the left; nothing is recomputed, since
-keys carry their own positions.
+no index), a row is described by the column of its first token, and its mask does not change while
+it runs. When the columns run out, the columns in use are shifted to the left; nothing is
+recomputed, because keys contain their own positions.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model caches per token: `layers` × (key, value) × `heads` × `width` numbers."""
+    """The KV of one token: `layers` × (key, value) × `heads` × `width` numbers."""
 
     layers: int
     heads: int
@@ -25,10 +25,10 @@ class KVShape:
 
 
 class KVCache:
-    """`data` is (2 · layers, slots + 1, heads, columns, width); layer l has its keys at 2l, its
-    values behind them.
+    """`data` is (2 · layers, slots + 1, heads, columns, width); layer l has its keys at 2l and its
+    values at 2l + 1.
 
-    `column` is where the next token of every row goes. The last row is a spare for swaps.
+    `column` is the column of every row's next token. The last row is a spare for swaps.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class KVCache:
         self._ramp[: self.columns] = -torch.inf
 
     def write(self, row: int, tokens: torch.Tensor | None) -> int:
-        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row; its
-        first column.
+        """Put a sequence's KV (2 · layers, heads, length, width) at the right end of a row. Returns
+        its first column.
         """
         length = 0 if tokens is None else tokens.shape[2]
         start = self.column - length
@@ -75,35 +75,35 @@ class KVCache:
         return self.data[:, row, :, start : self.column].clone()
 
     def move(self, source: int, target: int, start: int) -> None:
-        """The sequence in `source`, from column `start` on, is in `target` afterwards."""
+        """Copy the sequence in row `source`, from column `start` on, to row `target`."""
         window = slice(start, self.column)
         self.data[:, target, :, window] = self.data[:, source, :, window]
         self.mask[target] = self.mask[source]
 
     def newest(self, layer: int, rows: int) -> torch.Tensor:
-        """(rows, heads, 2, width): where the next token's key and value go."""
+        """(rows, heads, 2, width): a view of the next token's key and value."""
         half, row, head, column, unit = self.data.stride()
         size = (rows, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, head, half, unit), offset)
 
     def coming(self, layer: int, rows: int, count: int) -> torch.Tensor:
-        """(rows, count, heads, 2, width): where the next tokens' keys and values go."""
+        """(rows, count, heads, 2, width): a view of the next tokens' keys and values."""
         half, row, head, column, unit = self.data.stride()
         size = (rows, count, self.data.shape[2], 2, self.data.shape[4])
         offset = 2 * layer * half + self.column * column
         return self.data.as_strided(size, (row, column, head, half, unit), offset)
 
     def hide(self, rows: int, kept: torch.Tensor, columns: int) -> None:
-        """Of the next columns each row keeps its first `kept` (rows,); the others are not attended
-        to.
+        """Mask the next `columns` columns of each row except its first `kept` (rows,): no query
+        attends to them.
         """
         ahead = torch.arange(columns, device=self.data.device)
         window = self.mask[:rows, self.column : self.column + columns]
         window.masked_fill_(ahead >= kept[:, None], -torch.inf)
 
     def seen(self, row: int, start: int) -> torch.Tensor:
-        """A copy of a row's KV without the columns that are hidden."""
+        """A copy of a row's KV without its hidden columns."""
         window = slice(start, self.column)
         shown = (self.mask[row, window] == 0).nonzero()[:, 0]
         return self.data[:, row, :, window].index_select(2, shown)
@@ -123,9 +123,7 @@ class KVCache:
         return self.data.as_strided(size, (head, column, unit), offset)
 
     def align(self, column: int, used: tuple[Segment, ...], starts: list[int]) -> int:
-        """Shift what is in use so that the next column is `column`; returns by how much columns
-        grew.
-        """
+        """Shift the columns in use so that the next column is `column`. Returns the shift."""
         shift = column - self.column
         for segment in used:
             rows, old = slice(segment.begin, segment.end), slice(segment.column, self.column)

@@ -1,5 +1,5 @@
-"""Checking weights before any of them is written: a failed update must not leave a mixture behind
-unnoticed.
+"""Checks of weights, made before any of them is written: a failed update must not leave a mixture
+of two versions.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -18,8 +18,8 @@ def check_tensors(
     tensors: Mapping[str, torch.Tensor],
     finite: Container[str] | None = None,
 ) -> None:
-    """`EngineRefused` names the first tensor that is missing, misshapen or, of those in `finite`
-    (None: all), not finite; others are not looked at.
+    """Raise `EngineRefused`, which names the first tensor that is missing, has a wrong shape or, of
+    those in `finite` (None: all), has values that are not finite.
     """
     for name, shape in expected.items():
         tensor = tensors.get(name)
@@ -34,7 +34,9 @@ def check_tensors(
 
 
 def check_patch(name: str, patch: Patch, shape: tuple[int, ...]) -> None:
-    """`EngineRefused` if a patch is misshapen, reaches beyond the tensor, or is not finite."""
+    """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
+    that are not finite.
+    """
     if tuple(patch.shape) != shape:
         raise EngineRefused(
             f"weights: the patch of {name!r} is for shape {tuple(patch.shape)}, "

@@ -1,7 +1,7 @@
-"""What the batch asks of a model: one decode step, a prefill, and taking new weights in place.
+"""The decoder contract: a model's decode step, verification pass and prefill, and its served
+weights.
 
-Two decoders keep this contract: `fused.py` for the Llama and Qwen families, `generic.py` for the
-rest.
+Two decoders implement it: `fused.py` for the Llama and Qwen families, `generic.py` for all others.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from producers.engines.torch_engine.weights import ServedWeights
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """m sequences, right-aligned: `past` columns that are cached already, then `ids.shape[1]` new
-    tokens.
+    """The input of one prefill pass: m sequences, right-aligned, with `past` cached columns and
+    then `ids.shape[1]` new tokens.
 
-    `mask` (m, 1, new, past + new) is added to attention scores; every query sees at least itself,
-    so that padding stays finite. `past` is (2 · layers, m, heads, past, width), None for none.
+    `mask` (m, 1, new, past + new) is added to attention scores; every query attends at least to
+    itself, so that padding stays finite. `past` is (2 · layers, m, heads, past, width), None for
+    none.
     """
 
     ids: torch.Tensor
@@ -31,10 +32,11 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """n tokens of the rows [0, `rows`), each row's in order, at most `ahead` of one row.
+    """The input of a verification pass: n tokens of the rows [0, `rows`), those of a row in order,
+    at most `ahead` per row.
 
-    `ids` and `positions` are (n,); `slots` (n,) is row · ahead + place in the row, None where every
-    row has `ahead` tokens.
+    `ids` and `positions` are (n,); `slots` (n,) is row · ahead + index within the row, None where
+    every row has `ahead` tokens.
     """
 
     ids: torch.Tensor
@@ -50,12 +52,12 @@ class Decoder(Protocol):
     dtype: torch.dtype
     device: torch.device
     segment_overhead_tokens: int | None
-    """Row-tokens of attention that cost as much as one more attention call per layer; None: never
-    split.
+    """Row-tokens of attention that cost as much as one more attention call per layer; None: the
+    batch is never split into segments.
     """
 
     served: ServedWeights
-    """The weights; they are zeros or random until they were loaded."""
+    """The weights; zeros or random values until weights are loaded."""
 
     def step(
         self,
@@ -64,15 +66,15 @@ class Decoder(Protocol):
         cache: KVCache,
         used: tuple[Segment, ...],
     ) -> torch.Tensor:
-        """Logits (n, vocabulary) after one token per row; its KV is written to `cache.column`, not
-        yet advanced.
+        """Logits (n, vocabulary) after one token per row. Its KV is written to `cache.column`,
+        which is not advanced.
         """
         ...
 
     def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
-        """Logits (n, vocabulary) after each of these tokens; their KV is written from
-        `cache.column` on, which is not advanced, and what lies there for a row with fewer tokens is
-        finite.
+        """Logits (n, vocabulary) after each of these tokens. Their KV is written from
+        `cache.column` on, which is not advanced. Columns beyond a row's own tokens hold finite
+        values.
         """
         ...
 

@@ -1,10 +1,12 @@
-"""The batch with drafts: plain steps while they are cheaper, else passes that verify drafts.
+"""The batch with speculative decoding: plain steps while they are cheaper, else passes that verify
+drafts.
 
 Rows gain different numbers of tokens in a pass, and the cache stays aligned at the right: all rows
-advance by as many columns as the luckiest gained, and the columns of rejected drafts are hidden by
-the row's mask. A row's length is then its sequence's, not its columns'. Hidden columns are squeezed
-out before plain steps go on, when columns run out, and when reading past them has cost as much as
-squeezing. Weights change between two passes or steps, as without drafts.
+advance by the largest number of tokens that a row gained, and the columns of rejected drafts are
+hidden by the row's mask. The length of a row is then that of its sequence, not that of its columns.
+Hidden columns are removed (`_squeeze`) before plain steps resume, when columns run out, and when
+reading them has cost as much as removing them. Weights change between two passes or steps, as
+without drafts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -25,12 +27,12 @@ from producers.engines.torch_engine.sequence import Sequence
 from producers.engines.torch_engine.verification import accepted, pack
 from streams.records import Drafts, Floats, Tokens
 
-MEASURE_STEPS = 4  # every so many plain steps one is measured
-SQUEEZE = 16  # times the cached tokens: hidden columns read before they are squeezed out
+MEASURE_STEPS = 4  # one of this many plain steps is measured
+SQUEEZE = 16  # times the cached tokens: hidden columns read before they are removed
 
 
 class DraftedBatch(Batch):
-    """Keeps what `Batch` promises, and gives the same tokens."""
+    """As `Batch`, with the same tokens."""
 
     def __init__(
         self,
@@ -44,12 +46,12 @@ class DraftedBatch(Batch):
         super().__init__(decoder, slots, context_max, block_steps)
         self.switch, self.block_steps = switch, block_steps
         self.verifies = False
-        # A neighbour on the machine costs a CPU time, but no work of this thread.
+        # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         on_cpu = decoder.device.type == "cpu"
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
         self.drafting = Drafting(source, switch, decoder.vocabulary, self._clock)
         self._passed_over = 0
-        """Hidden columns read since they were squeezed out."""
+        """Hidden columns read since they were last removed."""
 
     @property
     def drafts(self) -> DraftStats:
@@ -104,7 +106,7 @@ class DraftedBatch(Batch):
             super().restart_block()
 
     def step(self) -> list[Sequence]:
-        """One pass or one plain step; returns those that ended, with `finish` set."""
+        """Make one pass or one plain step. Returns the sequences that ended, with `finish` set."""
         self._decide()
         if self.verifies:
             return self._verify()
@@ -125,7 +127,7 @@ class DraftedBatch(Batch):
             self._begin_plain()
 
     def _begin_verifying(self) -> None:
-        """From here on the host knows every token at once."""
+        """Copy all tokens to the host; from here on each pass brings its tokens there."""
         for sequence in self.rows:
             self.drafting.drew(sequence, *super().collect(sequence))
         super().restart_block()
@@ -134,7 +136,7 @@ class DraftedBatch(Batch):
             self.drafting.share(sequence, least=0)
 
     def _begin_plain(self) -> None:
-        """Rows are as long as their columns again, and the block holds their newest tokens."""
+        """Remove hidden columns, and fill the block with the newest tokens of the rows."""
         self._squeeze(0)
         self.verifies = False
         self.block.column = 0
@@ -149,7 +151,9 @@ class DraftedBatch(Batch):
     # ---- verification --------------------------------------------------------------------------
 
     def _verify(self) -> list[Sequence]:
-        """1. Room.  2. Drafts.  3. One forward pass, a draw per position.  4. What is accepted."""
+        """1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4.
+        Accept.
+        """
         began = self._clock()
         if self.cache.column + 1 + self.switch.rule.most > self.cache.columns:  # 1
             self._squeeze(0)
@@ -172,7 +176,9 @@ class DraftedBatch(Batch):
         return ended
 
     def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[Sequence]:
-        """Rows gain what is accepted, and the token after it; returns those that ended."""
+        """Add the accepted tokens, and the token after them, to the rows. Returns the sequences
+        that ended.
+        """
         ended: list[Sequence] = []
         kept: list[int] = []
         begin = 0
@@ -190,7 +196,7 @@ class DraftedBatch(Batch):
         return ended
 
     def _advance(self, kept: list[int]) -> None:
-        """The pass is over: what is not kept is hidden."""
+        """End the pass: advance all rows, and hide the columns that are not in `kept`."""
         most, rows = max(kept), len(kept)
         if min(kept) < most:
             self.cache.hide(rows, torch.tensor(kept, device=self.decoder.device), most)
@@ -215,11 +221,11 @@ class DraftedBatch(Batch):
             super()._align(column)
 
     def _squeeze(self, column: int) -> None:
-        """Every row without its hidden columns; the next column is `column` at least."""
+        """Remove the hidden columns of every row; the next column is at least `column`."""
         held = [self.cached(sequence) for sequence in self.rows]
         self.cache.column = max([column, *(kv.shape[2] for kv in held)])
         for sequence, kv in zip(self.rows, held, strict=True):
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)
         self._passed_over = 0
-        self._next_promotion = 0  # looked for anew
+        self._next_promotion = 0  # computed again at the next step
         self._composed = False

@@ -1,7 +1,8 @@
-"""The guesses of a batch: what each row drafts, what of it was right, what its siblings hear.
+"""Speculation for the rows of a batch: each row's draft, its acceptance, and the tokens to share
+with its siblings.
 
-Everything here is on the host. A row's state lasts as long as it is in the batch; what it gained
-and has not said waits here.
+Everything here is on the host. The state of a row lives while the row is in the batch, and holds
+the tokens that were generated and not collected yet.
 """
 
 from collections.abc import Sequence as Many
@@ -15,27 +16,27 @@ from producers.engines.drafts.history import prompt_key
 from producers.engines.torch_engine.sequence import Sequence
 from streams.records import Floats, Tokens
 
-LOOK_ROWS = 4  # of a large batch: a row costs 0.2 ms, 7 % of all where each of 32 was asked
-LOOK_BACK = 8  # tokens of a plain step that are held against what history would have guessed
+LOOK_ROWS = 4  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
+LOOK_BACK = 8  # tokens of plain steps that are compared with a draft from history
 
 
 @dataclass(slots=True)
 class RowState(Guessed):
-    """What is `unsaid` is part of `Sequence.tokens` already."""
+    """The newest `unsaid` tokens are not collected yet; `Sequence.tokens` holds them already."""
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
     logprobs: list[Floats] = field(default_factory=list[Floats])
     unsaid: int = 0
 
     def keep(self, tokens: Tokens, logprobs: Floats) -> None:
-        """Gained; to be said later."""
+        """Add generated tokens, to be collected later."""
         if len(tokens):
             self.tokens.append(tokens)
             self.logprobs.append(logprobs)
             self.unsaid += len(tokens)
 
     def say(self) -> tuple[Tokens, Floats]:
-        """All that is unsaid."""
+        """Return and reset the tokens that were not collected."""
         tokens, logprobs = self.tokens, self.logprobs
         self.tokens, self.logprobs, self.unsaid = [], [], 0
         if not tokens:
@@ -45,11 +46,11 @@ class RowState(Guessed):
 
 @dataclass
 class Drafting(Guessing):
-    """The rows of one batch."""
+    """Speculation of one batch."""
 
     states: dict[Sequence, RowState] = field(default_factory=dict[Sequence, RowState])
     collected: int = 0
-    """Rows whose plain steps were collected."""
+    """How often a row's plain steps were collected."""
 
     def enter(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -57,8 +58,8 @@ class Drafting(Guessing):
         self.states[sequence] = RowState(prompt, request.group, least, sequence.length)
 
     def guess(self, rows: Many[Sequence]) -> list[list[int]]:
-        """A draft for each row, perhaps an empty one; none reaches the row's last possible
-        token.
+        """A draft for each row, perhaps empty; no draft contains the last token that the row may
+        generate.
         """
         began = self.clock()
         states = [self.states[sequence] for sequence in rows]
@@ -68,7 +69,7 @@ class Drafting(Guessing):
         return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def gain(self, sequence: Sequence, draft: list[int], tokens: list[int], given: Floats) -> None:
-        """What a row gained from a pass with this draft, and its log-probabilities."""
+        """Record the tokens that a pass with this draft gave, and their log-probabilities."""
         state, gained = self.states[sequence], np.array(tokens, np.uint32)
         sequence.gain(gained)
         state.keep(gained, given)
@@ -76,15 +77,15 @@ class Drafting(Guessing):
         self.share(sequence)
 
     def drew(self, sequence: Sequence, tokens: Tokens, logprobs: Floats) -> None:
-        """Plain steps gave these, the newest tokens of the sequence."""
+        """Record the newest tokens of the sequence, which plain steps gave."""
         state = self.states[sequence]
         state.keep(tokens, logprobs)
         state.how.drew(len(tokens))
         state.agreement = Agreement()
 
     def look_back(self, sequence: Sequence, gained: Tokens) -> None:
-        """How right history would have been about what plain steps just gave: the newest tokens of
-        the sequence. Of a large batch not every row is asked.
+        """Compare the newest tokens, which plain steps gave, with the draft that history had for
+        them. In a large batch only some rows do this.
         """
         self.collected += 1
         each = max(1, len(self.states) // LOOK_ROWS)
@@ -94,15 +95,15 @@ class Drafting(Guessing):
             self.compared(self.attempt(self.states[sequence], newest, len(came)), came)
 
     def share(self, sequence: Sequence, least: int = TELL_TOKENS) -> None:
-        """With its siblings, if at least so many tokens are new to them."""
+        """Add the sequence's new tokens to the history, if there are at least `least`."""
         self.tell(self.states[sequence], sequence.tokens[: sequence.length], least)
 
     def _draft(self, sequence: Sequence, state: RowState) -> list[int]:
-        """What its window and the rest of its length leave of what may come."""
+        """The tokens that may be drafted, cut to the row's window and its remaining length."""
         most = min(state.window, sequence.limit - sequence.length - 1)
         newest = self._newest(sequence, sequence.length)
         return self.coming(state, newest, most) if most > 0 else []
 
     def _newest(self, sequence: Sequence, end: int) -> list[int]:
-        """Of its first `end` tokens."""
+        """The newest of the first `end` tokens, as many as a look-up uses."""
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()

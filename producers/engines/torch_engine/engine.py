@@ -1,9 +1,9 @@
-"""The embedded engine: what `producers.engines.base.Engine` promises, in one process, without a
-thread of its own.
+"""The embedded engine: implements `Engine` in one process, without a thread of its own.
 
-Sequences wait, run in the batch, are held after a stop, or are ready to go on after the environment
-spoke; this file moves them between these places and says what they gained. Every emission leaves
-before the version changes, so the version it names is the one that emitted it (invariant 3).
+A sequence is waiting, running in the batch, held after a stop, or ready to continue after the
+environment appended tokens; this file moves sequences between these states and emits their tokens.
+All tokens are emitted before the version changes, so an emission names the version that generated
+its tokens (invariant 3).
 """
 
 import time
@@ -40,12 +40,10 @@ from streams.records import Tokens, Version
 
 
 class TorchEngine:
-    """Continuous batching of one decoder-only model over `slots` rows of at most `context_max`
-    tokens.
+    """Continuous batching of one decoder-only model.
 
-    `tensors` are the weights of `version` in checkpoint names, of any floating dtype; they are
-    computed in `dtype`. With `drafts` the same tokens come several per pass, where `switch` finds
-    that it pays.
+    `tensors` are the weights of `version` under their checkpoint names, of any floating dtype; the
+    layers compute in `dtype`. Drafts change the speed only: the tokens are the same.
     """
 
     def __init__(
@@ -71,7 +69,9 @@ class TorchEngine:
         self._outbox: list[Emission] = []
         self._serving = True
         self._held: Version | None = version
-        """Whose weights are served whole; None while they are written, and after a failure."""
+        """The version whose weights are served whole; None during an update and after a failed
+        one.
+        """
         self._steps = self._tokens = 0
         self._busy_s = 0.0
 
@@ -169,7 +169,7 @@ class TorchEngine:
         )
 
     def _admit(self) -> None:
-        """Fill free slots: first what is ready to go on, in its own slot, then what waits."""
+        """Fill free slots: first ready sequences, in their own slots, then waiting ones."""
         while self._ready:
             sequence = self._ready.popleft()
             past = self._parked.pop(sequence.trajectory)
@@ -212,14 +212,14 @@ class TorchEngine:
             self._outbox.append(said)
 
     def _end(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
-        """It ends without another token."""
+        """End a sequence without another token."""
         del self._known[sequence.trajectory]
         nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32)
         self._outbox.append(Emission(sequence.trajectory, *nothing, self.version, finish))
 
     def _recompute(self) -> None:
-        """KV of everything that has some, anew; what was appended but not prefilled stays to be
-        prefilled.
+        """Recompute the KV of all rows and of all held sequences; appended tokens that were not
+        prefilled yet are left to be prefilled.
         """
         rows = self._batch.rows
         held = [self._known[name] for name in self._parked]

@@ -1,8 +1,8 @@
 """The decode path of the Llama and Qwen families over fused weights.
 
-At a few rows and a small model every operator call costs as much as its arithmetic, so a step is
-written for few of them: residuals are added inside the matrix products, keys and values written by
-one copy, the weights of norms are part of the matrices behind them.
+With few rows and a small model the overhead of an operator call is as large as its arithmetic, so a
+step makes few calls: residuals are added inside the matrix products, keys and values are written by
+one copy, and the weights of norms are multiplied into the matrices after them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -27,7 +27,7 @@ from producers.engines.torch_engine.weights import ServedWeights
 
 
 class FusedDecoder:
-    """Keeps the contract of `Decoder` for a configuration that `fused_shape` accepts."""
+    """Implements `Decoder` for a configuration that `fused_shape` accepts."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class FusedDecoder:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.vocabulary = shape.vocabulary
         self.kv = KVShape(shape.layers, shape.kv_heads, shape.width)
-        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA a launch
-        # outweighs far more.
+        # Measured on a CPU: about 17 µs for a call, 27 ns for a row-token. On CUDA one launch costs
+        # as much as far more row-tokens.
         self.segment_overhead_tokens: int | None = 600 if device.type == "cpu" else 50_000
         self.weights = FusedWeights(shape, dtype, device)
         self.served = ServedWeights(self.weights.places, expected_shapes(shape))
@@ -101,7 +101,7 @@ class FusedDecoder:
             )  # (queries, key, value; rows; kv heads; new; width)
             out[2 * index : 2 * index + 2] = heads[-2:]
             if index == s.layers - 1:
-                break  # what the last layer attends to is of no use to a cache
+                break  # the output of the last layer is not cached
             keys, values = out[2 * index], out[2 * index + 1]
             if batch.past is not None:
                 keys = torch.cat((batch.past[2 * index], keys), 2)
@@ -114,12 +114,12 @@ class FusedDecoder:
         return out
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In fp32 whatever the layers compute in, as the trainer does."""
+        """Logits in fp32 whatever dtype the layers compute in, as in the trainer."""
         return F.linear(_unit(hidden.float(), self._floor), self.weights.head)
 
     def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """RMS norm but for its weight and the root of the width: both are folded into the matrix
-        that follows.
+        """RMS norm without its weight and the root of the width: both are multiplied into the
+        matrix that follows.
         """
         return _unit(hidden, self._floor)
 
@@ -157,7 +157,7 @@ class FusedDecoder:
 
 
 def _unit(values: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    """Rows divided by the root of (sum of squares + floor²): three calls, where `rms_norm` makes
+    """Rows divided by the root of (sum of squares + floor²), in three calls where `rms_norm` makes
     nine on a CPU.
     """
     exact = values.float()

@@ -1,6 +1,6 @@
 """Which Llama- and Qwen-family configurations the fused decode path serves, and their sizes.
 
-`fused_shape` returns the reason, in words, where it does not: the model then goes through
+For any other configuration `fused_shape` returns the reason as text, and the model runs through
 transformers' forward.
 """
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-ROPES = ("default", "linear", "llama3")  # frequencies that depend on nothing but the configuration
+ROPES = ("default", "linear", "llama3")  # their frequencies depend on the configuration alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,7 @@ def fused_shape(config: PreTrainedConfig) -> FusedShape | str:
 
 
 def rotations(config: PreTrainedConfig, width: int, positions: int) -> torch.Tensor:
-    """(positions, width / 2) complex64: what a pair of dimensions is multiplied by at each
-    position.
-    """
+    """(positions, width / 2) complex64: the factor of each pair of dimensions at each position."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         exponents = torch.arange(0, width, 2, dtype=torch.float) / width

@@ -1,12 +1,13 @@
-"""The weights of the fused decode path, and where each checkpoint tensor lies in them.
+"""The weights of the fused decode path, and the place of each checkpoint tensor in them.
 
-Query, key and value projections are one matrix, gate and up another, all stored (in, out): at a few
+Query, key and value projections are one matrix, gate and up another, all stored (in, out): with few
 rows these products are a third faster than with the checkpoint's (out, in). The weight of each norm
-is multiplied into the matrix behind it, the scale of attention into the queries. Heads are ordered
-by kv head: its queries, its key, its value, so that its queries can be multiplied with the cache
-where they are. The dimensions of query and key heads are interleaved, which changes no score, so
-that rotating by position is one complex product. The head is fp32 whatever the layers are: its
-rounding is most of what parts an engine's log-probabilities from the trainer's.
+is multiplied into the matrix after it, the scale of attention into the queries. Heads are ordered
+by kv head: its queries, its key, its value, so that its queries are multiplied with the cache
+without a copy. The dimensions of query and key heads are interleaved, which changes no score, so
+that the rotation by position is one complex product. The head is fp32 whatever dtype the layers
+have: its rounding causes most of the difference between the engine's log-probabilities and the
+trainer's.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,7 +37,7 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """All weights of one model; `places` says where each checkpoint tensor goes in them."""
+    """All weights of one model; `places` maps each checkpoint tensor to its places in them."""
 
     def __init__(self, shape: FusedShape, dtype: torch.dtype, device: torch.device) -> None:
         def empty(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:

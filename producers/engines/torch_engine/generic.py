@@ -1,9 +1,9 @@
 """Any other decoder-only model, through transformers' own forward over the engine's cache.
 
-transformers sees a cache whose layers write into the columns of `KVCache` and hand back the window
-in use, with a mask and positions made here. What that does not fit is refused by name: a model is
-first asked what it caches, then its decode step is held against its own plain forward on a few
-tokens.
+transformers is given a cache whose layers write into the columns of `KVCache` and return the window
+in use, with a mask and positions made here. A model for which this does not work is refused by
+name: the shape of its cache is checked first, then its decode step is compared with its own plain
+forward on a few tokens.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,7 +38,7 @@ from streams.records import Tokens
 
 
 class _WindowLayer(CacheLayerMixin):
-    """One layer of the engine's cache as transformers sees it."""
+    """One layer of the engine's cache with the interface of transformers."""
 
     is_sliding = False
 
@@ -101,7 +101,7 @@ class _PrefillLayer(_WindowLayer):
 
 
 class TransformersDecoder:
-    """Keeps the contract of `Decoder` through transformers' forward."""
+    """Implements `Decoder` through transformers' forward."""
 
     # A split would run the whole forward once per part.
     segment_overhead_tokens: int | None = None
@@ -163,7 +163,7 @@ class TransformersDecoder:
         return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
 
     def _over(self, cache: KVCache, segment: Segment) -> Cache:
-        """The engine's cache from this segment's first column on, as transformers takes it."""
+        """The engine's cache from this segment's first column on, as a transformers cache."""
         if not self._layers or self._layers[0].cache is not cache:
             self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
         for layer in self._layers:
@@ -194,8 +194,8 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def _cached_shape(self, context_max: int) -> KVShape:
-        """What the model caches for one token; `EngineRefused` where it is not keys and values of
-        one shape.
+        """The KV of one token. Raises `EngineRefused` where a model does not cache keys and values
+        of one shape.
         """
         cache = DynamicCache(config=self.model.config)
         try:
@@ -227,8 +227,8 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def try_out(self) -> None:
-        """Hold a prefill and a step of two ragged sequences against the plain forward;
-        `EngineRefused` if they differ.
+        """Compare a prefill and a step of two sequences of different lengths with the plain
+        forward. Raises `EngineRefused` if they differ.
         """
         sequences = [
             np.arange(1, length + 1, dtype=np.uint32) % self.vocabulary for length in (3, 6)
@@ -256,7 +256,9 @@ class TransformersDecoder:
             )
 
     def _refuse_looking_ahead(self, tokens: Tokens) -> None:
-        """Another last token must change no logit before it: equal shapes, so equal rounding."""
+        """Raise `EngineRefused` if changing the last token changes a logit before it. The shapes
+        are equal, so the rounding is equal.
+        """
         other = tokens.copy()
         other[-1] = (other[-1] + 1) % self.vocabulary
         if not torch.equal(self._plain(tokens, -2), self._plain(other, -2)):
@@ -268,7 +270,7 @@ class TransformersDecoder:
 
 
 def _served(model: PreTrainedModel) -> ServedWeights:
-    """Each memory once; of its names a checkpoint may hold any."""
+    """Each tensor in memory once; a checkpoint may hold it under any of its names."""
     kept, tied = untie(model.state_dict())
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():

@@ -1,5 +1,5 @@
-"""Which decoder serves a configuration, loaded and, where transformers' forward is in it, tried
-out.
+"""Chooses the decoder for a configuration, loads its weights and, where it uses transformers'
+forward, tests it.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ def open_decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
-    """The fused decode path where it fits, else transformers' forward; `EngineRefused` says why
-    neither does.
+    """The fused decode path where it serves the configuration, else transformers' forward. Raises
+    `EngineRefused` with the reason where neither does.
     """
     refuse_unserved(config, context_max)
     shape = fused_shape(config)

@@ -1,9 +1,10 @@
-"""Which row of the batch holds what, so that attention reads little padding.
+"""The order of the rows of a batch, such that attention reads little padding.
 
-Rows of similar length lie together: regions by length class, the longest first. Rows in use stay
-packed at the front. A row that leaves is replaced by the last of its region, that one by the last
-of the next region, and so on; all rows grow by one per step, so a row changes region rarely. Only
-plans are made here: every method returns the moves `(from, to)` to be done in this order.
+Rows of similar length are neighbours: there is a region per length class, the longest first. Rows
+in use are packed at the front. A row that leaves is replaced by the last row of its region, that
+one by the last row of the next region, and so on. All rows grow by one token per step, so a row
+rarely changes its region. This file only plans: every method returns the moves `(from, to)` that
+the caller makes, in this order.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 
 Move = tuple[int, int]
 
-# 48, 144, 432, …: the best of those tried on the long-tailed trace; finer ones only move more.
+# 48, 144, 432, …: the best of those tried on the long-tailed trace; finer classes move more rows.
 CLASS_FIRST, CLASS_GROWTH = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rows `[begin, end)` attend over columns from `column` on."""
+    """Rows `[begin, end)` that attend to the columns from `column` on."""
 
     begin: int
     end: int
@@ -35,8 +36,8 @@ def length_classes(context_max: int) -> tuple[int, ...]:
 
 
 class RowOrder:
-    """Counts of rows per region; region 0 holds the longest class. `spare` is a row outside of the
-    batch for swaps.
+    """The number of rows per region; region 0 is that of the longest class. `spare` is a row
+    outside of the batch for swaps.
     """
 
     def __init__(self, bounds: Sequence[int], spare: int) -> None:
@@ -49,7 +50,7 @@ class RowOrder:
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
     def insert(self, region: int) -> tuple[int, list[Move]]:
-        """The row for a newcomer of this region, free after the moves."""
+        """Add a row to this region. Returns its index, which is free after the moves."""
         hole = sum(self.counts)
         moves: list[Move] = []
         for later in range(len(self.counts) - 1, region, -1):
@@ -61,7 +62,7 @@ class RowOrder:
         return hole, moves
 
     def remove(self, row: int) -> list[Move]:
-        """The row is empty; the moves pack the rest."""
+        """Remove a row; the moves pack the others."""
         moves: list[Move] = []
         end, hole, found = 0, row, False
         for region, count in enumerate(self.counts):
@@ -75,8 +76,8 @@ class RowOrder:
         return moves
 
     def promote(self, row: int, region: int) -> list[Move]:
-        """The row leaves its region for the next longer one; the moves swap it to the border
-        between them.
+        """Move a row from its region to the next longer one; the moves swap it to the border
+        between the two.
         """
         first = sum(self.counts[:region])
         self.counts[region] -= 1
@@ -87,10 +88,11 @@ class RowOrder:
 def segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
 ) -> tuple[Segment, ...]:
-    """Regions as attention calls, `columns` being the first column of each region's longest row.
+    """The segments for attention calls; `columns` holds the first column of each region's longest
+    row.
 
-    A region joins the one before it when the padding it then reads is less than what a call of its
-    own costs.
+    A region is merged with the one before it when the padding that it then reads costs less than a
+    call of its own.
     """
     found: list[Segment] = []
     begin = 0

@@ -1,10 +1,11 @@
-"""Where the elements of a checkpoint tensor lie in what an engine serves, and what they are
-multiplied by on the way there.
+"""The places of a checkpoint tensor's elements in an engine's served weights, and the factors that
+they are multiplied by.
 
-One description serves loading, patching and reading back: a place is a strided view of the served
-memory whose elements are in the checkpoint tensor's order, so that copying, index arithmetic and
-comparison all follow from shape and strides. Every element goes through the same operations in
-fp32, whether its whole tensor is loaded or it is patched alone, so both give the same bits.
+The same description is used for loading, patching and reading back: a place is a strided view of
+the served memory whose elements are in the checkpoint tensor's order, so that copies, index
+arithmetic and comparisons all follow from shape and strides. Every element goes through the same
+operations in fp32, whether its whole tensor is loaded or the element is patched, so both give the
+same bits.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,10 +23,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`view` has the checkpoint tensor's elements in its order, whatever its own shape.
+    """`view` holds the checkpoint tensor's elements in its order; its shape may differ.
 
-    Each is multiplied by `scale`, then, by its column, by the weight of `norm` times the root of
-    the number of columns (what an unweighted norm in front leaves out).
+    Each element is multiplied by `scale`, then by the factor of its column: the weight of `norm`
+    times the root of the number of columns, which the unweighted norm before the matrix leaves out.
     """
 
     view: Tensor
@@ -33,7 +34,7 @@ class Place:
     norm: str | None = None
 
     def served(self, values: Tensor, factor: Tensor | None) -> Tensor:
-        """What is served for checkpoint `values`; `factor` is that of their columns."""
+        """The values to serve for checkpoint `values`; `factor` is that of their columns."""
         values = values.to(self.view.device)
         if self.scale is None and factor is None:
             return values.to(self.view.dtype)
@@ -45,14 +46,14 @@ class Place:
         return exact.to(self.view.dtype)
 
     def factor(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """One factor per column, from the checkpoint's norm; None without a norm."""
+        """The factor of each column, from the checkpoint's norm; None without a norm."""
         if self.norm is None:
             return None
         norm = tensors[self.norm]
         return norm.to(self.view.device).float() * norm.numel() ** 0.5
 
     def fill(self, tensor: Tensor, factor: Tensor | None) -> None:
-        """Serve all of a checkpoint tensor."""
+        """Write all elements of a checkpoint tensor."""
         self.view.copy_(self.served(tensor, factor).view(self.view.shape))
 
     def positions(self, indices: Indices) -> Indices:
@@ -66,7 +67,7 @@ class Place:
 
     @property
     def flat(self) -> Tensor:
-        """The memory behind `view`, one dimension from its begin on."""
+        """The whole storage of `view` as one dimension."""
         storage = self.view.untyped_storage()
         elements = storage.nbytes() // self.view.element_size()
         return torch.empty(0, dtype=self.view.dtype, device=self.view.device).set_(
@@ -74,15 +75,15 @@ class Place:
         )
 
     def rowwise(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """The view and a tensor like it, both in the order of the served memory, so that copying
-        one to the other follows it; the tensor is contiguous.
+        """The view and a tensor of checkpoint order, both permuted to the order of the served
+        memory, so that a copy runs along it; the tensor is made contiguous.
         """
         order = sorted(range(self.view.ndim), key=lambda i: -self.view.stride(i))
         return self.view.permute(order), tensor.view(self.view.shape).permute(order).contiguous()
 
 
 def _merged(view: Tensor) -> list[tuple[int, int]]:
-    """(size, stride) of the view's dimensions, neighbours that lie one in the other joined."""
+    """(size, stride) of the view's dimensions; neighbours that are contiguous are joined."""
     found: list[tuple[int, int]] = [(1, 0)]
     for size, stride in zip(view.shape, view.stride(), strict=True):
         outer, step = found[-1]

@@ -1,7 +1,7 @@
-"""Filling the cache for tokens that are known: ragged sequences packed into few forward passes.
+"""Prefill: sequences of different lengths are packed into few forward passes.
 
-Sequences of similar length share a pass; the padding of one is at its left, so every newest token
-is at the right.
+Sequences of similar length share a pass. They are padded on the left, so every newest token is in
+the last column.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -20,8 +20,8 @@ PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alo
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """New tokens after what is cached of a sequence: `past` is (2 · layers, heads, length, width)
-    or None.
+    """New tokens after the cached tokens of a sequence; `past` is the KV of the latter, (2 ·
+    layers, heads, length, width), or None.
     """
 
     tokens: Tokens
@@ -33,7 +33,7 @@ class Extension:
 
 
 def extend(decoder: Decoder, extensions: Sequence[Extension]) -> list[torch.Tensor | None]:
-    """The whole KV of each sequence, past and new; None for an empty one."""
+    """Compute the KV of each sequence, past and new tokens; None for an empty sequence."""
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
     waiting.sort(key=lambda index: len(extensions[index].tokens))

@@ -1,9 +1,8 @@
-"""KV of prompts, kept while their group may still ask: a prompt is prefilled once, its rows are
-copied.
+"""The prefix cache: a prompt is prefilled once for its group, and the KV is copied to each row.
 
-Keyed by the tokens and dropped whenever the weights change, so nothing is ever reused across
-versions. What waits in the queue is prefilled ahead, many prompts per pass, before slots are free
-for it.
+Entries are keyed by the tokens and dropped when the weights change, so no KV is reused across
+versions. The prompts of waiting sequences are prefilled ahead, many per pass, before slots are free
+for them.
 """
 
 from collections import OrderedDict
@@ -15,12 +14,14 @@ from producers.engines.torch_engine.decoder import Decoder
 from producers.engines.torch_engine.prefill import Extension, extend
 from producers.engines.torch_engine.sequence import Sequence
 
-AHEAD_TOKENS = 1024  # new tokens of one look ahead at most, unless one prompt alone is longer
+AHEAD_TOKENS = 1024  # most tokens prefilled at once, unless one prompt alone is longer
 AHEAD_PROMPTS = 32
 
 
 class PrefixStore:
-    """At most `tokens_max` cached tokens (one longer prompt excepted), longest unused go first."""
+    """At most `tokens_max` cached tokens (or one longer prompt); least recently used are
+    evicted.
+    """
 
     def __init__(self, decoder: Decoder, tokens_max: int) -> None:
         self.decoder, self.tokens_max = decoder, tokens_max
@@ -28,7 +29,9 @@ class PrefixStore:
         self._tokens = 0
 
     def get(self, waiting: Iterable[Sequence]) -> torch.Tensor | None:
-        """KV of all tokens but the newest of the first that waits; None if there are none."""
+        """KV of all tokens but the newest of the first waiting sequence; None if it has only
+        one.
+        """
         first = next(iter(waiting)).prefix.tobytes()
         if not first:
             return None
@@ -38,7 +41,7 @@ class PrefixStore:
         return self._entries[first]
 
     def clear(self) -> None:
-        """The weights change."""
+        """Drop all entries, because the weights change."""
         self._entries.clear()
         self._tokens = 0
 

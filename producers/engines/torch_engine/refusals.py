@@ -1,4 +1,4 @@
-"""What the configuration of a model alone rules out, refused by name."""
+"""Refuses models that this engine cannot serve, as far as their configuration shows it."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
@@ -13,7 +13,7 @@ _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
-    """`EngineRefused` by name for what the configuration alone rules out."""
+    """Raise `EngineRefused`, which names the property of the configuration that is not served."""
     name = type(config).__name__
     if config.is_encoder_decoder:
         raise EngineRefused(
@@ -37,7 +37,7 @@ def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
 
 
 def _window(config: PreTrainedConfig) -> int | None:
-    """Tokens that a layer looks back on, None for all."""
+    """The smallest attention window of a layer in tokens, None for full attention."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
     local = "local" in (getattr(config, "attention_layers", None) or ())

@@ -1,11 +1,11 @@
 """From logits to tokens: temperature, top-k, top-p, then the inverse of the cumulative
 distribution.
 
-Inverse CDF in vocabulary order rather than Gumbel noise: one uniform decides a position instead of
-one per vocabulary entry, so drawing costs the same at 18 entries and at 150 000, and a draft of
-many positions is verified by one call. The sum runs in float64, so only logits whose rounding moves
-a boundary across the uniform change a token. Greedy rows (`temperature` 0) take the largest logit;
-their log-probability is that of temperature 1.
+The inverse CDF in vocabulary order is used rather than Gumbel noise: it needs one uniform per
+position instead of one per vocabulary entry, so drawing costs the same at 18 entries and at 150
+000, and a draft of many positions is verified by one call. The sum is computed in float64, so a
+token changes only if rounding of the logits moves a boundary across the uniform. Greedy rows
+(`temperature` 0) take the largest logit; their log-probability is that of temperature 1.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ NO_TOKEN = -1  # pads stop tokens: equals no token
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How the rows of a batch are drawn; tensors are (rows, 1), or (1, 1) where all rows agree.
-    None is off.
+    """The sampling parameters of the rows of a batch; tensors are (rows, 1), or (1, 1) where all
+    rows agree. None is off.
     """
 
     inverse_temperature: torch.Tensor | None
@@ -35,7 +35,7 @@ class SamplingPlan:
 
 
 def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPlan:
-    """One plan for these rows; give one `Sampling` where all rows agree."""
+    """The plan for these rows; a single `Sampling` makes a plan for any number of equal rows."""
 
     def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
@@ -45,7 +45,7 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
     filtered = any(row.top_k > 0 or row.top_p < 1 for row in rows)
     width = max(1, *(len(row.stop) for row in rows))
     stops = [[*row.stop, *[NO_TOKEN] * (width - len(row.stop))] for row in rows]
-    # A row without a filter keeps everything whatever the rounding of its cumulated sum.
+    # A row without a filter keeps every token, whatever the rounding of its cumulative sum.
     return SamplingPlan(
         inverse_temperature=column([1 / (row.temperature or 1) for row in rows], torch.float32)
         if scaled
@@ -61,8 +61,10 @@ def plan_sampling(rows: Sequence[Sampling], device: torch.device) -> SamplingPla
 
 
 def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
-    """A batch's plan for tokens of these rows, some of the same; `stops` stays the rows'."""
-    if plan.stops.shape[1] == 1:  # all rows are drawn alike
+    """The plan of a batch, expanded to one entry per token; `row_of` (n,) is the row of each
+    token. `stops` is not expanded.
+    """
+    if plan.stops.shape[1] == 1:  # all rows have equal parameters
         return plan
 
     def spread(values: torch.Tensor | None) -> torch.Tensor | None:
@@ -78,7 +80,7 @@ def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
 
 
 class PlanBook:
-    """The plan of the rows that are in; nothing is computed while all of them are drawn alike."""
+    """The plan of the present rows, cached while all of them have equal parameters."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -95,7 +97,7 @@ class PlanBook:
             del self._kinds[kind]
 
     def plan(self, rows: Iterable[Sampling]) -> SamplingPlan:
-        """For these rows, which are those that entered and did not leave."""
+        """The plan of these rows: those that entered and did not leave."""
         if len(self._kinds) > 1:
             return plan_sampling(list(rows), self.device)
         (kind,) = self._kinds
@@ -105,7 +107,7 @@ class PlanBook:
 
 
 def _kind(sampling: Sampling) -> Sampling:
-    """Rows of one kind differ in nothing that a draw looks at."""
+    """The parameters on which a draw depends: `tokens_max` is not one of them."""
     return replace(sampling, tokens_max=0)
 
 
@@ -132,11 +134,11 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens (n, 1) at which the cumulated probabilities of (n, vocabulary) first exceed uniforms
-    (n, 1) in [0, 1).
+    """Tokens (n, 1) at which the cumulative probabilities of (n, vocabulary) first exceed the
+    uniforms (n, 1) in [0, 1).
     """
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    # Scaled by the total: its rounding must not let the draw fall behind the last possible token.
+    # Scaled by the total, so that rounding cannot move a draw beyond the last possible token.
     return torch.searchsorted(cumulated, cumulated[:, -1:] * uniforms, right=True)
 
 

@@ -1,5 +1,5 @@
-"""One trajectory inside the engine: its tokens so far and where its newest ones still lie on the
-device.
+"""One trajectory inside the engine: its tokens on the host, and the places of its newest tokens on
+the device.
 """
 
 from typing import Literal
@@ -14,9 +14,9 @@ from streams.records import Tokens
 class Sequence:
     """Host state of a trajectory.
 
-    `tokens[:length]` is known on the host. In the batch (`row` ≥ 0) more lie in the block's
-    columns: closed `pieces` `(row, first column, last column)`, left behind when it moved, then its
-    own row from `first` on.
+    `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
+    are in the columns of the block: first in `pieces` `(row, first column, last column)` of rows
+    that it had before it moved, then in its own row from column `first` on.
     """
 
     __slots__ = (
@@ -45,8 +45,8 @@ class Sequence:
 
     @property
     def prefix(self) -> Tokens:
-        """What has to be cached before the next step: all tokens but the newest, which the step
-        takes as input.
+        """The tokens that must be cached before the next step: all but the newest, which is the
+        input of the step.
         """
         return self.tokens[: self.length - 1]
 
@@ -55,13 +55,13 @@ class Sequence:
         return self.length >= self.limit
 
     def gain(self, tokens: Tokens) -> None:
-        """Tokens that the engine generated."""
+        """Add generated tokens."""
         self.tokens[self.length : self.length + len(tokens)] = tokens
         self.length += len(tokens)
         self.generated += len(tokens)
 
     def take(self, tokens: Tokens) -> None:
-        """Tokens of the environment; at most as many as the context still holds are of use."""
+        """Append the environment's tokens; those beyond the context are dropped."""
         kept = tokens[: max(0, self.context_max - self.length)]
         length = self.length + len(kept)
         grown: Tokens = np.empty(self.context_max, np.uint32)
@@ -71,6 +71,6 @@ class Sequence:
         self.limit = self._limit()
 
     def _limit(self) -> int:
-        """Length at which it ends: `tokens_max` generated tokens, or the context is full."""
+        """The length at which it ends: `tokens_max` generated tokens, or a full context."""
         left = self.request.sampling.tokens_max - self.generated
         return min(self.context_max, self.length + left)

@@ -1,9 +1,9 @@
-"""One forward pass over the drafts of all rows: what goes in, and what of it is accepted.
+"""One forward pass over the drafts of all rows: packing its input, and accepting drafted tokens.
 
 At each position the token is drawn that plain sampling with the key (seed, trajectory, position)
-draws there; the draft is right while it is equal. That has the law and the acceptance of rejection
-sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML 2023), and gives the very
-tokens of a run without drafts, up to rounding.
+draws there; a drafted token is accepted while it is equal. This has the distribution and the
+acceptance rate of rejection sampling for drafts of probability 1 (Leviathan, Kalman, Matias, ICML
+2023), and gives the same tokens as a run without drafts, up to rounding.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -22,8 +22,8 @@ from producers.engines.torch_engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A pass; `row_of` (n,) is the row of each token, `drawn` (n, 1) the uniform of the one after
-    it.
+    """The input of a pass; `row_of` (n,) is the row of each token, `drawn` (n, 1) the uniform with
+    which the token after it is drawn.
     """
 
     drafted: Drafted
@@ -32,7 +32,7 @@ class Packed:
 
 
 def pack(rows: Many[Sequence], drafts: Many[Many[int]], device: torch.device) -> Packed:
-    """The newest token of each row, which is not cached yet, and its draft behind it."""
+    """Pack each row's newest token, which is not cached yet, and the row's draft after it."""
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
     ids: list[int] = []
@@ -59,12 +59,12 @@ def pack(rows: Many[Sequence], drafts: Many[Many[int]], device: torch.device) ->
 
 
 def accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
-    """How many of the drawn tokens the row gains, one more than it was guessed right, and whether
-    the last of these is a stop token; after one nothing counts.
+    """How many of the drawn tokens the row gains: the accepted ones and one more. The second value
+    is whether the last of these is a stop token; tokens after a stop token are not gained.
     """
     for index, token in enumerate(drawn):
         if token in stop:
             return index + 1, True
         if index == len(draft) or token != draft[index]:
             return index + 1, False
-    raise AssertionError("as many tokens are drawn as are guessed, and one")
+    raise AssertionError("one token more is drawn than was drafted")

@@ -1,7 +1,7 @@
-"""What an engine serves, by checkpoint tensor: loading all of it, patching some of it, comparing it
-with what was handed over.
+"""The served weights of an engine, by checkpoint tensor: load all, patch some elements, and compare
+them with the tensors that they came from.
 
-Everything is checked before anything is written. What a patch needs that takes time (checks, index
+Everything is checked before anything is written. All slow work of a patch (checks, index
 arithmetic, products with norms, casts) is done in `prepare`, which writes nothing that is served
 and may run beside decoding; `apply` then only copies.
 """
@@ -22,15 +22,15 @@ from storage.tensors import untie
 from storage.versions.held import Patch
 from streams.records import Version
 
-FILL_COLUMNS = 8  # a matrix behind a norm is filled anew when 1 in this many columns changed
-FILL_SHARE_MAX = 0.25  # of all elements prepared as whole tensors; beyond that all is loaded
-NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix behind it
-COMPARE_ELEMENTS = 1 << 20  # at a time, so that reading back needs little memory
+FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
+FILL_SHARE_MAX = 0.25  # share of elements in whole tensors above which everything is loaded
+NORM_ROWS = 16  # a norm is read back through this many rows of the smallest matrix after it
+COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs little memory
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Served elements to be replaced: some `positions` of `target`, or all of it."""
+    """New values of served elements: of some `positions` of `target`, or of all of it."""
 
     target: Tensor
     values: Tensor
@@ -45,7 +45,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked update; `writes` turn what is served under `base` into it, None: load it all."""
+    """A checked update; `writes` turn the weights of `base` into it. None: load all tensors."""
 
     base: Version | None
     writes: tuple[Write, ...] | None
@@ -53,15 +53,15 @@ class Prepared:
 
 @dataclass(slots=True)
 class _Behind:
-    """Columns of a norm that changed; None: all."""
+    """The columns of a norm that changed; None: all."""
 
     columns: Indices | None
 
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """`places` by checkpoint name, `shapes` of every tensor that is needed (norms have no place of
-    their own), `tied` other names under which a checkpoint may hold one of them.
+    """`places` by checkpoint name; `shapes` of every expected tensor (norms have no place of their
+    own); `tied` the other names under which a checkpoint may hold a tensor.
     """
 
     places: Mapping[str, tuple[Place, ...]]
@@ -69,8 +69,8 @@ class ServedWeights:
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def load(self, tensors: Mapping[str, Tensor], checked: bool = False) -> None:
-        """Serve these weights; `EngineRefused` names the tensor that is wrong, and nothing has
-        changed.
+        """Serve these weights. Raises `EngineRefused`, which names the wrong tensor, before
+        anything is written.
         """
         own = self._own(tensors)
         if not checked:
@@ -80,7 +80,7 @@ class ServedWeights:
                 place.fill(own[name], place.factor(own))
 
     def prepare(self, update: Update) -> Prepared:
-        """Check an update and work out its writes; `EngineRefused` names what is wrong."""
+        """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
         own = self._own(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
             check_tensors(self.shapes, own)
@@ -110,16 +110,16 @@ class ServedWeights:
         return Prepared(update.base, tuple(writes))
 
     def prepare_for(self, update: Update, held: Version | None) -> Update:
-        """The update, `prepared`; its patches count only where the weights of their base are held,
-        else all of it is loaded. `EngineRefused` as in `prepare`.
+        """The update with `prepared` set. Its patches are used only if their base is `held`, else
+        all tensors are loaded. Raises `EngineRefused` as `prepare` does.
         """
         if update.base is None or update.base != held:
             update = replace(update, base=None, patches=None)
         return replace(update, prepared=self.prepare(update))
 
     def apply(self, update: Update, held: Version | None) -> None:
-        """Serve a prepared update: what it writes where `held` is still its base, else all of it.
-        An error leaves parts of both versions.
+        """Serve a prepared update: its writes where `held` is still its base, else all tensors. An
+        error leaves a mixture of both versions.
         """
         prepared = update.prepared
         assert isinstance(prepared, Prepared), "what prepare made"
@@ -130,8 +130,8 @@ class ServedWeights:
             self.load(update.tensors, checked=prepared.writes is None)
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Compared:
-        """Whether what is served are the very bits that loading these tensors gives; names of
-        tensors that are not served at all are passed over.
+        """Compare the served bits with those that loading these tensors gives; names of tensors
+        that are not served are ignored.
         """
         own = self._own(tensors)
         mine = {other: name for name, others in self.tied.items() for other in others}
@@ -154,7 +154,7 @@ class ServedWeights:
         return _is_same(few, own[other].view(place.view.shape)[:NORM_ROWS], place.factor(own))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors that are needed, under the names that they have here."""
+        """The expected tensors, under the names that they have here."""
         found = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
@@ -163,8 +163,8 @@ class ServedWeights:
         return next((one for one in names if one in tensors), name)
 
     def _named(self, update: Update) -> tuple[dict[str, Patch], set[str]]:
-        """Patches and whole tensors under the names that they have here: a delta holds tied tensors
-        once, under any of their names.
+        """Patches, and names of whole tensors, under the names that they have here. A delta holds
+        tied tensors once, under any of their names.
         """
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
@@ -201,7 +201,7 @@ def _elements(place: Place, indices: Indices, values: Tensor, own: Mapping[str, 
 
 
 def _columns(place: Place, behind: _Behind, tensor: Tensor, own: Mapping[str, Tensor]) -> Write:
-    """What a changed norm changes in the matrix behind it."""
+    """The elements that a changed norm changes in the matrix after it."""
     assert behind.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
     starts = np.arange(tensor.numel() // width, dtype=np.int64)[:, None] * width
@@ -221,6 +221,6 @@ def _is_same(place: Place, tensor: Tensor, factor: Tensor | None) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """As integers: −0 is not +0 here."""
+    """The bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(widths[tensor.element_size()])
