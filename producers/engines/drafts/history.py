@@ -123,7 +123,7 @@ class History:
 
     @property
     def floor(self) -> int:
-        """Occurrences at smaller places are forgotten."""
+        """The smallest valid place: tokens at smaller ones are overwritten."""
         return self._head - self.tokens_max
 
     def insert(

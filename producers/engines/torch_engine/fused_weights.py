@@ -114,7 +114,9 @@ def _heads(served: torch.Tensor, shape: FusedShape) -> tuple[torch.Tensor, ...]:
 
 
 def _interleaved(served: torch.Tensor, dimension: int = 0) -> torch.Tensor:
-    """Dimension i of a head lies beside dimension i + width / 2, which it is rotated with."""
+    """A view in which dimension i of a head is next to dimension i + width / 2: both rotate as a
+    pair.
+    """
     return served.unflatten(dimension, (-1, 2)).transpose(dimension, dimension + 1)
 
 

@@ -122,7 +122,7 @@ class ServedWeights:
         error leaves a mixture of both versions.
         """
         prepared = update.prepared
-        assert isinstance(prepared, Prepared), "what prepare made"
+        assert isinstance(prepared, Prepared), "prepare_for sets it"
         if prepared.writes is not None and prepared.base == held:
             for write in prepared.writes:
                 write.write()

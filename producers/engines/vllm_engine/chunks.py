@@ -1,8 +1,8 @@
-"""An update, checked and cut into the chunks that go to vLLM's workers. Pure.
+"""Checks an update and cuts it into the chunks that are sent to vLLM's workers. Pure.
 
-Everything is checked before anything is written. Patches are used where they are exact: the base is
-what is served, and vLLM keeps its matrices in place; on the CPU it packs them, so there all of a
-version is loaded, whatever changed.
+Everything is checked before anything is written. Patches are used where they are exact: the served
+version is their base, and vLLM stores its matrices unpacked. On the CPU vLLM packs them, so there a
+version is always loaded whole.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -24,13 +24,13 @@ from streams.records import Version
 Item = TypeVar("Item")
 
 CHUNK_BYTES = 256 << 20
-WHOLE_SHARE_MAX = 0.25  # of all elements; a patch of a whole tensor costs three times its bytes
+WHOLE_SHARE_MAX = 0.25  # of all elements; a patch of a whole tensor takes three times its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked update; `patches` turn what is served under `base` into it, None: load it all.
-    `messages` are what the workers of another process get of it, if they are in one.
+    """A checked update; `patches` turn the weights of `base` into it. None: load all tensors.
+    `messages` are its chunks as staged files, if the workers are in another process.
     """
 
     base: Version | None
@@ -39,7 +39,7 @@ class Prepared:
 
 
 def checked(update: Update, needed: Needed, held: Version | None, in_place: bool) -> Prepared:
-    """`EngineRefused` names the tensor that is wrong."""
+    """Check an update. Raises `EngineRefused`, which names the wrong tensor."""
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
     if not usable or update.patches is None or _is_mostly_whole(update, own):
@@ -55,13 +55,13 @@ def checked(update: Update, needed: Needed, held: Version | None, in_place: bool
 def whole_chunks(
     needed: Needed, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """All of a version in the order of its layers, at least one tensor at a time."""
+    """All tensors of a version in the order of its layers, at least one per chunk."""
     own = needed.own(tensors)
     return _cut(own.items(), [tensor.nbytes for tensor in own.values()], bytes_max)
 
 
 def patch_chunks(patches: Sequence[Patch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[Patch]]:
-    """By what vLLM unfolds them to: a whole tensor each."""
+    """Chunks of patches, sized by the whole tensors that vLLM expands them to."""
     sizes = [torch.Size(p.shape).numel() * p.values.element_size() for p in patches]
     return _cut(patches, sizes, bytes_max)
 
@@ -80,8 +80,8 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
 
 
 def _named(update: Update, needed: Needed) -> tuple[list[Patch], set[str]]:
-    """Patches and whole tensors under the names that vLLM loads: a delta holds tied tensors once,
-    under any of their names. What the model does not need is left out.
+    """Patches, and names of whole tensors, under the names that vLLM loads. A delta holds tied
+    tensors once, under any of their names. Tensors that the model does not have are left out.
     """
     owners = untie(update.tensors)[1]
     patches: list[Patch] = []
@@ -100,7 +100,7 @@ def _named(update: Update, needed: Needed) -> tuple[list[Patch], set[str]]:
 
 
 def _as_patch(name: str, tensor: torch.Tensor) -> Patch:
-    """vLLM takes no whole tensor beside patches."""
+    """A whole tensor as a patch of all its elements: vLLM takes no whole tensor beside patches."""
     flat = tensor.reshape(-1)
     return Patch(name, tuple(tensor.shape), tensor.dtype, torch.arange(len(flat)), flat)
 

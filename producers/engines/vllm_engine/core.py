@@ -1,10 +1,10 @@
-"""vLLM's engine behind the few calls that the adapter makes: everything that knows its request and
-output classes is here.
+"""vLLM's engine behind the calls of `EngineCore`: all code that uses its request and output
+classes.
 
-Its core runs in a process of its own, which goes on between the steps taken here, or in this one,
-stepped by hand. What was emitted before `pause` returned is all under one version. Engines of one
-process share torch's process groups, and collecting one takes those of the next down: none is ever
-closed, the next one of its shape takes it over.
+The core runs in a process of its own, which computes on between the steps taken here, or in this
+process, where each step is a call. All tokens returned before `pause` returned have one version.
+Engines of one process share torch's process groups, and collecting one engine destroys the groups
+of the next, so no engine is ever closed: the next engine of the same model and shape reuses it.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -32,15 +32,15 @@ from streams.records import Sampling
 WORKER = "producers.engines.vllm_engine.worker.RolloutWorker"
 BACKEND = "rollstream"
 FP32_HEAD = {"head_dtype": "float32"}
-"""As the trainer computes it: the largest part of the two sides' difference in log-probabilities
-(PipelineRL, arXiv 2509.19128).
+"""The head in float32, as in the trainer: a lower precision causes most of the difference between
+the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
 _KEPT: list["Core"] = []
 
 
 class Core:
-    """One model, with weights of no use until some were loaded."""
+    """One model, with dummy weights until weights are loaded."""
 
     def __init__(self, config: PreTrainedConfig, shape: EngineShape) -> None:
         from producers.engines.vllm_engine.release import (
@@ -52,9 +52,9 @@ class Core:
         self.load = Load()
         self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
         self._entering = threading.RLock()
-        """One thread at a time: `read_back` comes from another."""
+        """Lets one thread in at a time: `read_back` is called from another one."""
         self.loads = 0
-        """Times that weights were loaded: whose KV blocks may be shared."""
+        """How often weights were loaded; KV blocks are shared only within one load."""
         self.of = (config.to_json_string(), shape)
         self.free = False
         self._keys: set[str] = set()
@@ -79,8 +79,8 @@ class Core:
                 kv_cache_memory_bytes=shape.kv_bytes,
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",
-                # Within one process a step under way would end under the next version; and drafts
-                # are made of what the step before gave.
+                # Within one process a step under way would end under the next version; and a draft
+                # needs the tokens of the step before.
                 async_scheduling=None if shape.process and not shape.drafts else False,
                 speculative_config=speculation(shape.drafts, shape.slots, shape.eager),
                 worker_extension_cls=WORKER,
@@ -95,7 +95,9 @@ class Core:
             replace_core_calls(self._engine.engine_core)
         _KEPT.append(self)
         cache = self._engine.vllm_config.cache_config
-        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(cache.block_size)  # one is vLLM's
+        self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(
+            cache.block_size
+        )  # vLLM keeps one block
 
     def add(self, order: Order) -> None:
         from producers.engines.vllm_engine.release import RequestOutputKind, SamplingParams
@@ -120,7 +122,7 @@ class Core:
         self._keys.add(order.key)
 
     def step(self, wait_s: float) -> list[Gained]:
-        """What one step gave; nothing where a process of its own has not done one in time."""
+        """The outputs of one step; none if a core in a process of its own finished none in time."""
         if self.has_process and not self._has_output(wait_s):
             with self._entered():
                 self._engine.engine_core.ensure_alive()
@@ -131,12 +133,12 @@ class Core:
         return gains
 
     def pause(self) -> Paused:
-        """No step is done until `resume`; what the last ones gave."""
+        """Stop stepping until `resume`. Returns the outputs of the last steps."""
         if not self.has_process:
             return Paused([])
         with self._entered():
             self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
-            # What it said before it paused arrived before it said that it has.
+            # Outputs of steps before the pause arrive before its acknowledgement.
             return Paused([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
 
     def resume(self) -> None:
@@ -151,47 +153,47 @@ class Core:
         self._keys.difference_update(dropped)
 
     def give_back(self) -> None:
-        """Nobody uses it any more; it is as new for the next one."""
+        """Release the engine, reset for its next user."""
         try:
             self.drop(self._keys)
             self.resume()
             if self.of[1].drafts:
                 self.draft_from(None, "", None, "")
-        except EngineRefused:  # its process ended before it
+        except EngineRefused:  # its process has ended
             return
         self.load, self.free = Load(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What the worker's method says; the first worker's of several."""
+        """The result of a worker's method; with several workers, that of the first."""
         with self._entered():
             return self._engine.collective_rpc(method, args=arguments)[0]
 
     def draft_from(self, source: Any, window: str, forced: bool | None, tally: str) -> None:
-        """Guess from this history (`proposer_worker`) and say in this tally what it comes to; None:
-        not any more.
+        """Draft from this history (`proposer_worker`) and write the counts to this tally; with
+        None, stop drafting.
         """
         self.call("draft_from", source, window, forced, tally)
 
     def stamp(self, version: str) -> None:
-        """New weights are loaded whole: tokens of later steps are of this version."""
+        """Stamp tokens of later steps with this version, whose weights are loaded."""
         self.loads += 1
         with self._entered():
             self._engine.set_weight_version(version)
 
     def forget_cache(self) -> None:
-        """Nothing computed so far is used again: requests begin anew with the tokens they have."""
+        """Drop all KV; requests restart with the tokens that they have."""
         with self._entered():
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     def try_out(self) -> None:
-        """What vLLM's kernels cannot compute shows at the first step only."""
+        """Make one step: what vLLM's kernels cannot compute fails only there."""
         self.add(Order("try", [0], Sampling(temperature=0), 1, 0, "try"))
         while not any(gained.finish for gained in self.step(1.0)):
             pass
 
     @contextlib.contextmanager
     def _entered(self) -> Generator[None]:
-        """`EngineRefused` when its process has ended."""
+        """Lock the engine. Raises `EngineRefused` when its process has ended."""
         from producers.engines.vllm_engine.release import EngineDeadError
 
         try:
@@ -229,8 +231,8 @@ class Core:
 
 
 def open_core(config: PreTrainedConfig, shape: EngineShape) -> Core:
-    """One that nobody uses any more where there is one of this shape; `EngineRefused` for what vLLM
-    cannot serve on this machine.
+    """Reuse a released core of this model and shape, else open one. Raises `EngineRefused` for a
+    model that vLLM cannot serve on this machine.
     """
     for core in _KEPT:
         if core.free and core.of == (config.to_json_string(), shape):
@@ -245,7 +247,7 @@ def open_core(config: PreTrainedConfig, shape: EngineShape) -> Core:
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
-    """`config.json` as vLLM reads it."""
+    """Write `config.json` for vLLM."""
     fields = config.to_dict() | {"architectures": [architecture_of(config)]}
     (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
 

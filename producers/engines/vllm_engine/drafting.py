@@ -1,8 +1,8 @@
-"""Drafts as the rollout's side of vLLM sees them: what its workers are told to guess from, and what
-came of it. The guesses are made beside the model (`proposer.py`).
+"""Speculative decoding in vLLM, on the rollout's side: which history the workers draft from, and
+the statistics that they write. The drafts are made beside the model (`proposer.py`).
 
-A core in this process guesses from the very history of the rollout, one in a process of its own
-from the node's, which it maps by name.
+A core in this process drafts from the rollout's own history, one in a process of its own from the
+node's history, which it maps by name.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from streams.errors import EngineRefused
 
 
 class Drafting:
-    """One engine's, with at most so many sequences in vLLM."""
+    """Draft statistics of one engine with at most `slots` sequences in vLLM."""
 
     def __init__(self, core: Core, source: DraftSource, switch: Switch, slots: int) -> None:
         with new_tally(slots) as (self._tally, path):
@@ -30,7 +30,7 @@ class Drafting:
         return self._tally.stats()
 
     def marks(self, stay: int, others: Iterable[Marks | None]) -> Marks:
-        """Of a new stay, beside these."""
+        """Counters for a new stay, at a place that none of the `others` uses."""
         taken = {other.place for other in others if other is not None}
         return Marks(self._tally, next(place for place in count() if place not in taken), stay)
 
@@ -38,26 +38,28 @@ class Drafting:
 def drafting_by(
     core: EngineCore, source: DraftSource | None, switch: Switch, slots: int
 ) -> Drafting | None:
-    """None: nothing is guessed. `EngineRefused` where vLLM cannot see the history."""
+    """Turn drafting on; None without a source. Raises `EngineRefused` where vLLM cannot read the
+    history.
+    """
     if source is None:
         return None
     if not isinstance(core, Core):
         raise EngineRefused(
-            "drafts: a vLLM server that others run guesses as they say; rollouts.drafts must be "
+            "drafts: a vLLM server by URL drafts as it was started; rollouts.drafts must be "
             "'off' with rollouts.vllm.url"
         )
     return Drafting(core, source, switch, slots)
 
 
 def seen_by(core: Core, source: DraftSource) -> DraftSource | str:
-    """The source itself, or the name under which another process maps it."""
+    """The source itself, or the path at which another process maps it."""
     if not core.has_process:
         return source
     node = source.node if isinstance(source, WithRunning) else source
     path = getattr(node, "path", None)
     if path is None:
         raise EngineRefused(
-            "drafts: vLLM's core is another process, which sees the node's history only, not one "
-            "of the rollout's own (rollouts.vllm.process = false guesses from that)"
+            "drafts: vLLM's core is another process, which can read the node's history only, not "
+            "the rollout's own (rollouts.vllm.process = false drafts from that)"
         )
     return str(Path(path).absolute())

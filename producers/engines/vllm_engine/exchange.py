@@ -1,7 +1,7 @@
-"""What our side and vLLM's engine say to each other, wherever that engine is: in this process, in
-one of its own, or behind a URL. Plain values, and the calls that each of them answers.
+"""The protocol between the rollout and vLLM's engine, which is in this process, in one of its own,
+or behind a URL: plain values, and the calls that each kind of engine implements.
 
-What was emitted before `pause` returned is all under one version.
+All tokens that an engine returned before `pause` returned have one version.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +19,9 @@ TEMPERATURES = (0.01, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Generate `room` tokens after these. Blocks of the prefix cache are shared by equal `salt`; a
-    history knows the sequence by `prompt` and `group`, a tally by `place` and `stay`.
+    """A request for at most `room` tokens after `tokens`. Requests of equal `salt` share blocks of
+    the prefix cache. `prompt` and `group` identify the sequence in a history, `place` and `stay` in
+    a tally.
     """
 
     key: str
@@ -37,8 +38,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Gained:
-    """What one step gave a request. With its end come the versions of all its tokens, as vLLM
-    stamped them: (version, first token).
+    """The tokens of one request from one step. The last one of a request also has the versions of
+    all its tokens, as vLLM stamped them: (version, index of the first token).
     """
 
     key: str
@@ -50,8 +51,8 @@ class Gained:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """What the last steps gave, and the requests that were let go of: they begin anew with the
-    tokens that they have.
+    """The outputs of the last steps, and the keys of the requests that were dropped: they restart
+    with the tokens that they have.
     """
 
     gains: list[Gained]
@@ -60,7 +61,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """As vLLM's statistics said after the newest step."""
+    """vLLM's statistics after its newest step."""
 
     running: int = 0
     waiting: int = 0
@@ -68,40 +69,40 @@ class Load:
 
 
 class EngineCore(Protocol):
-    """vLLM's engine. `EngineRefused` from any of these: it has ended."""
+    """vLLM's engine. Each call raises `EngineRefused` when the engine has ended."""
 
     load: Load
     loads: int
-    """Times that weights were loaded: whose KV blocks may be shared."""
+    """How often weights were loaded; KV blocks are shared only within one load."""
     kv_capacity: int
 
     def add(self, order: Order) -> None: ...
 
     def step(self, wait_s: float) -> list[Gained]:
-        """What one step gave, nothing where none was done in time."""
+        """The outputs of one step; none if no step was finished in time."""
         ...
 
     def pause(self) -> Paused:
-        """No step is done until `resume`."""
+        """Stop stepping until `resume`."""
         ...
 
     def resume(self) -> None: ...
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Forget these requests; nothing more is heard of them."""
+        """Drop these requests; no later output contains them."""
         ...
 
     def forget_cache(self) -> None:
-        """Nothing computed so far is used again: requests begin anew with the tokens they have."""
+        """Drop all KV; requests restart with the tokens that they have."""
         ...
 
     def give_back(self) -> None:
-        """Nobody uses it from here any more."""
+        """Release the engine; it must not be used afterwards."""
         ...
 
 
 class Weights(Protocol):
-    """What the engine serves, as `producers.engines.base.Engine` says of the three calls."""
+    """The served weights; the three calls are those of `producers.engines.base.Engine`."""
 
     def prepare(self, update: Update) -> Update: ...
 
@@ -111,7 +112,7 @@ class Weights(Protocol):
 
 
 def check_temperature(temperature: float) -> None:
-    """`EngineRefused` where vLLM would raise, or draw at another one and not say so."""
+    """Raise `EngineRefused` where vLLM would raise, or silently draw at another temperature."""
     low, high = TEMPERATURES
     if temperature and not low <= temperature <= high:
         raise EngineRefused(

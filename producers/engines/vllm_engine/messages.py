@@ -1,5 +1,5 @@
-"""What one chunk of an update is, as a message to vLLM's workers: tensors as they are within a
-process, and for another process a staged file with plain values that describe it.
+"""The chunks of an update as messages to vLLM's workers: tensors within a process, and for another
+process a staged file with plain values that describe it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StagedMessage:
-    """A message of which the tensors lie in a file that stays until it is closed."""
+    """A message whose tensors are in a file that exists until it is closed."""
 
     file: Staged
     patched: tuple[tuple[list[int], str], ...] | None = None
@@ -40,24 +40,24 @@ def stage_patches(patches: Sequence[Patch]) -> StagedMessage:
 
 
 def parts_of(patches: Sequence[Patch]) -> list[tuple[str, torch.Tensor]]:
-    """Positions and values of each, one after the other."""
+    """The positions and the values of each patch, one after the other."""
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
 def described(patches: Sequence[Patch]) -> tuple[tuple[list[int], str], ...]:
-    """Shapes and types of the tensors that they change."""
+    """Shapes and types of the tensors that the patches change."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
 def staged_patches(
     path: str, entries: Sequence[Entry], patched: Sequence[tuple[list[int], str]]
 ) -> list[Patch]:
-    """The patches of such a message."""
+    """The patches in a staged file."""
     return patches_of(staged_tensors(path, entries), patched)
 
 
 def patches_of(parts: Tensors, patched: Sequence[tuple[list[int], str]]) -> list[Patch]:
-    """From the positions and values of each, one after the other."""
+    """Patches from their positions and values, which come one after the other."""
     return [
         Patch(name, tuple(shape), DTYPES[kind], indices, values)
         for (shape, kind), (name, indices), (_, values) in zip(

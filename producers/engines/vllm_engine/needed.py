@@ -1,5 +1,5 @@
-"""What a checkpoint must hold for a model, worked out from its configuration alone: transformers
-builds the model without memory and names its tensors.
+"""The tensors that a checkpoint of a model must hold, derived from the model's configuration alone:
+transformers builds the model on the meta device, without memory, and names its tensors.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,20 +22,20 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """`shapes` of the tensors by name, in the order of layers, tied ones once; `tied` gives the
-    other names under which a checkpoint may hold one.
+    """`shapes` of the tensors by name, in the order of layers, tied ones once; `tied` has the other
+    names under which a checkpoint may hold a tensor.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]]
 
     def own(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """The tensors that are needed and there, under the names that they have here."""
+        """The expected tensors among `tensors`, under the names that they have here."""
         found = ((name, self._held_as(name, tensors)) for name in self.shapes)
         return {name: tensors[held] for name, held in found if held in tensors}
 
     def named(self, name: str) -> str:
-        """The name here of what a checkpoint calls `name`."""
+        """The name here of the tensor that a checkpoint calls `name`."""
         return next((mine for mine, others in self.tied.items() if name in others), name)
 
     def _held_as(self, name: str, tensors: Tensors) -> str:
@@ -44,7 +44,7 @@ class Needed:
 
 
 def needed_by(config: PreTrainedConfig) -> Needed:
-    """`EngineRefused` for what is no causal language model of transformers."""
+    """Raises `EngineRefused` where transformers has no causal language model for `config`."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
     with torch.device("meta"):
@@ -62,7 +62,7 @@ def needed_by(config: PreTrainedConfig) -> Needed:
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """The class that vLLM is to look for."""
+    """The name of the model class for vLLM."""
     if config.architectures:
         return str(config.architectures[0])
     return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])

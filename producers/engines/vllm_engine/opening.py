@@ -1,5 +1,5 @@
-"""From settings to vLLM's engine and the weights that it serves: in this process, in one of its
-own, or on a server that others run.
+"""Opens vLLM's engine and its served weights from settings: in this process, in one of its own, or
+on a vLLM server by URL.
 """
 
 from transformers import PreTrainedConfig
@@ -20,8 +20,9 @@ def open_parts(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> tuple[EngineCore, Weights]:
-    """Both of one engine, with weights of no use until some were loaded; at most `drafts` tokens of
-    a sequence are guessed per step. `ConfigurationError` or `EngineRefused` names what is missing.
+    """Open the core of an engine, with dummy weights until weights are loaded, and its weights. At
+    most `drafts` tokens of a sequence are drafted per step. Raises `ConfigurationError` or
+    `EngineRefused`, which names what is missing.
     """
     if settings.url is not None:
         from producers.engines.vllm_engine.remote.opening import open_remote  # only for a URL

@@ -1,9 +1,9 @@
-"""Our draft proposer inside vLLM's worker (its `custom_class` method), on the history of the
+"""The draft proposer inside vLLM's worker (its `custom_class` method), on the history of the
 rollouts.
 
-vLLM asks it after every step and verifies what it says with its own sampler: a wrong draft costs
-time and changes no distribution. Until it was given a history it proposes nothing. It is told no
-requests, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
+vLLM calls it after every step and verifies its drafts with its own sampler: a wrong draft costs
+time and changes no distribution. Without a history it proposes nothing. vLLM does not pass the
+requests to it, so it reads vLLM's batch (model runner V1, the one that takes custom proposers).
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,16 @@ _KNOWN = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstrea
 
 
 def known_by(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
-    """The extra arguments that tell which sequence this is to a history, and to the tally."""
+    """The extra arguments that identify a sequence in the history and in the tally."""
     return dict(zip(_KNOWN, (prompt, group, place, stay), strict=True))
 
 
 def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` for at most so many tokens per draft; None: no drafts.
+    """vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
 
-    vLLM fills up a request that enters with one token to compute by as many drafts of −1, so that
-    CUDA graphs fit. It does not where their number is given per size of batch, so on the CPU it is.
+    vLLM pads a request that enters with one token to compute by that many drafts of −1, so that
+    CUDA graphs fit. It does not pad where the number is given per batch size, so on the CPU the
+    number is given that way.
     """
     if not drafts:
         return None
@@ -42,7 +43,7 @@ def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
 
 
 class HistoryProposer:
-    """What vLLM calls; `draft_from` is ours."""
+    """The methods that vLLM calls, and `draft_from`, which our worker calls."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
@@ -50,16 +51,17 @@ class HistoryProposer:
         self._guesses: Guesses | None = None
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is none."""
+        """Does nothing: drafts come from no model."""
 
     def draft_from(
         self, runner: Any, guess: tuple[DraftSource, Switch, Any, Tally | None] | None
     ) -> None:
-        """From now on guess from this source under this switch by this clock, and say in this tally
-        what it comes to; or not at all.
+        """From now on draft from this source, under this switch, by this clock, and write the
+        counts to this tally; with None, stop drafting.
 
-        vLLM would propose zeros for the whole batch as soon as one sequence is a longest draft from
-        the end of its context; drafts here end before it, so that is moved out of the way.
+        vLLM would propose zeros for the whole batch as soon as one sequence is within a longest
+        draft of the end of its context. The drafts made here end before the context does, so that
+        limit is raised.
         """
         self._runner = runner
         runner.effective_drafter_max_model_len = runner.max_model_len + runner.num_spec_tokens
@@ -75,7 +77,7 @@ class HistoryProposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts of all rows of the batch, as vLLM's other proposers give them."""
+        """The drafts of all rows of the batch, in the form of vLLM's other proposers."""
         if self._guesses is None or self._guesses.skips(self._runner.input_batch.req_ids):
             return [[] for _ in sampled_token_ids]
         rows = enumerate(sampled_token_ids)
@@ -87,7 +89,7 @@ class HistoryProposer:
         )
 
     def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> Seen:
-        """vLLM takes no token behind the one that stops a request, and fills drafts up with −1."""
+        """The row after the step. vLLM drops tokens after a stop token, and pads drafts with −1."""
         batch = self._runner.input_batch
         request = self._runner.requests[batch.req_ids[row]]
         asked, verified = request.sampling_params, batch.spec_token_ids[row]

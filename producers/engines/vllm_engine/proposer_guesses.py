@@ -1,9 +1,10 @@
-"""The guesses of vLLM's batch, from step to step: which rows draft how many tokens, and what of it
-was right.
+"""Speculation for vLLM's batch, from step to step: which rows draft how many tokens, and how many
+of these are accepted.
 
-vLLM packs the tokens of a step without padding and takes another number of them from each row, so
-lengths are not levelled. While the switch is off, guesses are made now and then, kept, and compared
-with what came: a history that heard of these tokens meanwhile must not look right about them.
+vLLM packs the tokens of a step without padding and takes a different number of them from each row,
+so lengths are not levelled. While the switch is off, a draft is looked up from time to time, kept,
+and compared with the tokens that come. It is looked up before they come, so that a history which
+gets these tokens meanwhile does not appear to have predicted them.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,16 @@ from producers.engines.drafts.guessing import Guessed, Guessing
 from producers.engines.drafts.source import NOTHING, Draft
 from producers.engines.vllm_engine.tally import Tally
 
-TRY_EVERY = 16  # tokens of a row between two guesses that are only compared
+TRY_EVERY = 16  # tokens of a row between two drafts that are only compared
 TRY_TOKENS = 8
-IDLE_STEPS = 8  # from one look at the batch to the next while nothing is guessed
+IDLE_STEPS = 8  # from one look at the batch to the next while nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request after a step that verified `draft` and gave it `gained` (nothing while its prompt
-    is not through): all its `tokens`, and how many more it may generate. Counts of its present
-    `stay` go to its `place`.
+    """A request after a step that verified `draft` and generated `gained` (empty while its prompt
+    is being prefilled): all its `tokens`, and how many more it may generate. Counts of its present
+    `stay` are written to its `place`.
     """
 
     key: str
@@ -42,7 +43,7 @@ class Seen:
 
 @dataclass(slots=True)
 class _Row(Guessed):
-    """`tried` was guessed at `tried_at` to be compared only."""
+    """`tried` is a draft that was looked up at `tried_at` tokens, only to be compared."""
 
     tried: Draft = NOTHING
     tried_at: int = -TRY_EVERY
@@ -50,17 +51,17 @@ class _Row(Guessed):
 
 @dataclass
 class Guesses(Guessing):
-    """One engine's; `tally` is told of all of it, after each step."""
+    """Speculation of one engine; all counts are written to `tally` after each step."""
 
     tally: Tally | None = None
     _rows: dict[str, _Row] = field(default_factory=dict[str, _Row], init=False)
     _began: float | None = field(default=None, init=False)
     _steps: int = field(default=1, init=False)
-    """From the last look to the next."""
+    """Steps since the last look at the batch, plus one."""
 
     def skips(self, keys: Sequence[str]) -> bool:
-        """Whether a step of these requests need not be looked at, as looking costs time too:
-        nothing is guessed, and the same ones were there the last time.
+        """Whether the step of these requests can be skipped, to save time: nothing is drafted, and
+        the batch is the same as at the last look.
         """
         is_awake = self.switch.on or self.switch.probing
         if is_awake or self._steps >= IDLE_STEPS or list(keys) != list(self._rows):
@@ -69,10 +70,10 @@ class Guesses(Guessing):
         return True
 
     def after(self, batch: Sequence[Seen]) -> list[list[int]]:
-        """Drafts for the next step, some or all of them empty.
+        """The drafts for the next step, some or all of them empty.
 
-        1. What the last ones came to.  2. What that step took.  3. The switch.  4. The next ones.
-        5. What it all came to.
+        1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
+        whether to draft.  4. Make the next drafts.  5. Write the counts.
         """
         drafts: dict[str, list[int]] = {}
         began = self.clock()
@@ -103,7 +104,9 @@ class Guesses(Guessing):
         return _Row(seen.prompt, seen.group, self.switch.rule.least, before)
 
     def _measure(self, rows: Sequence[tuple[Seen, _Row]], began: float, steps: int) -> None:
-        """So many since the last look; 0: they say nothing, as there were prompts in them."""
+        """Record the time of `steps` steps; 0: it is not recorded, because prompts were
+        prefilled.
+        """
         guessed = sum(len(seen.draft) for seen, _ in rows)
         gained = sum(len(seen.gained) for seen, _ in rows)
         if guessed:
@@ -113,11 +116,11 @@ class Guesses(Guessing):
         seconds = (began - self._began) / steps
         if self.switch.on:
             self.switch.verified(len(rows), len(rows) + guessed, gained, seconds)
-        if not guessed:  # the same to vLLM, whether drafts were wanted or not
+        if not guessed:  # without drafts a step is a plain one, whatever the switch
             self.switch.plain_steps(len(rows), seconds)
 
     def _guess(self, rows: Sequence[tuple[Seen, _Row]]) -> dict[str, list[int]]:
-        """What pays of what the history has; none reaches the last token that its request may
+        """Drafts of the lengths that pay; no draft contains the last token that its request may
         generate.
         """
         longest: list[list[int]] = []
@@ -129,7 +132,7 @@ class Guesses(Guessing):
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
     def _try(self, row: _Row, seen: Seen) -> None:
-        """What would have been right, for nothing."""
+        """Compare the draft of a while ago with the tokens that came, and look up the next one."""
         if len(seen.tokens) - row.tried_at >= TRY_EVERY:
             self.compared(row.tried, seen.tokens[row.tried_at :].tolist())
             row.tried = self.attempt(row, self._newest(seen), TRY_TOKENS)

@@ -1,10 +1,11 @@
-"""What drafts need inside vLLM's worker beside the proposer: a way to say what to guess from, and a
-sampler that is right.
+"""Speculative decoding inside vLLM's worker, beside the proposer: setting the history to draft
+from, and a correction of the sampler.
 
 vLLM 0.32 without triton reads temperatures, top-k and top-p of drafted positions from memory that
-was never written (upstream issue 55005): its kernel for the CPU writes into a copy that nobody
-reads. The function that calls it is replaced where triton is missing. And a runner that may verify
-drafts does so in every step, also where there are none: on the CPU such a step is made a plain one.
+was never written (upstream issue 55005): its kernel for the CPU writes into a copy that is never
+read. The function that calls the kernel is replaced where triton is missing. A runner that can
+verify drafts runs verification in every step, also without drafts: on the CPU such a step is made a
+plain one.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -25,7 +26,7 @@ from producers.engines.drafts.windows import RULES
 from producers.engines.vllm_engine.release import HAS_TRITON, rejection_sampler
 from producers.engines.vllm_engine.tally import Tally
 
-NODE_TOKENS = 1 << 18  # of a node's history, unless the run wants another
+NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
 
 
 class DraftingWorker:
@@ -37,14 +38,14 @@ class DraftingWorker:
     def draft_from(
         self, source: DraftSource | str | None, window: str, forced: bool | None, tally: str
     ) -> None:
-        """Guess from this history, from another process by its file; None: not any more. Of several
-        workers vLLM takes the first one's guesses, so that one says what they come to.
+        """Draft from this history, or from the one in this file; with None, stop drafting. Of
+        several workers vLLM uses the first one's drafts, so only that one writes counts.
         """
         runner = self.model_runner
         if source is None:
             runner.drafter.draft_from(runner, None)
             return
-        # A neighbour on the machine costs a CPU time, but no work of this thread.
+        # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         if isinstance(source, str):
             most = running_tokens(runner.max_num_reqs, runner.max_model_len, NODE_TOKENS)
@@ -57,8 +58,8 @@ class DraftingWorker:
 
 
 def step_plainly(runner: Any) -> None:
-    """From here on, where nothing was guessed: a small model spends a tenth of a step or more on
-    sampling by rejection of no drafts. Of this runner once.
+    """Make steps without drafts plain ones from here on: rejection sampling of no drafts takes a
+    small model a tenth of a step or more. Idempotent.
     """
     if "_prepare_inputs" in vars(runner):
         return
@@ -77,7 +78,7 @@ def step_plainly(runner: Any) -> None:
 
 
 def mend_sampler() -> None:
-    """Once per process; nothing where triton is there."""
+    """Replace the wrong function of vLLM; does nothing where triton is installed."""
     if not HAS_TRITON:
         rejection_sampler.expand_batch_to_tokens = expanded
 
@@ -89,7 +90,7 @@ def expanded(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """A value per request as one per drafted token, `replace_from` being `replace_to` there."""
+    """Expand a value per request to one per drafted token; `replace_from` becomes `replace_to`."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, replace_to, x)
     return values.repeat_interleave(counts, output_size=num_tokens)

@@ -1,6 +1,6 @@
-"""Everything of vLLM that is used, by name: what to look through when its release changes.
+"""All names of vLLM that are used: the list to check when the supported release changes.
 
-Importing this imports vLLM, so it is done after `require_vllm` and inside of functions.
+Importing this module imports vLLM, so import it inside of functions, after `require_vllm`.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownVariableType=false

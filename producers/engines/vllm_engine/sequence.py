@@ -1,4 +1,4 @@
-"""One trajectory inside the engine: its tokens so far, and what of them was not said yet."""
+"""One trajectory inside the engine: its tokens so far, and those that were not emitted yet."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,18 +17,18 @@ Finish = Literal["stop", "length"]
 
 @dataclass(slots=True)
 class Sequence:
-    """`key` is its name in vLLM, a new one per stay there; empty while it is not there."""
+    """`key` is its request id in vLLM, a new one for each stay; empty before its first stay."""
 
     request: Request
     context_max: int
     key: str = ""
     stay: int = 0
-    """Tokens gained in this stay."""
+    """Tokens generated in this stay."""
     said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """Versions of these, each with the first of its tokens."""
+    """Versions of these, each with the index of its first token."""
     finish: Finish | None = None
     marks: Marks | None = None
-    """Of the tokens of this stay, where there are drafts."""
+    """Draft statistics of this stay; None without drafts."""
     generated: int = field(init=False)
     tokens: list[int] = field(init=False)
     unsaid: list[int] = field(default_factory=list[int])
@@ -40,7 +40,7 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still generate: to `tokens_max`, or until the context is full."""
+        """How many tokens it may still generate, limited by `tokens_max` and the context."""
         left = self.request.sampling.tokens_max - self.generated
         return max(0, min(left, self.context_max - len(self.tokens)))
 
@@ -50,20 +50,20 @@ class Sequence:
 
     @property
     def prompt(self) -> int:
-        """What a history knows its prompt by."""
+        """The key of its prompt in a history."""
         return prompt_key(self.request.tokens, self.request.sources)
 
     @property
     def seed(self) -> int:
-        """Of what is drawn from here on: vLLM's own sequence begins anew with every stay, so that
-        it must not begin with the numbers of the one before.
+        """The seed of this stay: vLLM's random sequence restarts with every stay, and must not
+        repeat the numbers of the stay before.
         """
         key = trajectory_key(self.request.seed, self.request.trajectory)
         so_far = self.all_tokens.tobytes()
-        return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # as int64 takes it
+        return xxhash.xxh3_64_intdigest(so_far, seed=key) >> 1  # fits int64
 
     def gain(self, tokens: list[int], logprobs: list[float], ended: bool = False) -> None:
-        """What one step gave; with the last one `ended` its stay."""
+        """Add the tokens of one step; `ended` marks the last step of the stay."""
         if self.marks is not None and tokens:
             self.marks.gained(len(tokens), ended)
         self.tokens += tokens
@@ -73,24 +73,24 @@ class Sequence:
         self.stay += len(tokens)
 
     def enter(self, key: str) -> None:
-        """A new stay in vLLM."""
+        """Start a new stay in vLLM."""
         self.key, self.stay, self.said = key, 0, []
 
     def stamps(self, version: Version) -> tuple[tuple[str, int], ...]:
-        """The versions of this stay, what is unsaid being of this one."""
+        """The versions of this stay's tokens; those not emitted yet are of `version`."""
         stamp = str(version)
         if self.unsaid and (not self.said or self.said[-1][0] != stamp):
             self.said.append((stamp, self.stay - len(self.unsaid)))
         return tuple(self.said)
 
     def take(self, tokens: Tokens) -> None:
-        """Tokens of the environment; at most as many as the context still holds are of use."""
+        """Append the environment's tokens; those beyond the context are dropped."""
         room = max(0, self.context_max - len(self.tokens))
         self.tokens += tokens[:room].tolist()
         self.finish = None
 
     def say(self, version: Version) -> Emission:
-        """What was gained since the previous one."""
+        """The emission of all tokens that were not emitted yet."""
         self.stamps(version)
         drafts = self.marks.say() if self.marks is not None and self.unsaid else None
         emission = Emission(

@@ -1,8 +1,8 @@
-"""A checkpoint's tensor as vLLM serves it: which parameter holds it, and which rows of that.
+"""A checkpoint's tensor as vLLM serves it: which parameter holds it, and in which rows.
 
-On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. Those are
-read by sending the unit matrix through the layer: each product has one term that is not zero, so
-the very bits come out again.
+On the CPU vLLM computes with packed copies of matrices and drops most of the plain ones. A packed
+copy is read by multiplying the unit matrix with it: each product has one term that is not zero, so
+the result has the same bits.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -17,8 +17,8 @@ from streams.errors import EngineRefused
 
 @torch.inference_mode()
 def served_tensors(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
-    """Every copy of it that is served; `EngineRefused` where this model keeps it in another way
-    than known here.
+    """All copies of the tensor that are served. Raises `EngineRefused` where this model stores it
+    in a way that is not supported here.
     """
     path, _, kind = name.rpartition(".")
     parent, _, leaf = path.rpartition(".")
@@ -27,7 +27,7 @@ def served_tensors(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
     try:
         layer: Any = model.get_submodule(f"{parent}.{packed}" if packed else path)
     except AttributeError:
-        raise EngineRefused(f"weights: vLLM has no place that is known for {name!r}") from None
+        raise EngineRefused(f"weights: vLLM has no known parameter for {name!r}") from None
     rows = slice(0, getattr(layer, "org_vocab_size", None))  # vocabularies are padded
     if packed is not None:
         parts = mapping[packed]

@@ -1,4 +1,4 @@
-"""The size of a vLLM engine, worked out from what a run asks for and from the machine."""
+"""The size of a vLLM engine, computed from a run's settings and the device."""
 
 import math
 from dataclasses import dataclass
@@ -8,17 +8,18 @@ from transformers import PreTrainedConfig
 
 from producers.settings import VllmSettings
 
-CPU_BLOCK = 32  # tokens; what vLLM's attention on the CPU takes
+CPU_BLOCK = 32  # tokens; the block size of vLLM's attention on the CPU
 CPU_STEP = 2048  # tokens
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """`block` tokens a block and `blocks` of them in `kv_bytes` of memory; a step takes at most
-    `step_tokens`, and with `chunked` parts of a prompt. None is vLLM's own choice. With `process`
-    vLLM's core is one of its own, with `head_float32` logits are products in float32. At most
-    `drafts` tokens of a sequence are guessed per step.
+    """Arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
+    `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` parts of
+    a prompt. None is vLLM's own choice. With `process` vLLM's core is a process of its own; with
+    `head_float32` logits are computed in float32. At most `drafts` tokens of a sequence are drafted
+    per step.
     """
 
     slots: int
@@ -45,8 +46,8 @@ def shape_for(
     settings: VllmSettings,
     drafts: int = 0,
 ) -> EngineShape:
-    """On the CPU every slot may be full at once, as in the embedded engine, unless `kv_gib` says
-    less; a GPU's memory is vLLM's to divide.
+    """On the CPU the KV cache holds all slots at full context, as in the embedded engine, unless
+    `kv_gib` is less. On a GPU vLLM divides the memory itself.
     """
     auto = "float32" if device == "cpu" else "bfloat16"
     kind = auto if settings.dtype == "auto" else settings.dtype
@@ -65,7 +66,7 @@ def shape_for(
             head_float32=head,
         )
     block_bytes = _token_bytes(config, kind) * CPU_BLOCK
-    blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # one block is vLLM's own
+    blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # vLLM keeps one block
     if given is not None:
         one = math.ceil(context_max / CPU_BLOCK) + 1
         blocks = max(one, min(blocks, given // block_bytes))
@@ -79,8 +80,8 @@ def shape_for(
         block=CPU_BLOCK,
         blocks=blocks,
         kv_bytes=block_bytes * blocks,
-        # vLLM on the CPU cannot cut the prompt of a request with a seed: it would turn back a
-        # generator that cannot be turned back.
+        # vLLM on the CPU cannot cut the prompt of a request with a seed: it would rewind a random
+        # generator, which CPU generators do not support.
         chunked=False,
         step_tokens=max(CPU_STEP, context_max, slots * (1 + drafts)),
         drafts=drafts,
@@ -89,7 +90,7 @@ def shape_for(
 
 
 def _token_bytes(config: PreTrainedConfig, kind: str) -> int:
-    """Keys and values of one token."""
+    """Bytes of the keys and values of one token."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads

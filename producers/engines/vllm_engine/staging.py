@@ -1,8 +1,8 @@
-"""Tensors for another process of this machine, in memory that both see and that goes with its last
-user, whatever ends it.
+"""Tensors for another process of this machine, in shared memory that the kernel frees when its last
+user ends.
 
 A staged file is written once, named by a path that the other process opens, and described by plain
-values: what crosses the process boundary as a message is names, types, shapes and offsets only.
+values: a message between the processes contains names, types, shapes and offsets only.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -47,7 +47,7 @@ class Staged:
 
     @property
     def path(self) -> str:
-        """Where other processes open it while this one has it."""
+        """The path at which other processes open the file while this one has it open."""
         return shared_path(self._file)
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Staged:
 
 
 def staged_tensors(path: str, entries: Sequence[Entry]) -> list[tuple[str, torch.Tensor]]:
-    """These tensors of a staged file, sharing its memory: not to be written."""
+    """These tensors of a staged file. They share its memory and must not be written."""
     if not entries:
         return []
     with open(path, "rb") as file:
@@ -71,14 +71,14 @@ def staged_tensors(path: str, entries: Sequence[Entry]) -> list[tuple[str, torch
 
 
 def open_shared(name: str) -> IO[bytes]:
-    """An empty file in memory, which goes with its last user."""
+    """An empty file in memory, which is freed with its last user."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create(name), "w+b")
     return cast(IO[bytes], tempfile.NamedTemporaryFile("w+b", prefix=f"{name}-"))
 
 
 def shared_path(file: IO[bytes]) -> str:
-    """Where other processes open it while this one has it."""
+    """The path at which other processes open the file while this one has it open."""
     if isinstance(file.name, str):
         return file.name
     return f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -1,8 +1,10 @@
-"""What drafts came to, in all and by request: numbers in a little memory that vLLM's worker adds to
-and the rollout reads, whichever process each is in. A question would wait for the end of a step.
+"""Draft statistics in shared memory, in total and by request: vLLM's worker adds to them and the
+rollout reads them, in the same or in another process. A call to the worker would wait for the end
+of a step.
 
-A place is one stay's at a time, and its numbers only grow: who takes the differences counts nothing
-twice and loses nothing. What a step came to is there before the rollout hears of its tokens.
+A place belongs to one stay at a time, and its numbers only grow, so a reader that takes differences
+counts nothing twice and loses nothing. The counts of a step are written before the rollout gets its
+tokens.
 """
 
 import mmap
@@ -16,18 +18,18 @@ from producers.engines.vllm_engine.staging import open_shared, shared_path
 from streams.drafted import right_of
 from streams.records import Drafts
 
-_ALL, _EACH = len(fields(DraftStats)), 6  # words; the first of a place says whose it is
+_ALL, _EACH = len(fields(DraftStats)), 6  # words; the first word of a place is its stay
 
 
 class Tally:
-    """In a mapped file, of which only one process writes the words."""
+    """The counters in a mapped file, which only one process writes."""
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
 
     def write(self, stats: DraftStats) -> None:
-        """All of it, anew."""
+        """Replace the totals."""
         for at, number in enumerate(astuple(stats)):
             self._words[at] = number
 
@@ -36,7 +38,7 @@ class Tally:
         return DraftStats(*map(int, counts), lookup_s=lookup_s)
 
     def add(self, place: int, stay: int, drafts: Drafts) -> None:
-        """More of this stay, which has the place from here on."""
+        """Add counts to this stay, which owns the place from here on."""
         words, at = self._words, _ALL + place * _EACH
         if words[at] != stay:
             for other in range(at + 1, at + _EACH):
@@ -49,7 +51,9 @@ class Tally:
         words[at + 5] += drafts.lookup_s
 
     def of(self, place: int, stay: int) -> list[float]:
-        """Right tokens, guessed ones, look-ups, those that found something, and their seconds."""
+        """Counts of a stay: accepted tokens, drafted ones, look-ups, drafts found, look-up
+        seconds.
+        """
         at = _ALL + place * _EACH
         whose, *numbers = map(float, self._words[at : at + _EACH])
         return numbers if whose == stay else [0.0] * len(numbers)
@@ -57,7 +61,9 @@ class Tally:
 
 @contextmanager
 def new_tally(places: int) -> Generator[tuple[Tally, str]]:
-    """All zero, and the path at which the other process maps it while this lasts."""
+    """New counters, all zero, and the path at which another process can map them during the
+    context.
+    """
     with open_shared("rollstream-tally") as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
         file.flush()
@@ -66,7 +72,7 @@ def new_tally(places: int) -> Generator[tuple[Tally, str]]:
 
 @dataclass(slots=True)
 class Marks:
-    """Of the tokens of one stay in vLLM: which had been guessed, and what that took."""
+    """Draft statistics of one stay in vLLM: which tokens were drafted, and the look-ups."""
 
     tally: Tally
     place: int
@@ -76,8 +82,8 @@ class Marks:
     told: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:
-        """What one step gave: tokens of its draft, and behind them one that the model drew, unless
-        a guessed one ended the stay; only the worker knows whether it was.
+        """Add the tokens of one step: accepted ones, and after them one that the model drew, unless
+        an accepted one ended the stay, which only the worker's counts show.
         """
         right = count - 1
         if ended:
@@ -86,8 +92,8 @@ class Marks:
         self.how.verified(0, right, count)
 
     def say(self) -> Drafts:
-        """All that was not said yet. The worker may have gone on meanwhile: what it counted of
-        tokens that are still to come is said with these.
+        """The statistics since the last call. The worker may be ahead: its counts for tokens that
+        have not arrived yet are included.
         """
         now = self._tallied()
         _, guessed, asked, found, seconds = (a - b for a, b in zip(now, self.told, strict=True))

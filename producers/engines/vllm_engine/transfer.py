@@ -1,9 +1,9 @@
-"""The way of a version's tensors into vLLM's model, as one of its weight-transfer engines.
+"""Loads a version's tensors into vLLM's model, as one of vLLM's weight-transfer engines.
 
-The rollout has the verified tensors of a version and says what changed since the one served. Whole
+The rollout has the verified tensors of a version and sends what changed since the served one. Whole
 tensors go through vLLM's layerwise reload, which keeps the served memory until a layer is complete;
-patches are written in place at their checkpoint coordinates. A failure in between leaves parts of
-both versions, so nothing is served until a later update loaded everything.
+patches are written in place at their checkpoint coordinates. A failure in between leaves a mixture
+of both versions, so nothing is served until a later update has loaded everything.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -34,14 +34,14 @@ from streams.errors import EngineRefused
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """There is nothing to connect to: tensors come with the chunks."""
+    """Empty: no connection is needed, because tensors come with the chunks."""
 
 
 @dataclass
 class Chunk(WeightTransferUpdateInfo):
-    """Some tensors of a version, or patches of some, never both in one update; from another process
-    they are `entries` of the staged file at `path`, from another machine the checked `upload`;
-    `patched` describes the tensors of patches.
+    """Some tensors of a version, or some patches, never both in one update. From another process
+    they come as the `entries` of the staged file at `path`, from another machine as the checked
+    `upload`. `patched` has the shapes and types of the patched tensors.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Chunk(WeightTransferUpdateInfo):
 
 
 class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
-    """Start, chunks, finish; a failed chunk ends the update."""
+    """An update is a start, chunks, and a finish; a failed chunk ends it."""
 
     init_info_cls = Nothing
     update_info_cls = Chunk
@@ -105,7 +105,7 @@ class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
             raise
 
     def finish_weight_update(self) -> None:
-        """`EngineRefused` names a parameter that got nothing."""
+        """Raises `EngineRefused`, which names a parameter that was not loaded."""
         if not self._reloading:
             return
         missing = sorted(self._wanted - self._loaded)
@@ -117,8 +117,8 @@ class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
         pass
 
     def give_up(self) -> None:
-        """End an update that is not whole; what was received of layers that are not complete must
-        not be loaded any more.
+        """End an incomplete update, and drop the received tensors of incomplete layers, which must
+        not be loaded later.
         """
         if not self._reloading:
             return
@@ -128,8 +128,8 @@ class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
         self._close()
 
     def _close(self) -> None:
-        """Layers that got nothing keep what they had; of tied ones that is the memory of the other,
-        which they may have packed.
+        """End the reload. Layers that received nothing keep their weights; a tied layer may have
+        packed a copy of the other layer's memory, so it is packed again.
         """
         self._reloading = False
         finalize_layerwise_reload(self.model, self.model_config)
@@ -138,7 +138,7 @@ class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
 
 
 def _tied_layers(model: torch.nn.Module) -> list[Any]:
-    """Layers whose weight is also another, earlier layer's."""
+    """Layers that share their weight with an earlier layer."""
     seen: set[int] = set()
     tied: list[Any] = []
     for layer in model.modules():

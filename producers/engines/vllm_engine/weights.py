@@ -1,8 +1,8 @@
-"""Which version vLLM serves: bringing another one there, and comparing what is served with what was
-handed over.
+"""The version that vLLM serves: loading another one, and comparing the served weights with the
+tensors that they came from.
 
-Once a load has begun nothing is held until one went through. What can be done beside decoding
-(checks, and for a core in another process the copy that both see) is done in `prepare`.
+From the start of a load until one succeeds, no version is held. All work that can run beside
+decoding (checks, and for a core in another process the copy to shared memory) is done in `prepare`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,28 +26,28 @@ from streams.records import Version
 
 
 class ServedWeights:
-    """With `in_place` vLLM keeps its matrices as a checkpoint has them, so that they can be
+    """With `in_place` vLLM stores its matrices as a checkpoint does, so that they can be
     patched.
     """
 
     def __init__(self, core: Core, needed: Needed, in_place: bool) -> None:
         self._core, self._needed, self._in_place = core, needed, in_place
         self.held: Version | None = None
-        """Whose weights are served whole; None while they are written, and after a failure."""
+        """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: Update) -> Update:
-        """The update, `prepared`; `EngineRefused` names the tensor that is wrong."""
+        """The update with `prepared` set. Raises `EngineRefused`, which names the wrong tensor."""
         prepared = checked(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
             prepared = replace(prepared, messages=tuple(self._staged(update, prepared)))
         return replace(update, prepared=prepared)
 
     def load(self, update: Update) -> None:
-        """Serve these weights; `EngineRefused` leaves nothing held."""
+        """Serve these weights. After `EngineRefused` no version is held."""
         prepared = update.prepared
         if not isinstance(prepared, Prepared) or not self._joins(prepared):
             prepared = self.prepare(update).prepared
-            assert isinstance(prepared, Prepared), "what prepare made"
+            assert isinstance(prepared, Prepared), "prepare sets it"
         self.held = None
         try:
             self._core.call("start_weight_update")
@@ -64,7 +64,7 @@ class ServedWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        """As `Engine.read_back`; nothing where a tensor is cut between GPUs."""
+        """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
         if self._core.is_parallel:
             return Compared(0, ())
         own, needed = self._needed.own(tensors), self._needed
@@ -77,7 +77,7 @@ class ServedWeights:
         return Compared(len(asked), tuple(differing))
 
     def _joins(self, prepared: Prepared) -> bool:
-        """Whether it is of use with what is served now."""
+        """Whether it can be applied to the weights that are served now."""
         return prepared.patches is None or prepared.base == self.held
 
     def _messages(self, update: Update, prepared: Prepared) -> Iterator[Message]:

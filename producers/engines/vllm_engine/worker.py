@@ -1,8 +1,7 @@
-"""What is added to vLLM's worker: our way for weights to come in, a way to read them back, and what
-drafts need.
+"""The extension of vLLM's worker: loading weights, reading them back, and drafts.
 
-vLLM imports this module in each of its workers (`worker_extension_cls`), which registers the
-transfer engine there, and lets a worker of another process end with the rollout that started it.
+vLLM imports this module in each of its workers (`worker_extension_cls`). The import registers the
+transfer engine there, and makes a worker of another process end with the rollout that started it.
 """
 
 # pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -33,17 +32,17 @@ class RolloutWorker(DraftingWorker):
     _weight_update_active: bool
 
     def give_up_update(self) -> None:
-        """What vLLM's own methods do when a chunk fails, for what failed between chunks."""
+        """End an update that failed between chunks, as vLLM's own methods do when a chunk fails."""
         self._weight_update_active = False
         self.weight_transfer_engine.give_up()
 
     def differs(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether what is served are other bits than loading this tensor gives."""
+        """Whether the served bits differ from those that loading this tensor gives."""
         served = served_tensors(self.model_runner.get_model(), name)
         return not all(_is_same(one, tensor) for one in served)
 
     def differs_from_staged(self, path: str, entries: list[Entry]) -> bool:
-        """The same for the one tensor of a staged file."""
+        """As `differs`, for the one tensor of a staged file."""
         ((name, tensor),) = staged_tensors(path, entries)
         return self.differs(name, tensor)
 
@@ -54,6 +53,6 @@ def _is_same(served: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers: −0 is not +0 here."""
+    """The bits as integers, so that −0 differs from +0."""
     widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(widths[tensor.element_size()])

@@ -1,3 +1,3 @@
-"""A vLLM server that others run, as a rollout's engine: its client here, and what the workers of
-the server load.
+"""A vLLM server by URL as a rollout's engine: the client, and the extension that the server's
+workers load.
 """

@@ -1,9 +1,10 @@
 """A vLLM server behind the calls of `exchange.EngineCore`.
 
-The server goes on by itself, so at a pause its workers are asked how many tokens each request has:
-these are waited for, and what the workers do not know (it has not begun, or has just ended) is let
-go of. So all that was handed out before new weights is of the old ones, whatever is still on its
-way. Each start of a rollout claims the server anew: whoever had it before is refused.
+The server computes on its own, so at a pause its workers report how many tokens each request has.
+The client reads that many tokens of each, and drops the requests that the workers do not have (not
+started, or just ended). So all tokens returned before new weights are of the old ones, whatever is
+still in transit. Each start of a rollout claims the server: the rollout that had it before is
+refused from then on.
 """
 
 import threading
@@ -50,13 +51,13 @@ class RemoteCore:
             self._heard_s = now
         elif now - self._heard_s > SILENT_S:
             if not self.routes.is_alive():
-                raise EngineRefused(f"vLLM server {self.routes.host}: it does not answer any more")
+                raise EngineRefused(f"vLLM server {self.routes.host}: it no longer answers")
             self._heard_s = now
         return gains
 
     def pause(self) -> Paused:
-        """1. No step is done any more.  2. How far the workers came with each request.  3. What
-        they do not know is let go of, the rest is read up to there.
+        """1. Stop the server's steps.  2. Get the number of tokens of each request from the
+        workers.  3. Drop requests that they do not have, and read the others up to that number.
         """
         self.routes.call("check_owner", self.owner)
         self.routes.post("/pause", query={"mode": "keep", "clear_cache": "false"})  # 1
@@ -88,17 +89,17 @@ class RemoteCore:
         self._streams.shut()
 
     def _progress(self) -> dict[str, int]:
-        """Tokens of each request that the workers know, by the name that we gave it."""
+        """Tokens of each request that the workers have, by the request's name here."""
         inside = self.routes.call("progress")[0]
         return {request_name(name): int(count) for name, count in inside.items()}
 
     def _look(self) -> None:
-        """Follow its statistics while something runs."""
+        """Poll the server's statistics while requests run."""
         while not self._closed.wait(LOOK_S):
             if not len(self._streams):
                 continue
             try:
                 self.load = load_of(self.routes.get("/metrics").text.splitlines())
-            except EngineRefused:  # what it means for requests, their streams tell
+            except EngineRefused:  # if the server failed, the streams report it
                 continue
         self.routes.close()

@@ -1,5 +1,5 @@
-"""Opening a vLLM server as an engine: what it must be is asked of it by name before anything of it
-is used, and each lack says how to start it.
+"""Opens a vLLM server as an engine: every property that it must have is checked before it is used,
+and each error names the command that starts the server correctly.
 """
 
 import logging
@@ -23,7 +23,7 @@ from streams.errors import ConfigurationError, EngineRefused
 log = logging.getLogger(__name__)
 
 START_S = 300.0
-"""A server takes this long to come back; its rollout waits so long for it."""
+"""How long a rollout waits for a server that does not answer, e.g. because it restarts."""
 LOOK_S = 0.5
 TELL_S = 15.0
 COMMAND = (
@@ -37,10 +37,10 @@ COMMAND = (
 def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
-    """The server at `settings.url`, claimed, paused and empty. `ConfigurationError` for one that
-    was started in another way than `COMMAND`, `EngineRefused` for one that does not answer.
+    """The server at `settings.url`, claimed, paused and empty. Raises `ConfigurationError` for one
+    that was not started as in `COMMAND`, `EngineRefused` for one that does not answer.
     """
-    assert settings.url is not None, "who has no URL opens vLLM here"
+    assert settings.url is not None, "without a URL vLLM is opened on this machine"
     headers = _headers(settings.api_key_env)
     routes = Routes(settings.url, headers)
     _wait(routes)
@@ -70,7 +70,7 @@ def _headers(api_key_env: str | None) -> Mapping[str, str]:
 
 
 def _wait(routes: Routes) -> None:
-    """`EngineRefused` where nothing answers within `START_S`."""
+    """Wait for an answer. Raises `EngineRefused` after `START_S`."""
     began = told = time.monotonic()
     while not routes.is_alive():
         now = time.monotonic()
@@ -96,7 +96,7 @@ def _check_release(routes: Routes) -> None:
 
 
 def _check_routes(routes: Routes, api_key_env: str | None) -> None:
-    """Those for reinforcement learning and those for tokens are each switched on."""
+    """Check the routes for pausing and loading weights, and the one for tokens."""
     if routes.get("/is_paused").is_error:
         raise _wrong(routes, "has no routes to pause it and to load weights")
     said = routes.probe(ROUTE)
@@ -113,20 +113,22 @@ def _describe(routes: Routes) -> Mapping[str, Any]:
     try:
         return routes.call("describe")[0]
     except EngineRefused as error:
-        raise _wrong(routes, "has not our worker extension, or its workers ended") from error
+        raise _wrong(
+            routes, "has not rollstream's worker extension, or its workers ended"
+        ) from error
 
 
 def _lacks(
     found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
 ) -> list[str]:
-    """What is to be changed of it, the first of these first."""
+    """The properties of the server that do not fit, as parts of an error message."""
     wanted = architecture_of(config)
     checks = [
         (found["transfer"] == "rollstream", "loads weights in another way"),
         (found["logprobs"] == "processed_logprobs", f"gives {found['logprobs']}"),
         (found["stream_interval"] == 1, "holds tokens back (--stream-interval)"),
         (found["engines"] == 1, "has several engines (one server for each rollout)"),
-        (not found["drafts"], "drafts (--speculative-config), which is not followed from here"),
+        (not found["drafts"], "drafts (--speculative-config), which this engine does not support"),
         (wanted in found["architectures"], f"serves {found['architectures']}, not {wanted}"),
         (found["vocabulary"] == config.vocab_size, f"has {found['vocabulary']} tokens to draw"),
         (

@@ -1,6 +1,6 @@
-"""The routes of a vLLM server that answer at once, each a call; its streams are `streams.py`'s.
+"""HTTP calls to the routes of a vLLM server that answer at once; token streams are in `streams.py`.
 
-Whatever goes wrong is an `EngineRefused` that names the server and the route, and never the key.
+Every failure is an `EngineRefused` that names the server and the route, and never the key.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class Routes:
-    """Of one server. May be used from several threads."""
+    """The routes of one server. Thread-safe."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url.rstrip("/")
@@ -27,18 +27,18 @@ class Routes:
             base_url=self.url,
             headers=dict(headers),
             timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
-            # The server closes a connection after an error and after some idle seconds, maybe just
-            # as the next request is sent.
+            # The server closes a connection after an error and after some idle seconds, possibly
+            # while the next request is being sent.
             limits=NO_REUSE,
-            trust_env=False,  # a proxy between them would end long streams
+            trust_env=False,  # a proxy would end long streams
         )
 
     def get(self, path: str) -> httpx2.Response:
-        """Whatever it answers."""
+        """The response, whatever its status."""
         return self._send("GET", path)
 
     def probe(self, path: str) -> int:
-        """The status of an empty request there: whether there is such a route."""
+        """The status of an empty request, which shows whether the route exists."""
         return self._send("POST", path, json={}).status_code
 
     def post(
@@ -48,7 +48,7 @@ class Routes:
         query: Mapping[str, str] | None = None,
         within_s: float = ANSWER_S,
     ) -> Any:
-        """The JSON of a good answer."""
+        """The JSON of a successful response."""
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
         if response.is_error:
             said = response.text[:1000]
@@ -58,7 +58,9 @@ class Routes:
         return response.json() if response.content else None
 
     def call(self, method: str, *arguments: Any, within_s: float = ANSWER_S) -> list[Any]:
-        """What this method of each worker says; `EngineRefused` repeats what one refused."""
+        """The result of this method of each worker. Raises `EngineRefused` with a worker's
+        refusal.
+        """
         body = {"method": method, "args": list(arguments)}
         answered = self.post("/collective_rpc", body, within_s=within_s)
         results: list[Any] = answered["results"] if answered else []
@@ -68,7 +70,7 @@ class Routes:
         return results
 
     def is_alive(self) -> bool:
-        """Whether it answers, and its engine lives."""
+        """Whether the server answers and its engine runs."""
         try:
             return self._client.get("/health", timeout=CONNECT_S).is_success
         except httpx2.HTTPError:
@@ -82,6 +84,6 @@ class Routes:
             return self._client.request(verb, path, **more)
         except httpx2.HTTPError as error:
             raise EngineRefused(
-                f"vLLM server {self.host}: {path} was not answered, it ended or cannot be reached: "
-                f"{error or type(error).__name__}"
+                f"vLLM server {self.host}: {path} was not answered, "
+                f"the server ended or cannot be reached: {error or type(error).__name__}"
             ) from error

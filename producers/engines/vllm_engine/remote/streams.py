@@ -1,9 +1,9 @@
-"""The streams of tokens of a vLLM server, read by one thread: each request is an HTTP response that
-ends with its request.
+"""The token streams of a vLLM server, read by one thread: each request has one HTTP response, which
+ends with the request.
 
-Every event is counted before it is handed out, in the order of its stream. Closing a stream aborts
-its request; what was not read of it by then never happened. A stream that breaks is told by the
-next `take`.
+Every event is counted and then returned, in the order of its stream. Closing a stream aborts its
+request; tokens that were not read by then are ignored. A broken stream is reported by the next
+`take`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _LOOK_S = 0.001
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One request; `seen` tokens of it were read."""
+    """The stream of one request; `seen` of its tokens were read."""
 
     key: str
     name: str
@@ -41,14 +41,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A stream ended without its request."""
+    """A stream ended before its request."""
 
     why: str
 
 
 @dataclass(slots=True)
 class Streams:
-    """Those of one server, by the key of their request."""
+    """The streams of one server, by the key of their request."""
 
     url: str
     headers: Mapping[str, str]
@@ -62,7 +62,7 @@ class Streams:
     _client: "httpx2.AsyncClient | None" = None
 
     def __post_init__(self) -> None:
-        # Its INFO says every request; what matters is told by errors.
+        # At INFO it logs every request; failures are raised as errors.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True).start()
 
@@ -74,12 +74,12 @@ class Streams:
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
     def names(self) -> dict[str, str]:
-        """Of the open streams, by key."""
+        """The names of the open streams, by key."""
         return {key: stream.name for key, stream in self._open.items()}
 
     def take(self, wait_s: float) -> list[Gained]:
-        """What came, at least one thing if one comes in time. `EngineRefused` where a stream broke
-        and nothing else is left to hand out.
+        """The outputs that arrived; waits for the first one up to `wait_s`. Raises `EngineRefused`
+        once a stream broke and all outputs before were returned.
         """
         gains: list[Gained] = []
         while self._broken is None:
@@ -101,15 +101,15 @@ class Streams:
         return gains
 
     def close(self, keys: Iterable[str]) -> None:
-        """Nothing more of these is handed out."""
+        """Close these streams; no later output is from them."""
         for key in keys:
             stream = self._open.pop(key, None)
             if stream is not None and stream.task is not None:
                 stream.task.cancel()
 
     def settle(self, wanted: Mapping[str, int]) -> None:
-        """Return once so many tokens of these were read, or all that there are; `EngineRefused`
-        where they do not come.
+        """Wait until the wanted number of tokens of each stream was read, or the stream ended.
+        Raises `EngineRefused` after `SETTLE_S`.
         """
         end = time.monotonic() + SETTLE_S
         for key, count in wanted.items():
@@ -123,7 +123,7 @@ class Streams:
                 time.sleep(_LOOK_S)
 
     def shut(self) -> None:
-        """Close all of them and end the thread."""
+        """Close all streams and end the thread."""
         self.close(list(self._open))
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
@@ -135,7 +135,7 @@ class Streams:
         self._loop.stop()
 
     async def _read(self, stream: Stream, body: bytes) -> None:
-        """Hand out what the stream says, to its end."""
+        """Queue all outputs of a stream, to its end."""
         finished, broken = False, ""
         try:
             async for data in self._events(body):
@@ -146,7 +146,7 @@ class Streams:
                     stream.seen += len(gained.tokens)
             broken = "" if finished else f"the stream of {stream.key!r} ended before its request"
         except httpx2.HTTPError as error:
-            broken = f"it ended or cannot be reached: {error or type(error).__name__}"
+            broken = f"the server ended or cannot be reached: {error or type(error).__name__}"
         except DecodeError as error:
             broken = f"{stream.key!r}: {error}"
         finally:
@@ -155,7 +155,7 @@ class Streams:
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:
-        """The data of each event."""
+        """The data of each event of the response."""
         headers = {"Content-Type": "application/json"}
         async with self._connected().stream(
             "POST", ROUTE, content=body, headers=headers
@@ -174,12 +174,12 @@ class Streams:
                         yield data
 
     def _connected(self) -> httpx2.AsyncClient:
-        """Of the thread's loop."""
+        """The client, which belongs to the thread's event loop."""
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 base_url=self.url,
                 headers=dict(self.headers),
-                # A paused server says nothing for as long as it takes.
+                # A paused server sends nothing for any length of time.
                 timeout=httpx2.Timeout(None, connect=CONNECT_S),
                 limits=NO_REUSE,
                 trust_env=False,

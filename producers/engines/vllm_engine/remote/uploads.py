@@ -1,8 +1,8 @@
 """Tensors that a rollout sends to a worker of a vLLM server before they are loaded: bytes in
-pieces, then checked against the hash of each tensor. Beside decoding, in the worker's process.
+pieces, then a check against the hash of each tensor. All in the worker's process, beside decoding.
 
-Nothing of an upload can be had before all of it was checked. When the next set of them begins
-nothing is left of the one before: at most one version is kept.
+No tensor of an upload is available before all of the upload was checked. When the next set of
+uploads begins, the previous one is dropped: at most one version is kept.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -20,7 +20,7 @@ from streams.errors import CorruptObject, EngineRefused
 
 @dataclass(slots=True)
 class Upload:
-    """One chunk of a version."""
+    """One chunk of a version, being received."""
 
     data: bytearray
     received: int = 0
@@ -36,7 +36,7 @@ class Upload:
         self.received += len(piece)
 
     def check(self, entries: Sequence[Entry], hashes: Sequence[str]) -> None:
-        """`CorruptObject` names the tensor that is not what was sent."""
+        """Raise `CorruptObject`, which names the tensor that differs from its hash."""
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
         view = memoryview(self.data)
@@ -50,7 +50,7 @@ class Upload:
 
 
 class Uploads:
-    """Of one worker, of whoever claimed its server last."""
+    """The uploads of one worker, from the rollout that claimed its server last."""
 
     def __init__(self) -> None:
         self.owner = ""
@@ -62,15 +62,15 @@ class Uploads:
         self._chunks.clear()
 
     def check_owner(self, owner: str) -> None:
-        """`EngineRefused` for who is not the last to have claimed."""
+        """Raise `EngineRefused` unless this rollout was the last to claim the server."""
         if owner != self.owner:
             raise EngineRefused(
-                f"rollout {owner!r} does not have this server any more, {self.owner!r} claimed it: "
+                f"rollout {owner!r} no longer has this server, {self.owner!r} claimed it: "
                 "one rollout for each server"
             )
 
     def put(self, owner: str, name: str, size: int, begin: int, piece: str) -> None:
-        """A piece, in base64, of chunk `SET/NUMBER`; another set forgets the one before."""
+        """Add a piece, in base64, of chunk `SET/NUMBER`; a new set drops the previous one."""
         self.check_owner(owner)
         group = name.partition("/")[0]
         if group != self._set:
@@ -91,7 +91,7 @@ class Uploads:
             raise
 
     def pop(self, name: str) -> list[tuple[str, torch.Tensor]]:
-        """The tensors of a checked chunk, once."""
+        """Remove a checked chunk and return its tensors."""
         chunk = self._chunks.pop(name, None)
         if chunk is None or chunk.tensors is None:
             raise EngineRefused(f"weights: chunk {name!r} is not here, or was not checked")
@@ -99,4 +99,4 @@ class Uploads:
 
 
 UPLOADS = Uploads()
-"""Of this process: the worker's methods fill it, its weight-transfer engine empties it."""
+"""The uploads of this process: the worker's methods add, its weight-transfer engine removes."""

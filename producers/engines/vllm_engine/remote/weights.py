@@ -1,8 +1,8 @@
-"""Which version a vLLM server serves: its rollout sends what changed, checked by hash in each
-worker before any of it may be loaded, and asks for hashes of what is served.
+"""The version that a vLLM server serves: the rollout sends what changed, which each worker checks
+by hash before it may be loaded, and reads back hashes of the served tensors.
 
-What can be sent beside decoding is sent in `prepare`; loading then reads the workers' own memory.
-Once a load has begun nothing is held until one went through.
+Tensors are sent in `prepare`, beside decoding; loading then reads the workers' own memory. From the
+start of a load until one succeeds, no version is held.
 """
 
 import base64
@@ -22,7 +22,7 @@ from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from streams.errors import EngineRefused
 from streams.records import Version
 
-PIECE_BYTES = 4 << 20  # a step of the server waits for one
+PIECE_BYTES = 4 << 20  # receiving one piece delays a step of the server
 NAMES_AT_ONCE = 4
 
 Parts = Sequence[tuple[str, torch.Tensor]]
@@ -31,8 +31,8 @@ Patched = tuple[tuple[list[int], str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A checked update, of which the chunks `names` are in the server's workers; those of patches
-    with what they change.
+    """A checked update whose chunks `names` are in the server's workers; chunks of patches have the
+    shapes and types of the patched tensors.
     """
 
     base: Version | None
@@ -41,8 +41,8 @@ class Sent:
 
 
 class RemoteWeights:
-    """With `in_place` the server's matrices can be patched; cut between GPUs they are not read
-    back.
+    """With `in_place` the server's matrices can be patched; with `is_parallel` they are split
+    between GPUs and not read back.
     """
 
     def __init__(self, core: RemoteCore, needed: Needed, in_place: bool, is_parallel: bool) -> None:
@@ -50,10 +50,10 @@ class RemoteWeights:
         self._in_place, self._is_parallel = in_place, is_parallel
         self._sets, self._is_begun = 0, False
         self.held: Version | None = None
-        """Whose weights are served whole; None while they are written, and after a failure."""
+        """The version whose weights are served whole; None during a load and after a failed one."""
 
     def prepare(self, update: Update) -> Update:
-        """The update, sent; `EngineRefused` names the tensor that is wrong."""
+        """Send the update. Raises `EngineRefused`, which names the wrong tensor."""
         prepared = checked(update, self._needed, self.held, self._in_place)
         self._sets += 1
         names = [
@@ -64,11 +64,11 @@ class RemoteWeights:
         return replace(update, prepared=sent)
 
     def load(self, update: Update) -> None:
-        """Serve these weights; `EngineRefused` leaves nothing held."""
+        """Serve these weights. After `EngineRefused` no version is held."""
         sent = update.prepared
         if not isinstance(sent, Sent) or (sent.is_patch and sent.base != self.held):
             sent = self.prepare(update).prepared
-            assert isinstance(sent, Sent), "what prepare made"
+            assert isinstance(sent, Sent), "prepare sets it"
         self.held = None
         if self._is_begun:
             self._give_up()
@@ -90,7 +90,7 @@ class RemoteWeights:
         self.held = update.version
 
     def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        """As `Engine.read_back`; nothing where a tensor is cut between GPUs."""
+        """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
         if self._is_parallel:
             return Compared(0, ())
         own, needed = self._needed.own(tensors), self._needed
@@ -103,7 +103,7 @@ class RemoteWeights:
         return Compared(len(asked), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-        """Type and hash of every copy, some names at a time: a step of the server waits for it."""
+        """Type and hash of every served copy, a few names per call: a call delays a step."""
         found: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
@@ -119,7 +119,9 @@ class RemoteWeights:
             yield parts_of(patches), described(patches)
 
     def _send(self, name: str, parts: Parts) -> str:
-        """Laid out as a staged file is, piece by piece, then checked by the workers."""
+        """Send a chunk in the layout of a staged file, piece by piece; the workers then check
+        it.
+        """
         entries, hashes, size = _laid_out(parts)
         owner, received = self._core.owner, 0
         for (_, tensor), entry in zip(parts, entries, strict=True):
@@ -133,7 +135,7 @@ class RemoteWeights:
         return name
 
     def _give_up(self) -> None:
-        """End the load that failed; what of it is in the workers is overwritten by the next."""
+        """End a failed load; the next load overwrites its remains in the workers."""
         self._routes.call("give_up_update")
         self._is_begun = False
 
@@ -160,7 +162,7 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def _differs(copies: Iterable[Sequence[str]], tensor: torch.Tensor) -> bool:
-    """Whether a copy that is served has other bits than loading this tensor gives."""
+    """Whether a served copy differs in bits from the result of loading this tensor."""
     for kind, wanted in copies:
         mine = tensor.to(DTYPES[kind])
         if tensor_hash(kind, tuple(mine.shape), tensor_bytes(mine)) != wanted:

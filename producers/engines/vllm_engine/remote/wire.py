@@ -1,7 +1,7 @@
-"""What crosses the wire of a vLLM server: requests for tokens, the events of a stream, and the
-lines of `/metrics` that are looked at. Pure.
+"""The wire format of a vLLM server: requests for tokens, the events of a stream, and the lines of
+`/metrics` that are used. Pure.
 
-Field names are those of vLLM's `/inference/v1/generate`; what else a server says is ignored.
+Field names are those of vLLM's `/inference/v1/generate`; unknown fields are ignored.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from producers.engines.vllm_engine.exchange import Gained, Load, Order
 from streams.errors import DecodeError
 
 PREFIX = "generate-tokens-"
-"""What vLLM puts before the name of a request."""
+"""vLLM's prefix of a request's name."""
 
 
 class LogProb(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ _EVENTS = msgspec.json.Decoder(Event)
 
 
 def generate_body(order: Order, name: str) -> bytes:
-    """A request for a stream of tokens with the log-probability of each."""
+    """The body of a request for a stream of tokens with their log-probabilities."""
     s = order.sampling
     sampling = {
         "temperature": s.temperature,
@@ -63,20 +63,20 @@ def generate_body(order: Order, name: str) -> bytes:
             "request_id": name,
             "token_ids": order.tokens,
             "sampling_params": sampling,
-            "cache_salt": order.salt.replace("/", "."),  # it takes no slash
+            "cache_salt": order.salt.replace("/", "."),  # vLLM accepts no slash here
             "stream": True,
         }
     )
 
 
 def gained_of(key: str, data: bytes) -> Gained | None:
-    """What an event gave; None where it says nothing. `DecodeError` repeats what the server says
-    went wrong, or that it cannot be understood.
+    """The output in an event; None for an event without one. Raises `DecodeError` for an error that
+    the server reports, and for an event that cannot be decoded.
     """
     try:
         event = _EVENTS.decode(data)
     except msgspec.DecodeError as error:
-        raise DecodeError(f"vLLM's stream is not understood: {error}: {data[:200]!r}") from error
+        raise DecodeError(f"vLLM's stream cannot be decoded: {error}: {data[:200]!r}") from error
     if event.error is not None:
         raise DecodeError(f"vLLM ended the request: {bytes(event.error)[:500].decode()}")
     if not event.choices:
@@ -92,14 +92,15 @@ def gained_of(key: str, data: bytes) -> Gained | None:
 
 
 def request_name(inside: str) -> str:
-    """The name that we gave of what vLLM calls a request inside: with a prefix and, unless that is
-    switched off, eight characters more. Ours hold no dash.
+    """The name that this client gave to a request, from vLLM's internal name: that has a prefix
+    and, unless vLLM is configured otherwise, a dash and eight more characters. Names given here
+    contain no dash.
     """
     return inside.removeprefix(PREFIX).partition("-")[0]
 
 
 def load_of(lines: Iterable[str]) -> Load:
-    """Of a page of metrics."""
+    """The load in a page of metrics."""
     found = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
         "vllm:num_requests_running": "running",

@@ -1,9 +1,8 @@
-"""What a vLLM server's workers load (`vllm serve --worker-extension-cls
-producers.engines.vllm_engine.remote.worker.ServerWorker`): what this server is, whose it is, how
-far it came, and the way for weights to come in.
+"""The worker extension of a vLLM server (`vllm serve --worker-extension-cls
+producers.engines.vllm_engine.remote.worker.ServerWorker`): the server's properties, its owner, the
+progress of its requests, and the loading of weights.
 
-Each method is called by name over `/collective_rpc`; what it refuses is an answer,
-`{"refused": …}`.
+Each method is called by name over `/collective_rpc`; a refusal is returned as `{"refused": …}`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,7 +27,7 @@ class ServerWorker(RolloutWorker):
     vllm_config: Any
 
     def describe(self) -> Answer:
-        """What has to be known of it before anything is asked of it."""
+        """The properties of the server that a rollout checks before it uses it."""
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
         return {
@@ -36,7 +35,7 @@ class ServerWorker(RolloutWorker):
             "vocabulary": int(c.model_config.get_vocab_size()),
             "context_max": int(c.model_config.max_model_len),
             "slots": int(c.scheduler_config.max_num_seqs),
-            "kv_tokens": (int(blocks) - 1) * int(c.cache_config.block_size),  # one is vLLM's
+            "kv_tokens": (int(blocks) - 1) * int(c.cache_config.block_size),  # vLLM keeps one block
             "logprobs": str(c.model_config.logprobs_mode),
             "stream_interval": int(c.scheduler_config.stream_interval),
             "transfer": transfer.backend if transfer else None,
@@ -48,7 +47,7 @@ class ServerWorker(RolloutWorker):
         }
 
     def claim(self, owner: str) -> Answer:
-        """From here on this rollout's; an update that another one left is given up."""
+        """Make this rollout the owner, and end an update that another one left."""
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
@@ -60,11 +59,11 @@ class ServerWorker(RolloutWorker):
         return _answered(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
     def check_chunk(self, owner: str, name: str, entries: list[Entry], hashes: list[str]) -> Answer:
-        """`refused` names the tensor that is not what was sent."""
+        """`refused` names the tensor that differs from its hash."""
         return _answered(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
-        """Tokens generated of each request that has begun, by vLLM's name for it."""
+        """The number of generated tokens of each started request, by vLLM's name of it."""
         runner = self.model_runner
         if hasattr(runner, "requests"):
             return {name: len(state.output_token_ids) for name, state in runner.requests.items()}
@@ -73,7 +72,7 @@ class ServerWorker(RolloutWorker):
         return {name: int(total[i]) - int(asked[i]) for name, i in states.req_id_to_index.items()}
 
     def served_hashes(self, names: list[str]) -> dict[str, list[tuple[str, str]]]:
-        """Type and hash of every copy that is served of these tensors."""
+        """Type and hash of every served copy of these tensors."""
         model = self.model_runner.get_model()
         found: dict[str, list[tuple[str, str]]] = {}
         for name in names:
