@@ -18,8 +18,8 @@ from simulator.work import Work
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """The loop wakes it at `due_s` (None: nothing to do) and calls `arrive`, then the handlers of
-    what happens between two steps, then `go_on`.
+    """The loop wakes it at `due_s` (None: nothing to do) and calls `finish_jump`, then the handlers
+    of everything that happens between two steps, then `start_jump`.
     """
 
     name: str

@@ -56,7 +56,7 @@ class World:
         self.dispatch_planned = False
 
     def plan(self, at_s: float, kind: Kind, subject: object) -> None:
-        """Add an event; `about` is its subject."""
+        """Add an event; `subject` is its subject."""
         self.events += 1
         heappush(self.heap, (at_s, self.events, kind, subject))
 

@@ -131,7 +131,7 @@ class Growing:
 
     def take_partial(self, rollout: str, term: int, now_s: float, last: bool = False) -> Partial:
         """Return the record of all tokens since the previous partial; with `last` also an empty
-        one. `landed` must be called with its address before the next one.
+        one. `partial_published` must be called with its address before the next one.
         """
         assert not self.flushing, "a partial continues the address of the one before"
         first, gained = self.flushed_generated, self.length - self.flushed

@@ -81,7 +81,7 @@ class WeightsFollower:
         self.prepare: Callable[[Update], Update] = lambda update: update
         """The engine's own preparation, set once there is an engine."""
         self.unavailable: Version | None = None
-        """The version that `bring` was called with last, if it could not be fetched."""
+        """The version that `fetch_version` was called with last, if it could not be fetched."""
         self.fetched_bytes = 0
         self.fetch_s = Tally(SECONDS)
 
@@ -179,8 +179,8 @@ class WeightsFollower:
 
     def fetch_version(self, version: Version) -> None:
         """Start to fetch this very version, which may be older than the newest one; does nothing
-        while another fetch runs. If the version cannot be fetched, `gone` names it and no error is
-        raised.
+        while another fetch runs. If the version cannot be fetched, `unavailable` names it and no
+        error is raised.
         """
         ahead = self._fetched
         if ahead is not None and not ahead.repairs and ahead.announced.version != version:

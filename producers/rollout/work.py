@@ -149,7 +149,7 @@ class Work:
 
     def grow(self, emission: Emission) -> None:
         """Append the emission's tokens; if it finishes the turn, hand the trajectory to
-        `judging`.
+        `ended_turns`.
         """
         running = self.running[emission.trajectory]
         running.extend(emission)

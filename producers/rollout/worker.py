@@ -97,7 +97,7 @@ class Rollout:
 
     def _take_assignments(self) -> None:
         """Drop what dispatch released, or hand it over to another rollout; start and resume
-        assignments wait in `orders`.
+        assignments wait in `assignments`.
         """
         for released in self.assignments.read():
             if not released.onward:
@@ -219,7 +219,7 @@ class Rollout:
         """Leave in four steps.
 
         1. Hand over everything in progress. 2. Publish `leaving`: dispatch assigns nothing more. 3.
-        Publish trajectories whose reward arrives within `judged_s`. 4. Publish `leaving` with
+        Publish trajectories whose reward arrives within `outcome_wait_s`. 4. Publish `leaving` with
         nothing queued: dispatch resumes the rest elsewhere.
         """
         self.in_progress.give_up_all(self.assignments.waiting)  # 1
