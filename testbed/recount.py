@@ -22,7 +22,7 @@ from testbed.recount_rows import Places, Row, rows
 class Fence:
     """Which records of a topic that one role writes count; per partition."""
 
-    fences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fences: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     void: int = 0
     gaps: int = 0
 
@@ -164,7 +164,7 @@ def only_run(store: Path) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", metavar="RUN", help="a run's folder, an archive, or a bus URL")
     parser.add_argument("--max-lag", type=int, help="where no config.json says it")
     words = parser.parse_args()

@@ -53,7 +53,8 @@ def decode(value: bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
         header = json.loads(value[16 : 16 + size])
     except ValueError:
         return None
-    fields, at = {}, 16 + size
+    fields: dict[str, Any] = {}
+    at = 16 + size
     for key, stated in header["record"].items():
         match = _ARRAY.fullmatch(key)
         if match is None:
@@ -170,7 +171,10 @@ def rows(places: Places, topic: str) -> Iterator[Row]:
             else kafka_rows(places.kafka, topic, places.store)
         )
         for one in whole:
-            (begins if isinstance(one, int) else log).append(one)
+            if isinstance(one, int):
+                begins.append(one)
+            else:
+                log.append(one)
     if places.store is not None and (places.store / "archive").is_dir():
         for row in archive_rows(places.store, places.run, topic):
             if not begins or row.offset < begins[row.partition]:

@@ -7,9 +7,10 @@ Import as `testbed.run_process`, from everywhere.
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -24,6 +25,8 @@ from storage.model import build_model
 from streams.errors import BusError
 from streams.records import Admitted, GroupClosed, Record, StepDone, Take, Trajectory
 from testbed.waiting import WAIT_S
+
+Kind = TypeVar("Kind", bound=Record)
 
 STEPS = 12
 GROUPS = 4
@@ -65,7 +68,7 @@ def running(
     *,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     """A process of its own that writes to the end of `output`; none of it is left afterwards,
     whatever the block does.
     """
@@ -91,7 +94,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def started(
     folder: Path, model: Path, more: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     """The run in its own process, `more` laid over its settings."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')
@@ -100,7 +103,7 @@ def started(
         yield process
 
 
-def read(folder: Path, topic: str, kind: type[Record]) -> list:
+def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
     """All records of the topic: what the log has forgotten meanwhile is in the archive."""
     if not (folder / "config.json").exists():
         return []

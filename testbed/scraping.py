@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +21,7 @@ def get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def endpoint(folder: Path, name: str) -> dict:
+def endpoint(folder: Path, name: str) -> dict[str, Any]:
     return json.loads(endpoint_file(folder, name).read_text())
 
 

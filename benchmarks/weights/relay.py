@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ class _Late:
 
 
 @contextmanager
-def _net(store_url: str = "", rate: float = LINK) -> Iterator[tuple[RelayNet, list[RelayProcess]]]:
+def _net(store_url: str = "", rate: float = LINK) -> Generator[tuple[RelayNet, list[RelayProcess]]]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {"send_bytes_per_s": rate, "timeout_s": 30}
         with RelayNet(Path(folder), settings, store_url) as net:
@@ -170,7 +170,7 @@ def _encoded(manifest: object) -> bytes:
 
 
 @contextmanager
-def _counted(url: str) -> Iterator[tuple[str, list[int]]]:
+def _counted(url: str) -> Generator[tuple[str, list[int]]]:
     """The same place behind a proxy that counts what the server sends."""
     split = urlsplit(url.split("endpoint=")[1].split("&")[0])
     server = (split.hostname or "", split.port or 80)

@@ -5,7 +5,7 @@ that hands leases on or restarts what died; each of their writes may be aimed at
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,7 @@ class RunByHand:
 
 
 @contextmanager
-def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Iterator[RunByHand]:
+def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Generator[RunByHand]:
     """A run whose folder is made and of which nothing runs yet."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')

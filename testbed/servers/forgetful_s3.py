@@ -4,7 +4,7 @@ forget, as some do: it answers 200 where S3 answers 412.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: "_Server"
+    server: "_Server"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -76,7 +76,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(*forgets: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def serving(*forgets: str) -> Generator[tuple[str, dict[str, Any]]]:
     """The URL of an empty place there, and what is stored; `forgets` are names of headers."""
     os.environ.setdefault("AWS_ACCESS_KEY_ID", "forgetful")
     os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "forgetful")

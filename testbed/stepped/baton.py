@@ -9,7 +9,7 @@ at its next point, before it can write anything.
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -91,7 +91,7 @@ class Baton:
         self._check(task)
 
     @contextmanager
-    def appending(self) -> Iterator[None]:
+    def appending(self) -> Generator[None]:
         """The holder's process does nothing else meanwhile; other processes do."""
         process = self._held_by.process
         process.appending = self._held_by

@@ -4,7 +4,7 @@ The engine there guesses nothing, so what is tried is who writes, and from what.
 
 import atexit
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ TOKENS = 1024
 @contextmanager
 def remembering(
     folder: Path, bus: Bus, earlier: Bus, counts: Counter[str], clock: Callable[[], float]
-) -> Iterator[Keeping]:
+) -> Generator[Keeping]:
     """A rollout's part in it; however that ends, its locks are freed, as a kernel frees those of a
     process.
     """

@@ -9,7 +9,7 @@ import argparse
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +105,7 @@ def tried(run: SteppedRun, again: str, plan: Plan) -> Trial:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder() -> Generator[Path]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rollstream-chaos-") as folder:
         yield Path(folder)

@@ -5,7 +5,7 @@ go, and a standby takes over from a dispatch that is gone: as real processes.
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ MANY = [f"trainer.steps={STEPS}", "truncate=false", "dispatch.max_lag=20"]
 
 
 @contextmanager
-def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Iterator[Hand]:
+def rollout(folder: Path, name: str, more: Sequence[str] = ()) -> Generator[Hand]:
     """`rollstream rollout RUN --name NAME`, as somebody types it; ended by its id."""
     log = folder.parent / f"{name}.log"
     line = [sys.executable, "-m", "rollstream", "rollout", str(folder), "--name", name, *more]

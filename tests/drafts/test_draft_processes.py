@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class NodeRollout:
 
 
 @contextmanager
-def rollouts(bus: Path, folder: Path, count: int) -> Iterator[list[NodeRollout]]:
+def rollouts(bus: Path, folder: Path, count: int) -> Generator[list[NodeRollout]]:
     """So many of them, each answering; none is left afterwards."""
     started = [NodeRollout(bus, folder) for _ in range(count)]
     try:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ SETTINGS = [
 @contextmanager
 def started(
     folder: Path, model: Path, *settings: str, **environment: str
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes]]:
     """`rollstream run`, `environment` laid over that of the test."""
     configuration = folder.parent / "tiny.toml"
     configuration.write_text('run = "tiny"\n')

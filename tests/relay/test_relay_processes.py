@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -178,7 +178,7 @@ def test_two_relays_do_not_share_a_folder(net: RelayNet) -> None:
 
 
 @contextmanager
-def liar(net: RelayNet, honest: RelayProcess, part: bytes) -> Iterator[None]:
+def liar(net: RelayNet, honest: RelayProcess, part: bytes) -> Generator[None]:
     """A neighbour whose listing is right and whose bytes are wrong: in front of an honest one."""
     with FaultProxy(honest.url.removeprefix("http://").join(["http://", ""])) as proxy:
         proxy.inject(Fault("corrupt", where=f"{part.decode()}?receiving", count=FOREVER))

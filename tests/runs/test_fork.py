@@ -4,7 +4,7 @@ parent stays as it was.
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -124,7 +124,7 @@ def ended_until(folder: Path, step: int) -> set[int]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[TinyRun]:
+def running(folder: Path) -> Generator[TinyRun]:
     """The fork's log and store as a tiny run."""
     c = load(folder / "config.json")
     run = TinyRun(

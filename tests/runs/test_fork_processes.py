@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def said(*words: str) -> dict:
 
 
 @contextmanager
-def gone_on(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def gone_on(folder: Path) -> Generator[subprocess.Popen[bytes]]:
     """`rollstream run FOLDER`."""
     with running([*LINE, "run", str(folder)], folder.parent / "fork.txt") as process:
         yield process

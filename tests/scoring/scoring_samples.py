@@ -1,7 +1,7 @@
 """Finished trajectories for scorers, and a scorer in a thread."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -60,7 +60,7 @@ def scorer(
 
 
 @contextmanager
-def running(one: Scorer) -> Iterator[threading.Event]:
+def running(one: Scorer) -> Generator[threading.Event]:
     """The scorer in a thread, stopped at the end."""
     stop = threading.Event()
     thread = threading.Thread(target=one.run, args=(stop,), daemon=True)

@@ -5,7 +5,7 @@ midst of an insertion, and what the log says of drafts and moves afterwards.
 import socket
 import subprocess
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +106,7 @@ class DraftedRun:
 @contextmanager
 def drafted_run(
     base: Path, model: Path, settings: Sequence[str], aims: AimFolder
-) -> Iterator[DraftedRun]:
+) -> Generator[DraftedRun]:
     """The run in this folder, begun or gone on with; all of it is killed where the block ends
     earlier.
     """

@@ -4,7 +4,7 @@ threads.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,7 +225,7 @@ class TinyRun:
 
 
 @contextmanager
-def tiny_run(folder: Path, **changed) -> Iterator[TinyRun]:
+def tiny_run(folder: Path, **changed) -> Generator[TinyRun]:
     """A run over `sqlite:` and `file:` in this folder; its roles are stopped at the end."""
     bus = open_bus(f"sqlite:{folder / 'bus'}")
     bus.create(catalogue(2))

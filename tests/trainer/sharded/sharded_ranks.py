@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from testbed.waiting import WAIT_S
 @contextmanager
 def ranks(
     folder: Path, size: int, jobs: Sequence[str], timeout_s: float = 120.0, **changed: object
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+) -> Generator[list[subprocess.Popen[bytes]]]:
     """The processes, rank 0 first, each writing to FOLDER/rank-N.log; none is left afterwards."""
     folder.mkdir(exist_ok=True)
     started: list[subprocess.Popen[bytes]] = []
