@@ -74,7 +74,7 @@ class Archive:
             )
         return held
 
-    def forget(self) -> None:
+    def refresh(self) -> None:
         """Forget the listing: the next use lists the store again."""
         self._files = None
 
@@ -121,13 +121,13 @@ class Archive:
             f"FROM parquet_kv_metadata([{', '.join(map(quoted, paths))}]) "
             "WHERE decode(key) LIKE 'rollstream.%'"
         ).fetchall()
-        said: dict[str, dict[str, str]] = {path: {} for path in paths}
+        footers: dict[str, dict[str, str]] = {path: {} for path in paths}
         for path, key, value in rows:
-            said[path][key.removeprefix("rollstream.")] = value
-        for path, values in said.items():
+            footers[path][key.removeprefix("rollstream.")] = value
+        for path, values in footers.items():
             if not values.keys() >= set(_SAID):
                 raise duckdb.InvalidInputException(f"{path}: not written by the archive role")
-        return said
+        return footers
 
     def _found_bad(self, path: str, error: duckdb.Error) -> None:
         reason = _PATH.sub("", str(error).splitlines()[0])
@@ -145,9 +145,9 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _held(path: str, file: ArchiveFile, said: dict[str, str]) -> Held:
-    term, _, sequence = said["fence"].partition(":")
+def _held(path: str, file: ArchiveFile, footer: dict[str, str]) -> Held:
+    term, _, sequence = footer["fence"].partition(":")
     return Held(
-        path, file.partition, file.first, int(said["last"]), int(said["schema"]), int(term),
+        path, file.partition, file.first, int(footer["last"]), int(footer["schema"]), int(term),
         int(sequence),
     )  # fmt: skip

@@ -50,11 +50,11 @@ class Passing:
 
 @dataclass(slots=True)
 class Log:
-    """A topic of the log; `tell` receives messages about records that cannot be shown."""
+    """A topic of the log; `warn` receives messages about records that cannot be shown."""
 
     bus: Bus
     topic: str
-    tell: Callable[[str], None]
+    warn: Callable[[str], None]
     _fences: dict[int, Fence] = field(default_factory=dict[int, Fence])
 
     def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Passing]:
@@ -96,7 +96,7 @@ class Log:
         begin = self.bus.begin(self.topic)
         for partition, offset in at.items():
             if offset < begin[partition]:
-                self.tell(
+                self.warn(
                     f"{self.topic} {partition}: offsets {offset} to {begin[partition] - 1} are no "
                     "longer in the log; the archive may have them (rollstream query)"
                 )
@@ -126,7 +126,7 @@ class Log:
                 value, fence, topic=self.topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as error:
-            self.tell(f"{self.topic} {partition}: {error}")
+            self.warn(f"{self.topic} {partition}: {error}")
             fence, judged = judge(
                 value, Fence(), topic=self.topic, fenced=fenced, compacted=compacted
             )

@@ -73,13 +73,13 @@ def find_place(named: str | None, runs: Path = RUNS) -> Place:
     return _archive_alone(path, named)
 
 
-def asked_place(named: str | None, name: str | None, tell: Callable[[str], None]) -> Place:
+def asked_place(named: str | None, name: str | None, warn: Callable[[str], None]) -> Place:
     """Returns the location that a command line names. `name` selects a run of an archive. If
-    `named` is None, `tell` receives a message that names the newest run.
+    `named` is None, `warn` receives a message that names the newest run.
     """
     place = find_place(named)
     if named is None:
-        tell(f"using the newest run, {place.name}")
+        warn(f"using the newest run, {place.name}")
     return place if name is None else replace(place, run=name)
 
 

@@ -58,7 +58,7 @@ class TopicViews:
         for _ in range(LOOKS_MORE if self.bus() else 0):
             if not lost:
                 break
-            self.archive.forget()
+            self.archive.refresh()
             held = self.archive.held(topic)
             lost = self._copy_live(topic, held)
         if lost:

@@ -28,12 +28,12 @@ def main(arguments: argparse.Namespace) -> int:
     measured: list[Point] = []
     progress = Console(stderr=True)
 
-    def tell(point: "Point") -> None:
+    def show_progress(point: "Point") -> None:
         measured.append(point)
         if progress.is_terminal:
             print(f"\r{len(measured)} batches measured", end="", file=sys.stderr, flush=True)
 
-    profile = measure_profile(configuration, folder.path, tell)
+    profile = measure_profile(configuration, folder.path, show_progress)
     if progress.is_terminal:
         print("\r\033[K", end="", file=sys.stderr)
     default = profile_path(folder.path, profile.engine, profile.model)

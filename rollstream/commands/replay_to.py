@@ -37,8 +37,8 @@ def main(arguments: argparse.Namespace) -> int:
         wanted = Wanted(here, arguments.to, _keep(source, arguments.where, here))
         with closing(open_bus(arguments.to)) as target:
             prepare_target(source.log, target, wanted)
-            with bar("records", records_of(source.log, here)) as tell:
-                done = [copy_topic(source.log, target, t, wanted, tell) for t in here]
+            with bar("records", records_of(source.log, here)) as advance:
+                done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
     if arguments.json:
         found = [dataclasses.asdict(one) for one in done]
         print(json.dumps({"to": arguments.to, "topics": found}))

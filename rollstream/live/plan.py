@@ -64,6 +64,6 @@ def plan_of(c: Configuration) -> Plan:
 
 
 def _is_float32(c: Configuration) -> bool:
-    """True only if the configuration says so: with `dtype = "auto"` vLLM chooses by device."""
+    """True if all dtypes are set to float32; with `dtype = "auto"` vLLM chooses by device."""
     engine = "float32" if c.rollouts.engine == "torch" else c.rollouts.vllm.dtype
     return engine == c.weights.dtype == c.trainer.compute == "float32"

@@ -33,14 +33,14 @@ class WatchCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         figures: dict[str, Figure] = {"role_turn_age_seconds": self._watch.turn_age_s()}
         for source in [*self._watch.beside, *self._watch.figures]:
-            figures.update(self._asked(source, {}))
+            figures.update(self._read(source, {}))
         figures.update(self._of_readers())
         for name, figure in figures.items():
             if name in FAMILIES:
                 yield to_metric(FAMILIES[name], figure, self._labels)
             else:
-                self._note(f"metric {name!r} is not in rollstream/metrics/catalogue.py")
-        for metric in self._asked(self._process.collect, ()):
+                self._record_error(f"metric {name!r} is not in rollstream/metrics/catalogue.py")
+        for metric in self._read(self._process.collect, ()):
             yield _labelled(metric, self._labels)
         yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
 
@@ -50,10 +50,10 @@ class WatchCollector(Collector):
         dead: dict[str, float] = {}
         void: dict[str, float] = {}
         lost: dict[str, float] = {}
-        for ask in list(self._watch.readers):
-            for reader in self._asked(ask, ()):
+        for read in list(self._watch.readers):
+            for reader in self._read(read, ()):
                 topic = reader.topic
-                left = self._asked(reader.behind, None)
+                left = self._read(reader.behind, None)
                 if left is not None:
                     behind[topic] = max(left, behind.get(topic, 0))
                 dead[topic] = dead.get(topic, 0) + reader.dead
@@ -67,17 +67,19 @@ class WatchCollector(Collector):
         }
         return {f"reader_{name}": values for name, values in by_name.items() if values}
 
-    def _asked(self, ask: Callable[[], T], otherwise: T) -> T:
+    def _read(self, read: Callable[[], T], otherwise: T) -> T:
         """Returns a source's value, or `otherwise` if it raises: an error must not fail the
         scrape.
         """
         try:
-            return ask()
+            return read()
         except Exception as error:  # noqa: BLE001
-            self._note(f"{getattr(ask, '__qualname__', ask)}: {type(error).__name__}: {error}")
+            self._record_error(
+                f"{getattr(read, '__qualname__', read)}: {type(error).__name__}: {error}"
+            )
             return otherwise
 
-    def _note(self, trouble: str) -> None:
+    def _record_error(self, trouble: str) -> None:
         self._errors += 1
         kind = trouble[:60]
         if kind not in self._logged and len(self._logged) < 100:
