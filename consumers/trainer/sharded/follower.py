@@ -53,9 +53,9 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
     portion = Portion()
     writing = Writing(portion, store, ranks)
     shard = Shard(model, settings, ranks)
-    while not isinstance(told := listen(ranks), Close):
+    while not isinstance(command := listen(ranks), Close):
         try:
-            _do(told, shard, portion, writing)
+            _do(command, shard, portion, writing)
         except RollstreamError:
             raise
         except RuntimeError as error:  # collectives raise no more specific type
@@ -67,16 +67,16 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
 
 def _begin(ranks: Ranks) -> Begin | None:
     """The first command; None if rank 0 ended before it got the lease."""
-    while isinstance(told := listen(ranks), Tick):
+    while isinstance(command := listen(ranks), Tick):
         log.debug("rank %d waits for rank 0", ranks.rank)
-    if isinstance(told, Close):
+    if isinstance(command, Close):
         return None
-    assert isinstance(told, Begin)
-    return told
+    assert isinstance(command, Begin)
+    return command
 
 
-def _do(told: Told, shard: Shard, portion: Portion, writing: Writing) -> None:
-    match told:
+def _do(command: Told, shard: Shard, portion: Portion, writing: Writing) -> None:
+    match command:
         case Tick():
             pass
         case Round(version, counts, samples):
@@ -91,6 +91,6 @@ def _do(told: Told, shard: Shard, portion: Portion, writing: Writing) -> None:
         case Hash():
             shard.state_hash()
         case WriteShards() | Encode() | WriteDelta() | Identify():
-            writing.enqueue(told)
+            writing.enqueue(command)
         case Begin() | Close():
-            raise AssertionError(f"{told} comes once")
+            raise AssertionError(f"{command} comes once")

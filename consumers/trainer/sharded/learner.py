@@ -145,7 +145,7 @@ class ShardedLearner:
         version, waiting = self.version, self._waiting
         self._waiting = []
 
-        def told(rank: int) -> Round:
+        def command_of(rank: int) -> Round:
             turn = turns[rank]
             samples = tuple(wire(sample) for sample in waiting[turn.micro_batch])
             return Round(version, turn.counts, samples)
@@ -153,7 +153,7 @@ class ShardedLearner:
         numbers = tuple(self._numbers[: len(waiting)])
         del self._numbers[: len(waiting)]
         try:
-            with self._teller.command(told):
+            with self._teller.command(command_of):
                 self._shard.train(waiting[turns[0].micro_batch], version, turns[0].counts)
         except RankLost as lost:  # another rank may be gone: no evidence against these samples
             if is_out_of_memory(lost.__cause__):

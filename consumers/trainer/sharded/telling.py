@@ -52,12 +52,13 @@ class Teller:
         self._ticker.start()
 
     @contextmanager
-    def command(self, told: Callable[[int], Told]) -> Generator[None]:
-        """Send `told(rank)` to every other rank, then run the block, which is rank 0's own part. No
-        other command is sent before the block ends. `RankLost` names the rank that is gone.
+    def command(self, command_of: Callable[[int], Told]) -> Generator[None]:
+        """Send `command_of(rank)` to every other rank, then run the block, which is rank 0's own
+        part. No other command is sent before the block ends. `RankLost` names the rank that is
+        gone.
         """
         with self._lock:
-            self._send_all(told)
+            self._send_all(command_of)
             try:
                 yield
             except RollstreamError:
@@ -65,27 +66,27 @@ class Teller:
             except RuntimeError as error:  # collectives raise no more specific type
                 raise self._lost(error) from error
 
-    def send(self, told: Callable[[int], Told]) -> None:
+    def send(self, command_of: Callable[[int], Told]) -> None:
         """As `command`, without a part for rank 0."""
-        with self.command(told):
+        with self.command(command_of):
             pass
 
-    def close(self, told: Told) -> None:
+    def close(self, last: Told) -> None:
         """Send the last command. Idempotent, and harmless after a failure."""
         if self._closed.is_set():
             return
         self._closed.set()
         self._ticker.join()
         if self._failed is None:
-            self.send(lambda rank: told)
+            self.send(lambda rank: last)
 
-    def _send_all(self, told: Callable[[int], Told]) -> None:
+    def _send_all(self, command_of: Callable[[int], Told]) -> None:
         if self._failed is not None:
             raise self._failed
         for rank in self._others:
             began = time.monotonic()
             try:
-                send(encode(told(rank)), rank, self._ranks.commands)
+                send(encode(command_of(rank)), rank, self._ranks.commands)
             except RuntimeError as error:
                 is_late = time.monotonic() - began > self._ranks.timeout_s / 2
                 raise self._fail([] if is_late else [rank], f"rank {rank}", error) from error

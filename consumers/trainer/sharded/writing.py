@@ -67,9 +67,9 @@ class Portion:
         kept = {n: t for n, t in self._copies.items() if n in alive}
         self._copies = {**kept, number: tensors}
 
-    def execute(self, asked: Asked, store: ObjectStore | None) -> Answer:
+    def execute(self, command: Asked, store: ObjectStore | None) -> Answer:
         """Execute a command; `store` is needed by those that write."""
-        match asked:
+        match command:
             case WriteShards(copy, folder, stem, shard_bytes):
                 assert store is not None
                 return Wrote(write_shards(store, folder, stem, self._copies[copy], shard_bytes))
@@ -95,27 +95,27 @@ class Writing:
 
     def __init__(self, portion: Portion, store: ObjectStore, ranks: Ranks) -> None:
         self._portion, self._store, self._ranks = portion, store, ranks
-        self._asked: SimpleQueue[Asked | None] = SimpleQueue()  # rank 0 waits for each answer
+        self._commands: SimpleQueue[Asked | None] = SimpleQueue()  # rank 0 waits for each answer
         self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
         self._thread.start()
 
-    def enqueue(self, asked: Asked) -> None:
+    def enqueue(self, command: Asked) -> None:
         """Queue a command; returns at once."""
-        self._asked.put(asked)
+        self._commands.put(command)
 
     def close(self) -> None:
         """Reply to every queued command, then end the thread."""
-        self._asked.put(None)
+        self._commands.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (command := self._commands.get()) is not None:
             try:
-                said = self._portion.execute(asked, self._store)
+                reply = self._portion.execute(command, self._store)
             except Exception as error:  # rank 0 raises it; without a reply it would wait in vain
                 log.exception("rank %d could not write", self._ranks.rank)
-                said = Failed(f"{type(error).__name__}: {error}")
-            answer(said, self._ranks)
+                reply = Failed(f"{type(error).__name__}: {error}")
+            answer(reply, self._ranks)
 
 
 class Copybook:
@@ -147,27 +147,27 @@ class Copybook:
         return copied
 
     def request(
-        self, asked: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
+        self, command_of: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
     ) -> list[_A]:
         """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
-            self._teller.send(asked)
+            self._teller.send(command_of)
             mine: Answer | RollstreamError
             try:
-                mine = self._portion.execute(asked(0), store)
+                mine = self._portion.execute(command_of(0), store)
             except RollstreamError as error:  # raised after the other ranks' replies were read
                 mine = error
             theirs = [answer_of(rank, self._ranks) for rank in range(1, self._ranks.size)]
         if isinstance(mine, RollstreamError):
             raise mine
-        return [_expect(said, kind, rank) for rank, said in enumerate((mine, *theirs))]
+        return [_expect(reply, kind, rank) for rank, reply in enumerate((mine, *theirs))]
 
 
-def _expect(said: Answer, kind: type[_A], rank: int) -> _A:
-    if isinstance(said, Failed):
-        raise StoreError(f"rank {rank} of the trainer could not write: {said.message}")
-    assert isinstance(said, kind)
-    return said
+def _expect(reply: Answer, kind: type[_A], rank: int) -> _A:
+    if isinstance(reply, Failed):
+        raise StoreError(f"rank {rank} of the trainer could not write: {reply.message}")
+    assert isinstance(reply, kind)
+    return reply
 
 
 class Copied(Spread):
@@ -179,21 +179,21 @@ class Copied(Spread):
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
-        def asked(rank: int) -> WriteShards:
+        def command_of(rank: int) -> WriteShards:
             return WriteShards(self.number, folder, stem_of(stem, rank), shard_bytes)
 
-        return merged_files(said.files for said in self._book.request(asked, Wrote, store))
+        return merged_files(reply.files for reply in self._book.request(command_of, Wrote, store))
 
     def differences(self, parent: Manifest, base: Spread) -> SpreadDifferences:
         assert isinstance(base, Copied)
         # Encoding needs only the tensors' hashes; the delta's entries would double the message.
         slim = replace(parent, model_files=(), delta=None)
-        asked = Encode(self.number, base.number, slim)
-        return _Encoded(self._book.request(lambda rank: asked, Encoded), self._book)
+        command = Encode(self.number, base.number, slim)
+        return _Encoded(self._book.request(lambda rank: command, Encoded), self._book)
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        asked = Identify(self.number)
-        found = self._book.request(lambda rank: asked, Identities)
+        command = Identify(self.number)
+        found = self._book.request(lambda rank: command, Identities)
         return merged(one.hashes for one in found), merged(one.tied for one in found)
 
 
@@ -204,8 +204,8 @@ class _Encoded(SpreadDifferences):
         self._book = book
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
-        def asked(rank: int) -> WriteDelta:
+        def command_of(rank: int) -> WriteDelta:
             return WriteDelta(folder, stem_of(STEM, rank), shard_bytes)
 
-        found = self._book.request(asked, WroteDelta, store)
-        return merged_delta((said.delta for said in found), parent)
+        found = self._book.request(command_of, WroteDelta, store)
+        return merged_delta((reply.delta for reply in found), parent)
