@@ -69,7 +69,9 @@ class Audit:
     run: str
     policy: Policy
     tell: Callable[[str], None] = lambda text: None
-    reading: Tally = field(default_factory=lambda: Tally(0, "what was read is whole"))
+    reading: Tally = field(
+        default_factory=lambda: Tally(0, "the records that were read are complete")
+    )
     _coverage: dict[str, Kept] = field(default_factory=dict[str, Kept])
 
     def check(self) -> list[Tally]:
@@ -165,7 +167,7 @@ class Audit:
         if topic in ARCHIVED:
             self.reading.cannot(text)
         else:
-            self.reading.notes.append(f"{text} (forgotten, as nothing needs them)")
+            self.reading.notes.append(f"{text} (truncated, as no reader needs them)")
 
 
 def _is_misplaced(seen: Seen, partitions: int) -> bool:

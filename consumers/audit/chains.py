@@ -91,8 +91,8 @@ class Chains:
             tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
             found = _hash(tokens, sources, record.logprobs[done:upto])
             if found != link.hash or _versions(record, done, upto) != _merged(link.versions):
-                what = f"was resumed from attempt {link.attempt} by {link.rollout}, and is another"
-                return f"{what} one from token {link.start} on"
+                what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
+                return f"{what} from its partial from token {link.start} on"
             done = upto
         return ""
 

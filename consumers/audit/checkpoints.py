@@ -69,7 +69,7 @@ class Checkpoints:
         except (ObjectMissing, CorruptObject, msgspec.ValidationError) as error:
             return str(error)
         if {manifest.step, state.step, one.step} != {one.step} or manifest.term != one.term:
-            return f"it holds step {state.step}, its manifest step {manifest.step}"
+            return f"its state is of step {state.step}, its manifest of step {manifest.step}"
         last = self.versions.last
         made = self.versions.states
         if last is not None and made and min(made) <= one.step <= last.step:
@@ -87,5 +87,5 @@ class Checkpoints:
             return
         due = (last.step - 1) // every * every
         if newest < due:
-            what = f"the ledger is at step {last.step}, and no checkpoint is whole after {newest}"
-            self.tally.offend(f"{what}; every {every} steps there is one", key="checkpoints/")
+            what = f"the ledger is at step {last.step}, the newest whole checkpoint at {newest}"
+            self.tally.offend(f"{what}; one is due every {every} steps", key="checkpoints/")

@@ -51,16 +51,16 @@ class Damage:
         if copy == content_hash(seen.data):
             self.tally.counts["dead-lettered"] += 1
         elif copy is not None:
-            what = "these are not the bytes that were dead-lettered"
+            what = "the bytes differ from their dead-lettered copy"
             self.tally.offend(what, seen.topic, seen.address)
         elif archived or _is_foreign(seen.data):
-            self._note(f"no record lies at {where}: {seen.reason}")
+            self._note(f"no record at {where}: {seen.reason}")
         elif self.was_read(seen.topic, seen.address) and self._is_whole[seen.topic]:
-            what = f"a record that had been read is none any more: {seen.reason}"
+            what = f"a record that a trainer had read is unreadable now: {seen.reason}"
             self.tally.offend(what, seen.topic, seen.address)
         else:
             self.tally.counts["no records"] += 1
-            self.tally.cannot(f"whether a record lay at {where}: {seen.reason}")
+            self.tally.cannot(f"whether there was a record at {where}: {seen.reason}")
 
     def _note(self, text: str) -> None:
         self.tally.counts["no records"] += 1

@@ -145,7 +145,7 @@ class Decisions:
     def finish(self, coverage: Coverage) -> None:
         if self.rule is None:
             if self.groups.ended:
-                self.tally.cannot("why groups were closed, without the trainer's settings")
+                self.tally.cannot("the reasons of closed groups, without the trainer's settings")
             return
         if not self._is_begun:
             self._begin()
@@ -188,7 +188,8 @@ class Decisions:
         use = self.taken.uses.get(note.trajectory)
         at = seen.address
         if use is not None and within(begun.annotations, at.partition, at.offset):
-            what = f"step {begun.step} trained {note.trajectory} without its {note.name}, read then"
+            what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
+            what += "which it had read"
             self.once.offend(what, seen.topic, at)
 
     # ---- trajectories ----------------------------------------------------------------------------
@@ -242,9 +243,7 @@ class Decisions:
         """
         group = record.group
         if not is_noted(record, rule.names, self.taken.notes):
-            what = (
-                f"{record.trajectory} was trained, and not all of {', '.join(rule.names)} is known"
-            )
+            what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.tally.offend(what, seen.topic, seen.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
         if not rule.filter_equal_rewards or group in self._held or not is_plain:
@@ -274,20 +273,20 @@ class Decisions:
         del self._held[group]
 
     def _check_closing(self, group: int, closing: Closing, held: GroupRecords) -> None:
-        said, version = closing.record.reason, closing.record.step - 1
+        stated, version = closing.record.reason, closing.record.step - 1
         found = [
             self._prepared(group, held, notes, version, believed)
             for notes in variants(held)
             for believed in self._believed_about(closing)
         ]
-        if any(prepared.ending == said for prepared in found):
+        if any(prepared.ending == stated for prepared in found):
             return
         if closing.configured != self._configured:
             self._other += 1
             return
         by_rule = found[0].ending or "trained"
         detail = f" ({found[0].detail})" if found[0].detail else ""
-        what = f"group {group} is closed as {said}, by the rule it is {by_rule}{detail}"
+        what = f"group {group} is closed as {stated}, the rule gives {by_rule}{detail}"
         self.tally.offend(what, "ledger", closing.at)
 
     def _check_members(self, group: int, step: int, held: GroupRecords) -> None:
@@ -305,7 +304,7 @@ class Decisions:
             self.once.offend(what, "ledger", take)
         if trained - wanted:
             few = ", ".join(sorted(trained - wanted)[:4])
-            what = f"group {group} was trained with {few}, by the rule left out"
+            what = f"group {group} was trained with {few}, which the rule leaves out"
             self.tally.offend(f"{what}: {prepared.detail or prepared.ending}", "ledger", take)
 
     def _is_overdue(self, group: int) -> bool:
@@ -317,13 +316,13 @@ class Decisions:
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
         if not begins_whole(coverage["trajectories"]):
-            self.tally.cannot("why groups were closed whose completions are gone")
+            self.tally.cannot("the closings of groups whose completions are missing")
             return
         wrong = self._wrong_overdue(group, closing, held)
         if not wrong:
             return
         if coverage["trajectories"] == "archived":  # the archive may end before the ledger does
-            self.tally.cannot("why groups were closed whose completions are not archived")
+            self.tally.cannot("the closings of groups whose completions are not archived")
             return
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.tally.offend(what, "ledger", closing.at)
@@ -332,19 +331,19 @@ class Decisions:
         """The reason why a group cannot have been closed for its deadline; "" if it can."""
         found = _OVERDUE.match(closing.record.detail)
         if found is None:
-            return f"{len(held.arrived)} of its {len(held.names)} completions are there"
+            return f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
         deadline, finished, of = found.groups()
         admission = self.groups.admitted[group]
         if closing.record.reason != "expired" or deadline != f"{admission.deadline_s:g}":
-            return f"its deadline is {admission.deadline_s:g} s, which makes it expired"
+            return f"a passed deadline of {admission.deadline_s:g} s closes it as expired"
         if int(of) != len(held.names) or int(finished) > len(held.arrived):
-            few = f"{len(held.arrived)} of its {len(held.names)} completions are there"
+            few = f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
             return f"{few}, not {finished} of {of}"
         last = self.reads.takes[closing.takes - 1] if closing.takes else None
         if last is None or last.term != closing.term or self.rule is None:
             return ""
         had = held.before(last.trajectories, last.annotations)
-        return "all of it had been read by then" if had.is_complete(self.rule.names) else ""
+        return "all its records had been read by then" if had.is_complete(self.rule.names) else ""
 
     def _prepared(
         self,

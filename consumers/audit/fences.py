@@ -66,7 +66,7 @@ class Fences:
     def finish(self, coverage: Coverage) -> None:
         for name, topic in self.topics.items():
             if topic.writer and coverage.get(name) == "absent":
-                self.tally.cannot(f"{name} is not there")
+                self.tally.cannot(f"{name} is missing")
 
     def _judge(self, topic: str, at: Address, value: bytes) -> Judgement:
         settings = self.topics[topic]
@@ -92,7 +92,7 @@ class Fences:
             counts["void"] += 1
         envelope = seen.envelope
         if envelope is None:
-            what = f"no {writer} signed this record"
+            what = f"the record is not in the envelope of a {writer}"
             what = f"{what}: {seen.reason}" if seen.reason else what
             self.tally.offend(what, seen.topic, seen.address)
             return
@@ -101,14 +101,15 @@ class Fences:
         elif seen.record is None:
             self.tally.offend(f"no record: {seen.reason}", seen.topic, seen.address)
         if envelope.role != writer:
-            what = f"{envelope.role} wrote here, {writer} alone may"
+            what = f"written by {envelope.role}; only {writer} may write this topic"
             self.tally.offend(what, seen.topic, seen.address)
         counts["is the highest term"] = max(counts["is the highest term"], envelope.term)
         if isinstance(seen.record, Opened):
             self._release = seen.record.release or self._release
             counts["openings"] += 1
             if (seen.record.term, 0) != (envelope.term, envelope.sequence):
-                what = f"opens term {seen.record.term} as #{envelope.sequence} of {envelope.term}"
+                what = f"`Opened` of term {seen.record.term} is record {envelope.sequence} of "
+                what += f"term {envelope.term}"
                 self.tally.offend(what, seen.topic, seen.address)
 
     def _keep_unknown(self, seen: Seen, newer: str) -> None:

@@ -61,7 +61,7 @@ class Groups:
                 self._supersede(record, seen.address)
             self._attempts.apply(record)
         if isinstance(record, Take | GroupClosed | StepDone) and seen.topic != "ledger":
-            self.tally.offend("only the ledger says how a group ends", seen.topic, seen.address)
+            self.tally.offend("only the ledger may end a group", seen.topic, seen.address)
             return
         match record:
             case Admitted() if seen.topic == "admissions":
@@ -83,7 +83,7 @@ class Groups:
             if coverage["admissions"] == "whole":
                 self.tally.offend(f"group {group}: {ending}, but never admitted", "ledger", at)
         if self._unknown and coverage["admissions"] != "whole":
-            few = f"{len(self._unknown)} groups ended whose admission is not there"
+            few = f"{len(self._unknown)} ended groups whose admission is missing"
             self.tally.cannot(few)
         for topic in ("admissions", "ledger"):
             if not begins_whole(coverage[topic]):
@@ -125,12 +125,12 @@ class Groups:
         self._attempts.start()
         hopeless = self._attempts.takes_to_give_up()
         if not any((step, update) == tried[:2] and {*tried[2]} <= {*voids} for tried in hopeless):
-            what = f"take {voids} of step {step} is superseded, and had not failed often enough"
+            what = f"take {voids} of step {step} is superseded, but had not failed often enough"
             self._unfounded.append((what, at))
         for micro_batch in voids:
             size = self._sizes.pop((step, update, micro_batch), None)
             if size is None:
-                what = f"take {micro_batch} of step {step} is superseded, and is none of those open"
+                what = f"take {micro_batch} of step {step} is superseded, but is not open"
                 self._unfounded.append((what, at))
                 continue
             self._by_step[step, "takes"] -= 1
@@ -167,18 +167,18 @@ class Groups:
         for group, end in self.ended.items():
             is_done = end.ending == "trained" and end.step in finished
             if is_done and not self.taken.trained_of[group]:
-                what = f"group {group} was begun in step {end.step}, and nothing of it was trained"
+                what = f"group {group} was begun in step {end.step}, but none of it was trained"
                 self.tally.offend(what, "ledger", end.at)
 
     def _check_counts(self, done: StepDone, at: Address) -> None:
-        said = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
-        said["groups"] = done.counts.get("groups", 0)
-        for name, number in said.items():
+        stated = {**{name: done.counts.get(name, 0) for name in ENDINGS}, "takes": done.takes}
+        stated["groups"] = done.counts.get("groups", 0)
+        for name, number in stated.items():
             found = self._by_step[done.step, name]
             if number != found:
-                what = f"step {done.step} says {number} {name}, the ledger holds {found}"
+                what = f"step {done.step} states {number} {name}, the ledger holds {found}"
                 self.tally.offend(what, "ledger", at)
 
 
 def _short_of_whole(kept: Kept) -> str:
-    return "not there" if kept == "absent" else "not kept from its first record to its last"
+    return "missing" if kept == "absent" else "not kept from its first record to its last"

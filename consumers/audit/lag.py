@@ -98,10 +98,10 @@ class Lag:
             else:
                 gone += 1
         if gone:
-            self.tally.cannot(f"{gone} steps whose takes or completions are gone")
+            self.tally.cannot(f"{gone} steps whose takes or completions are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.cannot(f"{topic} is not there")
+                self.tally.cannot(f"{topic} is missing")
 
     def _steps(self, rows: Rows) -> Numbers:
         """The step that trained each row, 0 for none."""
@@ -133,7 +133,7 @@ class Lag:
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start
             if span.version.number > max(step - 1, self.taken.highest[step]):
-                what = f"step {step} trained {record.trajectory} before {span.version} was there"
+                what = f"step {step} trained {record.trajectory} of {span.version}, made later"
                 self.tally.offend(what, seen.topic, seen.address)
             bound = self.policy.max_lag
             is_above = bound is not None and lag > bound
@@ -156,16 +156,16 @@ class Lag:
         found = {name: self._sums[done.step, name] for name in ("trained", "masked")}
         self.tally.counts["tokens trained"] += found["trained"]
         self.tally.counts["masked"] += found["masked"]
-        said = {
+        stated = {
             "trained": done.metrics.get("tokens_trained"),
             "masked": float(done.counts.get("masked_tokens", 0)),
         }
-        for name, number in said.items():
+        for name, number in stated.items():
             if number is None:
-                self.tally.cannot(f"step {done.step} does not say how many tokens it trained")
+                self.tally.cannot(f"step {done.step} does not state how many tokens it trained")
             elif number != found[name]:
-                what = f"step {done.step} says {number:g} tokens {name}, it should be {found[name]}"
+                what = f"step {done.step} states {number:g} tokens {name}, not {found[name]}"
                 self.tally.offend(what, "ledger", at)
         lag, bound = done.metrics.get("lag_consumed_max", 0.0), self.policy.max_lag
         if bound is not None and lag > bound:
-            self.tally.offend(f"step {done.step} says that it trained at lag {lag:g}", "ledger", at)
+            self.tally.offend(f"step {done.step} states lag {lag:g} > {bound}", "ledger", at)

@@ -35,7 +35,9 @@ class Noted:
         self._firsts.add(key)
         if (used.at, used.hash) != (seen.address, seen.hash):
             place = f"{used.at.partition}:{used.at.offset}"
-            what = f"a take used {record.name} of {record.trajectory} at {place}; its first is here"
+            what = (
+                f"a take used {record.name} of {record.trajectory} at {place}, not this first one"
+            )
             self.tally.offend(what, seen.topic, seen.address)
 
     def finish(self, coverage: Coverage) -> None:
@@ -44,9 +46,9 @@ class Noted:
         if missing and coverage["annotations"] == "whole":
             for key in sorted(missing):
                 used = self.taken.notes[key]
-                self.tally.offend(f"{key[1]} of {key[0]} is not there", "annotations", used.at)
+                self.tally.offend(f"{key[1]} of {key[0]} is missing", "annotations", used.at)
         elif missing:
-            self.tally.cannot(f"{len(missing)} annotations that takes name are not there")
+            self.tally.cannot(f"{len(missing)} annotations that takes name are missing")
 
 
 def counts(record: Annotation) -> bool:

@@ -64,21 +64,21 @@ class Objects:
 
     def _without_pointer(self) -> None:
         if any(True for _ in self.store.list("weights/")):
-            self.tally.offend("there are versions and no pointer", key=POINTER_KEY)
+            self.tally.offend("versions exist, but no pointer", key=POINTER_KEY)
         else:
             self.tally.cannot("the store holds no weights/")
 
     def _check_pointer(self, pointer: Pointer) -> None:
         last, believed = self.versions.last, pointer.version
         if pointer.term < self.versions.term:
-            what = f"it carries term {pointer.term}, the ledger has {self.versions.term}"
+            what = f"its term is {pointer.term}, the ledger's is {self.versions.term}"
             self.tally.offend(what, key=POINTER_KEY)
         if last is None:
             return
         same = believed is not None and believed.number == last.version.number
         is_behind = believed is None or believed.number < last.version.number
         if is_behind or (same and believed != last.version):
-            what = f"it is at {believed}, the ledger at {last.version}"
+            what = f"it names version {believed}, the ledger {last.version}"
             self.tally.offend(what, key=POINTER_KEY)
 
     def _read_manifests(self) -> None:
@@ -103,11 +103,13 @@ class Objects:
             if self._still_believed(pointer):
                 self.tally.offend("the believed version has no readable manifest", key=key)
         elif manifest.hash != pointer.manifest_hash:
-            self.tally.offend(f"the pointer names manifest {pointer.manifest_hash}", key=key)
+            what = f"its hash is {manifest.hash}, the pointer names {pointer.manifest_hash}"
+            self.tally.offend(what, key=key)
         while manifest is not None and manifest.parent is not None:
             child, parent = manifest.version, manifest.parent
             if parent.number != child.number - 1 or parent.term > child.term:
-                self.tally.offend(f"{child} follows {parent}", key=manifest_key(child))
+                what = f"version {child} has the parent {parent}"
+                self.tally.offend(what, key=manifest_key(child))
             self.tally.counts["in the chain"] += 1
             manifest = self._manifests.get(parent)
 
@@ -120,14 +122,14 @@ class Objects:
 
     def _check_version(self, manifest: Manifest, pointer: Pointer) -> None:
         version, key = manifest.version, manifest_key(manifest.version)
-        said = self.versions.hashes.get(version)
-        if said is not None and said != manifest.hash:
-            what = f"the log names manifest {said}, here lies {manifest.hash}"
+        logged = self.versions.hashes.get(version)
+        if logged is not None and logged != manifest.hash:
+            what = f"the log names manifest {logged}, the store has {manifest.hash}"
             self.tally.offend(what, key=key)
         if not self._is_believed(version, pointer):
             self.tally.counts["never believed"] += 1
             # A fenced trainer may write its manifest after its files were deleted: harmless.
-            if said is None and version.term < pointer.term:
+            if logged is None and version.term < pointer.term:
                 return
         self._check_base(manifest)
         self.tally.counts["versions kept"] += 1
@@ -154,9 +156,9 @@ class Objects:
         base, key = self._manifests.get(parent), manifest_key(manifest.version)
         if base is None:
             if manifest.kind == "delta" and self._has_manifest(manifest.version):
-                self.tally.offend(f"its base {parent} is gone", key=key)
+                self.tally.offend(f"its base {parent} is missing", key=key)
         elif delta.parent_hash != base.hash:
-            what = f"it applies to manifest {delta.parent_hash}, {parent} has {base.hash}"
+            what = f"it applies to manifest {delta.parent_hash}, but {parent} has {base.hash}"
             self.tally.offend(what, key=key)
 
     def _wrong_file(self, version: Version, file: FileEntry) -> str | None:
@@ -169,9 +171,9 @@ class Objects:
         self.tally.counts["files"] += 1
         self.tally.counts["bytes"] += len(data)
         if len(data) != file.bytes:
-            return f"it has {len(data)} bytes, its manifest says {file.bytes}"
+            return f"it has {len(data)} bytes, by its manifest {file.bytes}"
         found = content_hash(data)
-        return "" if found == file.hash else f"its bytes are not those of hash {file.hash}"
+        return "" if found == file.hash else f"its hash is {found}, by its manifest {file.hash}"
 
     def _has_manifest(self, version: Version) -> bool:
         try:

@@ -74,15 +74,15 @@ class Once:
                 continue
             within = use.at.offset < self._ends.get(use.at.partition, 0)
             if kept == "whole" or (kept == "archived" and within):
-                what = f"{_used(name, use)}, and it was never completed"
+                what = f"{_used(name, use)}, but there is no completion"
                 self.tally.offend(what, "trajectories", use.at)
             else:
                 gone += 1
         if gone:
-            self.tally.cannot(f"{gone} completions that takes name are not there")
+            self.tally.cannot(f"{gone} completions that takes name are missing")
         for topic in ("trajectories", "ledger"):
             if coverage[topic] == "absent":
-                self.tally.cannot(f"{topic} is not there")
+                self.tally.cannot(f"{topic} is missing")
         if coverage["ledger"] == "part":
             self.tally.cannot("the takes before the ledger's first kept record")
         for name, at in self._strangers:
@@ -93,14 +93,14 @@ class Once:
         names = Counter(member.trajectory for member in take.members)
         if len(names) < len(take.members):
             for name in (name for name, count in names.items() if count > 1):
-                self.tally.offend(f"{name} stands twice in one take", "ledger", at)
+                self.tally.offend(f"{name} appears twice in one take", "ledger", at)
         for member in take.members:
             use = self.taken.uses.get(member.trajectory)
             if use is None:
                 self._strangers.append((member.trajectory, at))
                 continue
             if use.take is not at and use.take != at:
-                what = f"{member.trajectory} is trained in step {take.step}, and was in {use.step}"
+                what = f"{member.trajectory} is trained in steps {use.step} and {take.step}"
                 self.tally.offend(what, "ledger", at)
             elif (member.at, member.hash) != (use.at, use.hash):
                 what = f"{member.trajectory} is not the completion that its group began with"
@@ -117,16 +117,16 @@ class Once:
         if use is None:
             return
         if use.at != seen.address:
-            what = f"{_used(name, use)}; its first completion lies here"
+            what = f"{_used(name, use)}; its first completion is this one"
             self.tally.offend(what, seen.topic, seen.address)
         elif use.hash != seen.hash:
-            what = f"{_used(name, use)} with hash {use.hash}; here lie bytes of {seen.hash}"
+            what = f"{_used(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
             self.tally.offend(what, seen.topic, seen.address)
         elif record.group != use.group:
-            what = f"{name} is of group {record.group}, taken for group {use.group}"
+            what = f"{name} is of group {record.group}, but was taken for group {use.group}"
             self.tally.offend(what, seen.topic, seen.address)
         elif use.step and record.finish == "dead":
-            what = f"{name} died ({record.reason}) and was trained in step {use.step}"
+            what = f"{name} is dead ({record.reason}), but was trained in step {use.step}"
             self.tally.offend(what, seen.topic, seen.address)
 
 

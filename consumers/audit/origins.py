@@ -164,7 +164,8 @@ class Origins:
             what = f"group {prompt.group} was admitted with {len(admission.names)} samples of "
             what += f"prompts {admission.prompt.partition}:{admission.prompt.offset}"
             if asked_for != (at, prompt.samples):
-                self._elsewhere.append((f"{what}; here are {prompt.samples}", at, asked_for[0]))
+                what = f"{what}; this prompt asks for {prompt.samples}"
+                self._elsewhere.append((what, at, asked_for[0]))
         count, found = len(prompt.tokens), _hash(prompt.tokens)
         asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
@@ -177,7 +178,7 @@ class Origins:
         self.chains.want(order)
         asked = self._asked.get(order.group)
         if asked is not None and _hash(order.tokens) != asked.hash:
-            what = f"{order.trajectory} was ordered with other tokens than its prompt has"
+            what = f"{order.trajectory} was assigned with other tokens than its prompt has"
             self.tally.offend(what, seen.topic, seen.address)
 
     def _check(self, record: Trajectory, seen: Seen) -> None:
@@ -216,15 +217,15 @@ class Origins:
         if not is_prompt or _hash(record.tokens[:count]) != asked.hash:
             return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
         if (record.task, record.temperature) != (asked.task, asked.temperature):
-            said = f"{record.task!r} at temperature {record.temperature:g}"
-            return f"is of {said}, asked was {asked.task!r} at {asked.temperature:g}"
+            found = f"{record.task!r} at temperature {record.temperature:g}"
+            return f"is of {found}, its prompt of {asked.task!r} at {asked.temperature:g}"
         return ""
 
     def _wrong_place(self, record: Trajectory) -> str:
         place = (record.index, record.wave)
         if self._is_in_place(record.trajectory, record.group, place):
             return ""
-        return f"is number {record.index} of wave {record.wave}, which it was not admitted as"
+        return f"has index {record.index} and wave {record.wave}, but was admitted with others"
 
     def _is_in_place(self, name: str, group: int, place: tuple[int, int]) -> bool:
         """Whether index and wave equal those of its admission, if that is kept and has the name."""
@@ -244,7 +245,7 @@ class Origins:
         if hash(key) in self._ordered:
             return ""
         who = _named((record.rollout, record.rollout_term))
-        return f"is attempt {record.attempt} by {who}, which nobody ordered"
+        return f"is attempt {record.attempt} by {who}, which was never assigned"
 
 
 def _named(who: Who) -> str:

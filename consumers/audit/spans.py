@@ -133,7 +133,7 @@ def _wrong(record: Trajectory, generated: int) -> str:
     end = 0
     for span in record.spans:
         if span.start != end or span.end <= span.start:
-            return f"span [{span.start}, {span.end}) where {end} comes next"
+            return f"span [{span.start}, {span.end}) instead of one that starts at {end}"
         end = span.end
     return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
 
@@ -155,4 +155,4 @@ def _say_gone(tally: Tally, coverage: Coverage) -> None:
     if coverage["trajectories"] == "part":
         tally.cannot("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":
-        tally.cannot("trajectories is not there")
+        tally.cannot("trajectories is missing")

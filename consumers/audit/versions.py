@@ -93,7 +93,7 @@ class Versions:
 
     def finish(self, coverage: Coverage) -> None:
         if not begins_whole(coverage["ledger"]):
-            kept = "not there" if coverage["ledger"] == "absent" else "not whole"
+            kept = "missing" if coverage["ledger"] == "absent" else "not whole"
             self.tally.cannot(f"the ledger is {kept}")
 
     def _done(self, done: StepDone, seen: Seen) -> None:
@@ -102,7 +102,8 @@ class Versions:
             self.tally.counts["repeated"] += 1
             if state != done.state_hash:
                 at = f"ledger {seen.address.partition}:{seen.address.offset}"
-                self.tally.notes.append(f"{at}: step {done.step} was done again with other bits")
+                what = f"{at}: step {done.step} was repeated with another state hash"
+                self.tally.notes.append(what)
             return
         self.states[done.step] = done.state_hash
         self.tally.counts["steps"] += 1
@@ -118,18 +119,18 @@ class Versions:
             return "the numbers differ"
         term = self.term if seen.envelope is None else seen.envelope.term
         if done.version.term > term:
-            return f"a trainer of term {term} wrote that"
+            return f"its trainer's term is {term}, which is lower"
         if done.version.term < term and not self._is_first:
-            return f"term {term} had fenced that one, and went on before"
+            return f"term {term} had fenced that term and made a step before"
         last = self.last
         if last is None:
             return ""
         if done.step != last.step + 1:
-            return f"step {last.step} comes before it"
-        return "" if done.version.term >= last.version.term else f"{last.version} was believed"
+            return f"it follows step {last.step}"
+        return "" if done.version.term >= last.version.term else f"it follows {last.version}"
 
     def _named(self, version: Version, manifest_hash: str, seen: Seen) -> None:
         known = self.hashes.setdefault(version, manifest_hash)
         if known != manifest_hash:
-            what = f"{version} has manifest {manifest_hash} here, and {known} elsewhere"
+            what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"
             self.tally.offend(what, seen.topic, seen.address)

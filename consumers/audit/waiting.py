@@ -89,7 +89,7 @@ class OpenGroupCheck:
         if looked is None:
             return ""
         if looked.ending:
-            return f"step {last.step} trained on, and by the rule it was {looked.ending}"
+            return f"step {last.step} was trained after the rule made the group {looked.ending}"
         if self.policy.choose != "oldest":
             return ""
         key = _key(group, looked)
@@ -99,7 +99,7 @@ class OpenGroupCheck:
                 if version is None or (version, later) <= key:
                     continue
                 if self._looked_at(admission, held, takes, taken) is not None:
-                    return f"step {taken.step} took group {later} of version {version} before it"
+                    return f"step {taken.step} took group {later} of version {version} first"
         return ""
 
     def _looked_at(

@@ -24,7 +24,7 @@ def test_what_was_read_before_is_no_second_copy(
         run.admit(group)
         archive.finish()
     monkeypatch.setattr(messages, "RECORDS_MAX", 1)
-    source = Source(run.bus, run.store, RUN, Tally(0, "what was read is whole"))
+    source = Source(run.bus, run.store, RUN, Tally(0, "the records that were read are complete"))
     source.fix_end("admissions")
     reading = source.messages("admissions")
     begun = [next(reading) for _ in range(4)]

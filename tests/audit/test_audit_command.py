@@ -94,7 +94,7 @@ def test_a_missing_archive_file_is_a_hole(tmp_path: Path, capsys) -> None:
     file.unlink()
     code, text = said(capsys, place)
     assert code == 2
-    assert "completions that takes name are not there" in text
+    assert "completions that takes name are missing" in text
 
 
 def test_a_damaged_log_could_not_be_checked(folder: Path, capsys) -> None:

@@ -141,7 +141,7 @@ def test_an_archive_alone_says_what_it_cannot_tell(tmp_path, capsys) -> None:
     assert counts(report, 1) == counts(whole, 1)
     said = [what for line in report["invariants"] for what in line["unchecked"]]
     assert "the store holds no weights/" in said
-    assert "prompts is not there" in said
+    assert "prompts is missing" in said
     (tmp_path / "config.json").unlink()
     code, report = audit(tmp_path / "store", capsys)
     said = [what for line in report["invariants"] for what in line["unchecked"]]

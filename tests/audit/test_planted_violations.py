@@ -67,7 +67,7 @@ def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -
     run.bus.close()
     found = audited(folder)
     assert all(tally.state == "kept" for tally in found.values())
-    assert found[6].notes == ["ledger 0:10: step 2 was done again with other bits"]
+    assert found[6].notes == ["ledger 0:10: step 2 was repeated with another state hash"]
 
 
 def test_audit_writes_nothing(folder: Path) -> None:

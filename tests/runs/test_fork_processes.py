@@ -16,7 +16,18 @@ import pytest
 
 from streams.records import Admitted, GroupClosed, Prompt, StepDone, Take
 from testbed.recount import places_of, recount
-from testbed.run_process import GROUPS, assert_the_log_adds_up, kill_all, random_model, read, role, role_restarted, running, started, steps_done
+from testbed.run_process import (
+    GROUPS,
+    assert_the_log_adds_up,
+    kill_all,
+    random_model,
+    read,
+    role,
+    role_restarted,
+    running,
+    started,
+    steps_done,
+)
 from testbed.waiting import WAIT_S, wait_for
 
 AT, END, STEPS = 4, 18, 40

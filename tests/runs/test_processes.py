@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from streams.records import StepDone
-from testbed.run_process import assert_the_log_adds_up, read, role, role_restarted, started, steps_done
+from testbed.run_process import (
+    assert_the_log_adds_up,
+    read,
+    role,
+    role_restarted,
+    started,
+    steps_done,
+)
 from testbed.waiting import WAIT_S, wait_for
 
 

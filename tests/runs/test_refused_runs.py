@@ -11,7 +11,15 @@ import pytest
 
 from storage.metrics import read_metrics
 from storage.model import build_model
-from testbed.run_process import SIZES, STEPS, assert_the_log_adds_up, role, role_restarted, started, steps_done
+from testbed.run_process import (
+    SIZES,
+    STEPS,
+    assert_the_log_adds_up,
+    role,
+    role_restarted,
+    started,
+    steps_done,
+)
 from testbed.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow

@@ -81,7 +81,7 @@ def assert_audit_says_so(run: TinyRun, repeated: list[int]) -> None:
     assert {number for number, line in lines.items() if line.violations} == set()
     notes = " ".join(lines[6].notes)
     for step in repeated:
-        assert f"step {step} was done again with other bits" in notes
+        assert f"step {step} was repeated with another state hash" in notes
     assert max(used(run).values()) == 1
 
 

@@ -137,7 +137,9 @@ def test_a_reward_that_fails_is_a_counted_death_and_the_group_closes(
     tmp_path: Path, fault: str
 ) -> None:
     """Invariant 1, and issue: never a dead rollout. Every second prompt's rewards fail."""
-    task = TaskSettings(name="tests.runs.failing_task:Failing", options={"fault": fault}, reward_timeout_s=0.3)
+    task = TaskSettings(
+        name="tests.runs.failing_task:Failing", options={"fault": fault}, reward_timeout_s=0.3
+    )
     with tiny_run(tmp_path, task=task, trainer={"steps": 2, "samples_per_group": 2}) as run:
         run.start_all()
         assert run.train()
