@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from storage.connect import open_store
 from storage.documents import encode
@@ -39,7 +40,7 @@ class RelayProcess:
     """One `rollstream relay`; `folder` is its shared memory."""
 
     name: str
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     folder: Path
     log: Path
 
@@ -49,7 +50,7 @@ class RelayProcess:
         assert self.process.poll() is None, self.log.read_text()
         return (self.folder / "url").read_text()
 
-    def status(self) -> dict:
+    def status(self) -> dict[str, Any]:
         host = self.url.removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=10)
         try:
@@ -80,9 +81,9 @@ class RelayNet:
     """One run's log and store with its relays; `settings` are of `[relay]`."""
 
     folder: Path
-    settings: Mapping[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
     store_url: str = ""
-    relays: list[RelayProcess] = field(default_factory=list)
+    relays: list[RelayProcess] = field(default_factory=list[RelayProcess])
 
     def __post_init__(self) -> None:
         self.store_url = self.store_url or f"file:{self.folder / 'store'}"

@@ -68,7 +68,7 @@ class AimFolder:
     def writes(self, process: str, pid: int | None = None) -> Counter[str]:
         """Kinds of a process' writes by how often it made them, over all its lives or in one."""
         files = self.path.glob(f"writes/{process}@{'*' if pid is None else pid}")
-        return sum((Counter(file.read_text().splitlines()) for file in files), Counter())
+        return Counter(line for file in files for line in file.read_text().splitlines())
 
     def processes(self) -> list[str]:
         return sorted({file.name.partition("@")[0] for file in self.path.glob("writes/*@*")})

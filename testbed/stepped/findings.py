@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from consumers.audit.audit import Audit
 from consumers.audit.lag import Policy
@@ -12,6 +13,8 @@ from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import GroupClosed, Prompt, Record, StepDone, Superseded, Take
 from testbed.stepped.run import MAX_LAG, RUN, Shape, trainer_settings
+
+Kind = TypeVar("Kind", bound=Record)
 
 
 @dataclass
@@ -42,7 +45,7 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
         found.wrong += [f"{tally.number} {o.where}: {o.what}" for o in tally.offenders]
         found.wrong += [f"{tally.number} not checked: {what}" for what in tally.unchecked]
 
-    def records(topic: str, kind: type[Record]) -> list:
+    def records(topic: str, kind: type[Kind]) -> list[Kind]:
         return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
 
     voided = Voided()

@@ -3,9 +3,10 @@ time: what it decides is in the ledger within milliseconds.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.prepare import ANY, Rule, rule_of
 from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.sample import Sample
 from consumers.trainer.service import Trainer
 from storage.connect import open_store
 from storage.metrics import MetricsFile
@@ -38,7 +40,9 @@ from streams.records import (
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
-SETTINGS = {"steps": 2, "groups_per_step": 2, "samples_per_group": 2, "workers": 1}
+Kind = TypeVar("Kind", bound=Record)
+
+SETTINGS: dict[str, Any] = {"steps": 2, "groups_per_step": 2, "samples_per_group": 2, "workers": 1}
 START = Version(0, 1)
 MODEL = PacedModel(seed=0, weights_bytes=4096, changed_share=0.1, step_s=0.0, token_s=0.0)
 
@@ -55,7 +59,7 @@ class Breaking:
     names: frozenset[str]
     error: type[BaseException]
 
-    def submit(self, samples: list) -> None:
+    def submit(self, samples: Sequence[Sample]) -> None:
         self.learner.submit(samples)
         if not self.names & {sample.trajectory for sample in samples}:
             return
@@ -87,7 +91,7 @@ class HandFed:
     max_lag: int | None = None
     keep_version: bool = False
     bounds: TrainingBounds = ANY
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
     deadline_s: float = 600.0
     bus: Bus = field(default_factory=lambda: open_bus("memory:"))
     terms: int = 0
@@ -159,7 +163,7 @@ class HandFed:
             applied = Applied("r", 1, version, hash_, "hashes", 1, 0.0, 0.0)
             publish(self.bus, "applied", "r", applied)
 
-    def ledger(self, kind: type[Record] | None = None) -> list:
+    def ledger(self, kind: type[Kind]) -> list[Kind]:
         reader = TopicReader(self.bus, "ledger", from_begin(self.bus, "ledger"))
         found = [received.record for received in reader.read_to(self.bus.end("ledger"))]
-        return [record for record in found if kind is None or isinstance(record, kind)]
+        return [record for record in found if isinstance(record, kind)]

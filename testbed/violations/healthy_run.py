@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ class AuditedRun:
         *,
         untrained: tuple[str, ...] = (),
         notes: tuple[AnnotationUsed, ...] = (),
-        **said,
+        **said: Any,
     ) -> None:
         """One take and its `StepDone`; `said` overrides what the latter says."""
         every = [m for named in groups.values() for m in named]
@@ -187,9 +188,9 @@ def admitted(group: int, deadline_s: float = DEADLINE_S) -> Admitted:
     return Admitted(group, group // 2, names, deadline_s, Address(0, group + 1))
 
 
-def order(group: int, index: int, attempt: int = 1, **changed) -> Assignment:
+def order(group: int, index: int, attempt: int = 1, **changed: Any) -> Assignment:
     """To rollout-0, or as `changed` says."""
-    values = {
+    values: dict[str, Any] = {
         "kind": "start", "trajectory": f"{group}.{index}", "group": group, "index": index,
         "attempt": attempt, "rollout": "rollout-0", "rollout_term": 1, "version": Version(0, 0),
         "task": "t", "tokens": np.arange(PROMPT, dtype=np.uint32), "sampling": Sampling(),
@@ -212,10 +213,10 @@ def partial(record: Trajectory, start: int, end: int, previous: Address | None) 
     )  # fmt: skip
 
 
-def completion(group: int, index: int, *versions: int, **changed) -> Trajectory:
+def completion(group: int, index: int, *versions: int, **changed: Any) -> Trajectory:
     """Its generated tokens in equal spans under these versions of term 1."""
     edges = np.linspace(0, TOKENS, len(versions) + 1).astype(int).tolist()
-    values = {
+    values: dict[str, Any] = {
         "spans": tuple(
             Span(start, end, Version(number, 1))
             for start, end, number in zip(edges, edges[1:], versions, strict=False)
@@ -224,7 +225,7 @@ def completion(group: int, index: int, *versions: int, **changed) -> Trajectory:
         "group": group, "index": index, "task": "t", "rollout": "rollout-0", "rollout_term": 1,
         "wave": group // 2,
     } | changed  # fmt: skip
-    base = {
+    base: dict[str, Any] = {
         "tokens": np.arange(PROMPT + TOKENS, dtype=np.uint32),
         "sources": np.array([0] * PROMPT + [1] * TOKENS, np.uint8),
         "logprobs": np.full(TOKENS, -0.5, np.float32), "trainer_version": Version(0, 1),
@@ -233,7 +234,7 @@ def completion(group: int, index: int, *versions: int, **changed) -> Trajectory:
     return Trajectory(**(base | values))
 
 
-def done(step: int, term: int, trajectories: int, **said) -> StepDone:
+def done(step: int, term: int, trajectories: int, **said: Any) -> StepDone:
     counts = {"trained": trajectories, "masked_tokens": 0}
     counts |= said.pop("counts", {})
     tokens = float(said.pop("tokens", TOKENS * trajectories - counts["masked_tokens"]))

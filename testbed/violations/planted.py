@@ -19,6 +19,7 @@ from streams.records import (
     GroupClosed,
     GroupMembers,
     Member,
+    Record,
     Span,
     Take,
     Trajectory,
@@ -46,7 +47,12 @@ def members_of(run: AuditedRun) -> list[Member]:
     ]
 
 
-def take(step: int, *members: Member, group: int | None = None, annotations=()) -> Take:
+def take(
+    step: int,
+    *members: Member,
+    group: int | None = None,
+    annotations: tuple[AnnotationUsed, ...] = (),
+) -> Take:
     begun = () if group is None else (GroupMembers(group, members),)
     return Take(step, 0, 0, members, begun, annotations)
 
@@ -224,7 +230,9 @@ def announces_another_manifest(run: AuditedRun) -> None:
 # ---- invariant 7, and what was read --------------------------------------------------------------
 
 
-def append_raw(run: AuditedRun, topic: str, record, role: str, term: int, number: int) -> None:
+def append_raw(
+    run: AuditedRun, topic: str, record: Record, role: str, term: int, number: int
+) -> None:
     value = encode(record, Envelope(role, term, number))
     run.bus.append(topic, [Entry(b"raw", value, 0)])
 

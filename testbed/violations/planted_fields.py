@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,7 +40,7 @@ Found = tuple[int, str]
 """The invariant, and the words that audit must find."""
 
 
-def both(run: AuditedRun, group: int, *versions: int, **changed) -> list[Member]:
+def both(run: AuditedRun, group: int, *versions: int, **changed: Any) -> list[Member]:
     return [run.complete(completion(group, index, *versions, **changed)) for index in (0, 1)]
 
 
@@ -57,7 +58,7 @@ def go_on(run: AuditedRun, steps: Sequence[int]) -> None:
         run.publish_version(step, None)
 
 
-def train(run: AuditedRun, members: list[Member], **said) -> None:
+def train(run: AuditedRun, members: list[Member], **said: Any) -> None:
     """Groups 5 and 6, in step 3."""
     run.train(3, {5: [first(run, "5.0"), first(run, "5.1")], 6: members}, **said)
     run.publish_version(3, None)
@@ -284,7 +285,7 @@ def states_less_than_it_read(run: AuditedRun) -> Found:
 # ---- invariant 3: where tokens came from ---------------------------------------------------------
 
 
-def changed(run: AuditedRun, said: str, **values) -> Found:
+def changed(run: AuditedRun, said: str, **values: Any) -> Found:
     """Group 6 is trained; 6.0 has these fields."""
     record = completion(6, 0, 2)
     one = run.complete(replace(record, **values))
@@ -355,7 +356,7 @@ def claims_another_term(run: AuditedRun) -> Found:
     return changed(run, said, rollout_term=4)
 
 
-def resumed_with(run: AuditedRun, **values) -> Found:
+def resumed_with(run: AuditedRun, **values: Any) -> Found:
     """6.0 is resumed from a chain of two partials and continues another one."""
     record = completion(6, 0, 2, attempt=2, rollout="rollout-1")
     link = run.gain(partial(record, PROMPT, PROMPT + 2, None))
