@@ -23,7 +23,7 @@ from storage.versions.announcing import announcement
 from storage.versions.chains import chain_of
 from storage.versions.held import HeldWeights
 from storage.versions.pointer import Pointer, believe, believed, take_pointer
-from storage.versions.publish import INDEX, publish
+from storage.versions.publish import INDEX, NewVersion, publish
 from storage.versions.retention import StoredVersion, plan_retention, retain, stored_versions
 from streams.errors import CorruptObject, ObjectMissing
 from streams.records import Version
@@ -82,18 +82,11 @@ class VersionWriter:
                 self._check_repeated(tensors)
             return highest if number == highest.number else version
         due = self._is_anchor_due(number, isinstance(tensors, Spread))
-        manifest = publish(
-            self.store,
-            self.run,
-            version,
-            tensors,
-            self.model_files,
-            self.settings.shard_bytes,
-            self._manifest,
-            self.clock(),
-            self._tensors,
-            due or self._tensors is None,
+        new = NewVersion(
+            self.run, version, tensors, self.model_files, self.settings.shard_bytes, self.clock()
         )
+        due = due or self._tensors is None
+        manifest = publish(self.store, new, self._manifest, self._tensors, due)
         self.pointer = believe(self.store, manifest)
         self._continue_from(manifest, tensors)
         self._announce(manifest)

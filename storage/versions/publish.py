@@ -8,7 +8,7 @@ before `believe` (`pointer.py`).
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from storage.documents import FORMAT, create_same, decode, encode
 from storage.manifest import (
@@ -30,40 +30,51 @@ from streams.records import Version
 INDEX = "model.safetensors.index.json"
 
 
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """The content of a version to publish: `tensors` are published as they are (cast them before),
+    in files of at most `shard_bytes`; an anchor also carries `model_files`.
+    """
+
+    run: str
+    version: Version
+    tensors: Tensors
+    model_files: Mapping[str, bytes]
+    shard_bytes: int
+    created_s: float
+
+    @property
+    def folder(self) -> str:
+        """Key prefix of the version's objects."""
+        return version_folder(self.version)
+
+
 def publish(
     store: ObjectStore,
-    run: str,
-    version: Version,
-    tensors: Tensors,
-    model_files: Mapping[str, bytes],
-    shard_bytes: int,
-    parent: Manifest | None,
-    created_s: float,
+    new: NewVersion,
+    parent: Manifest | None = None,
     parent_tensors: Tensors | None = None,
     anchor_due: bool = True,
 ) -> Manifest:
     """Write the complete version and return its manifest; idempotent.
 
     It is an anchor if one is due or the parent's tensors are not given; an anchor also holds its
-    delta if that is small. `tensors` are published as they are (cast them before); tensors that
-    share memory are stored once, and distributed tensors are stored by each of their processes. A
-    delta keeps the anchor's model files, whatever is given here.
+    delta if that is small. Tensors that share memory are stored once, and distributed tensors are
+    stored by each of their processes. A delta keeps the anchor's model files, whatever is given
+    here.
 
     (1) the shards, (2) for an anchor the index and the model's files, (3) the manifest. Raises
     `StoreError` if the version exists with other content.
     """
     differences = None
     if parent is not None and parent_tensors is not None:
-        differences = _encode(tensors, parent, parent_tensors)
+        differences = _encode(new.tensors, parent, parent_tensors)
     if parent is not None and differences is not None and not anchor_due:
-        manifest = _delta(store, run, version, differences, shard_bytes, parent, created_s)
-        return _complete(store, manifest)  # 3
-    manifest = _anchor(store, run, version, tensors, model_files, shard_bytes, parent, created_s)
+        return _complete(store, _delta(store, new, differences, parent))  # 3
+    manifest = _anchor(store, new, parent)
     beside = differences and is_kept_beside(differences.bytes, manifest.full_bytes)
     if parent is not None and differences is not None and beside:
-        folder = version_folder(version)
-        delta = _write(store, folder, differences, parent, shard_bytes)  # 1
-        manifest = replace(manifest, delta=delta)
+        manifest = replace(manifest, delta=_write(store, new, differences, parent))  # 1
     return _complete(store, manifest)  # 3
 
 
@@ -78,52 +89,45 @@ def _encode(
 
 def _write(
     store: ObjectStore,
-    folder: str,
+    new: NewVersion,
     differences: Differences | SpreadDifferences,
     parent: Manifest,
-    shard_bytes: int,
 ) -> Delta:
     if isinstance(differences, SpreadDifferences):
-        return differences.write(store, folder, parent, shard_bytes)
-    return write_delta(store, folder, differences, parent, shard_bytes)
+        return differences.write(store, new.folder, parent, new.shard_bytes)
+    return write_delta(store, new.folder, differences, parent, new.shard_bytes)
 
 
 def _delta(
     store: ObjectStore,
-    run: str,
-    version: Version,
+    new: NewVersion,
     differences: Differences | SpreadDifferences,
-    shard_bytes: int,
     parent: Manifest,
-    created_s: float,
 ) -> Manifest:
-    delta = _write(store, version_folder(version), differences, parent, shard_bytes)  # 1
-    files = tuple(file for file in parent.model_files if file.name != INDEX)
-    weights = differences.weights
+    delta = _write(store, new, differences, parent)  # 1
     return Manifest(
-        run, version, parent.version, parent.anchor, "delta", created_s, weights, files, delta
+        new.run,
+        new.version,
+        parent.version,
+        parent.anchor,
+        "delta",
+        new.created_s,
+        differences.weights,
+        tuple(file for file in parent.model_files if file.name != INDEX),
+        delta,
     )
 
 
-def _anchor(
-    store: ObjectStore,
-    run: str,
-    version: Version,
-    tensors: Tensors,
-    model_files: Mapping[str, bytes],
-    shard_bytes: int,
-    parent: Manifest | None,
-    created_s: float,
-) -> Manifest:
-    folder = version_folder(version)
-    weights = write_shards(store, folder, "model", tensors, shard_bytes)  # 1
-    small = {**model_files, INDEX: index_of(weights)}
+def _anchor(store: ObjectStore, new: NewVersion, parent: Manifest | None) -> Manifest:
+    weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes)  # 1
+    small = {**new.model_files, INDEX: index_of(weights)}
     files = tuple(  # 2
-        FileEntry(name, len(data), create_same(store, f"{folder}/{name}", data))
+        FileEntry(name, len(data), create_same(store, f"{new.folder}/{name}", data))
         for name, data in sorted(small.items())
     )
     before = None if parent is None else parent.version
-    return Manifest(run, version, before, version, "anchor", created_s, weights, files)
+    version = new.version
+    return Manifest(new.run, version, before, version, "anchor", new.created_s, weights, files)
 
 
 def index_of(weights: TensorFiles) -> bytes:

@@ -28,6 +28,7 @@ from storage.connect import open_store
 from storage.manifest import Manifest, manifest_key
 from storage.objects import ObjectStore
 from storage.versions.pointer import believe, take_pointer
+from storage.versions.publish import NewVersion
 from storage.versions.publish import publish as publish_version
 from streams.bus import Bus
 from streams.codec import content_hash, encode
@@ -128,9 +129,8 @@ class AuditedRun:
     def publish_version(self, number: int, parent: Manifest | None) -> Manifest:
         version = Version(number, self.term)
         tensors = {"w": torch.full((8, 8), float(number))}
-        manifest = publish_version(
-            self.store, RUN, version, tensors, {"config.json": b"{}"}, 1 << 20, parent, 1.0
-        )
+        new = NewVersion(RUN, version, tensors, {"config.json": b"{}"}, 1 << 20, 1.0)
+        manifest = publish_version(self.store, new, parent)
         believe(self.store, manifest)
         self.weights.append([(RUN, announced(manifest))])
         applied = Applied("rollout-0", 1, version, manifest.hash, "hashes", 1, 0.1, 1.0)

@@ -20,6 +20,7 @@ from storage.memory_store import MemoryStore
 from storage.metrics import MetricsFile
 from storage.settings import WeightsSettings
 from storage.versions.pointer import believe, take_pointer
+from storage.versions.publish import NewVersion
 from storage.versions.publish import publish as publish_version
 from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
@@ -119,9 +120,11 @@ def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_viola
     tensors = {"w": torch.zeros(4, 4)}
     files = {"config.json": b"{}"}
     take_pointer(store, "run", 1)
-    zombies = publish_version(store, "run", Version(1, 1), tensors, files, 1 << 20, None, 1.0)
+    zombies = publish_version(store, NewVersion("run", Version(1, 1), tensors, files, 1 << 20, 1.0))
     take_pointer(store, "run", 2)
-    believed = publish_version(store, "run", Version(1, 2), tensors, files, 1 << 20, None, 1.0)
+    believed = publish_version(
+        store, NewVersion("run", Version(1, 2), tensors, files, 1 << 20, 1.0)
+    )
     believe(store, believed)
     ledger = Ledger(bus, 2)
     ledger.open(Position())

@@ -12,7 +12,7 @@ from storage.file_store import FileStore
 from storage.manifest import read_manifest, version_folder
 from storage.model import build_model, model_files, published_tensors
 from storage.versions.pointer import believe, take_pointer
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from streams.records import Version
 
 SIZES = {
@@ -39,7 +39,8 @@ def run(tmp_path: Path) -> Path:
     parent, before = None, None
     for number in range(VERSIONS):
         version = Version(number, 1)
-        parent = publish(store, "run", version, tensors, files, 4000, parent, 0.0, before, False)
+        new = NewVersion("run", version, tensors, files, 4000, 0.0)
+        parent = publish(store, new, parent, before, False)
         believe(store, parent)
         before, tensors = tensors, stepped(tensors)
     return tmp_path / "run"

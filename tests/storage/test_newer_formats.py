@@ -14,7 +14,7 @@ from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
 from storage.roles import next_term, read_role, role_key
 from storage.versions.pointer import POINTER_KEY, read_pointer, take_pointer
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from storage.versions.retention import stored_versions
 from streams.errors import NewerRelease
 from streams.records import Position, Version
@@ -43,7 +43,7 @@ def checkpoint(store: ObjectStore, step: int) -> str:
 
 
 def version(store: ObjectStore) -> Manifest:
-    return publish(store, "run", V0, {"w": torch.zeros(2)}, {}, 1 << 20, None, 0.0)
+    return publish(store, NewVersion("run", V0, {"w": torch.zeros(2)}, {}, 1 << 20, 0.0))
 
 
 def test_a_newer_checkpoint_is_refused_and_no_older_one_is_taken(store: ObjectStore) -> None:

@@ -9,7 +9,7 @@ from storage.memory_store import MemoryStore
 from storage.model import build_model, model_files, model_from_version, published_tensors
 from storage.versions.fetch import fetch, fetch_file
 from storage.versions.held import HeldWeights
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from streams.errors import CorruptObject, ObjectMissing, StoreError
 from streams.records import Version
 from tests.storage.storage_samples import TINY
@@ -107,9 +107,10 @@ def test_a_model_is_built_from_a_delta():
     store, models = MemoryStore(), [build_model("Qwen3ForCausalLM", TINY, seed=3)]
     tensors = [published_tensors(models[0], torch.float32)]
     files = model_files(models[0], None, torch.float32)
-    first = publish(store, "run", Version(0, 1), tensors[0], files, 1 << 20, None, 0.0)
+    first = publish(store, NewVersion("run", Version(0, 1), tensors[0], files, 1 << 20, 0.0))
     after = changed(tensors[0], 1)
-    publish(store, "run", Version(1, 1), after, {}, 1 << 20, first, 0.0, tensors[0], False)
+    second = NewVersion("run", Version(1, 1), after, {}, 1 << 20, 0.0)
+    publish(store, second, first, tensors[0], False)
     assert_same(dict(model_from_version(store, Version(1, 1)).state_dict()), after)
 
 
@@ -301,7 +302,7 @@ def test_a_parent_that_is_not_the_one_the_delta_was_made_from_is_refused():
     ("old", "new", "said"),
     [
         (b'"kind": "delta"', b'"kind": "anchor"', "without tensor"),
-        (b'"number": 0', b'"number": 1', "no earlier version"),
+        (b'"number": 0', b'"number": 1', "not an earlier version"),
         (b'"BF16"', b'"BF17"', "BF17"),
         (b'"F32"', b'"F64"', "bytes, not F64"),
         (b'"head": "embed"', b'"head": "zzzzz"', "names no tensor"),

@@ -10,7 +10,7 @@ from storage.manifest import manifest_key
 from storage.memory_store import MemoryStore
 from storage.versions.fetch import fetch, fetch_file
 from storage.versions.pointer import believe, believed, read_pointer, take_pointer
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from storage.versions.retention import plan_retention, retain, stored_versions
 from streams.errors import Fenced, SwapLost
 from streams.records import Version
@@ -26,7 +26,7 @@ def tensors_of(version):
 
 def write(store, version):
     files = {"config.json": b"{}"}
-    return publish(store, "run", version, tensors_of(version), files, 1, None, 0.0)
+    return publish(store, NewVersion("run", version, tensors_of(version), files, 1, 0.0))
 
 
 def holds(store, version):

@@ -14,7 +14,7 @@ from storage.model import model_files, published_tensors
 from storage.shards import pack, plan_ranges, plan_shards
 from storage.versions.fetch import fetch, fetch_file
 from storage.versions.pointer import POINTER_KEY, believe, believed, read_pointer, take_pointer
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from streams.errors import (
     ConfigurationError,
     CorruptObject,
@@ -44,7 +44,7 @@ def some_tensors(seed=0):
 def published(store, version=V1, tensors=None, shard_bytes=1 << 20, parent=None, now_s=1.0):
     files = {"config.json": b"{}"}
     tensors = some_tensors() if tensors is None else tensors
-    return publish(store, "run", version, tensors, files, shard_bytes, parent, now_s)
+    return publish(store, NewVersion("run", version, tensors, files, shard_bytes, now_s), parent)
 
 
 def at(version):
@@ -72,7 +72,7 @@ def test_every_tensor_comes_back_bit_for_bit_from_any_number_of_shards(store, sh
 def test_transformers_loads_a_version_folder_as_it_is(tmp_path, tiny_model, dtype):
     tensors = published_tensors(tiny_model, dtype)
     files = model_files(tiny_model, None, dtype)
-    publish(FileStore(tmp_path), "run", V1, tensors, files, 4000, None, 0.0)
+    publish(FileStore(tmp_path), NewVersion("run", V1, tensors, files, 4000, 0.0))
     folder = tmp_path / version_folder(V1)
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     loaded, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)

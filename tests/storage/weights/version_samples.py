@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from storage.memory_store import MemoryStore
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from streams.records import Version
 
 FILES = {"config.json": b"{}"}
@@ -71,9 +71,8 @@ class History:
 
     def write(self, version, tensors, parent, before, anchor):
         size = self.shard_bytes
-        return publish(
-            self.store, "run", version, tensors, FILES, size, parent, 0.0, before, anchor
-        )
+        new = NewVersion("run", version, tensors, FILES, size, 0.0)
+        return publish(self.store, new, parent, before, anchor)
 
     def version(self, number):
         return self.manifests[number].version

@@ -31,7 +31,7 @@ from storage.connect import open_store
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.spread import Tensors
-from storage.versions.publish import publish
+from storage.versions.publish import NewVersion, publish
 from streams.errors import RollstreamError
 from streams.records import Version
 from tests.trainer.learning_reference import build, sample, settings
@@ -94,9 +94,8 @@ class Lead:
         tensors = self.learner.snapshot("bfloat16")
         before, base = self.published or (None, None)
         version = Version(int(what), 1)
-        manifest = publish(
-            self.store, "run", version, tensors, {}, 4096, before, 0.0, base, base is None
-        )
+        new = NewVersion("run", version, tensors, {}, 4096, 0.0)
+        manifest = publish(self.store, new, before, base, base is None)
         self.published = (manifest, tensors)
 
     def keep(self, what: str) -> None:
