@@ -1,4 +1,6 @@
-"""The face of the project. `rollstream.open_run(url)` opens a run for notebooks."""
+"""RL post-training of language models as a streaming dataflow. `rollstream.open_run(url)` opens a
+run for notebooks.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ __all__ = ["__version__", "open_run"]
 
 
 def __getattr__(name: str) -> str:
-    """`__version__` without numpy, which `--help` need not wait for."""
+    """Resolve `__version__` lazily, so that `--help` does not import numpy."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from streams.release import RELEASE
@@ -20,10 +22,10 @@ def __getattr__(name: str) -> str:
 
 
 def open_run(url: str | None = None, name: str | None = None, skip_corrupt: bool = False) -> "Run":
-    """A run as Arrow tables and records: by its folder, its config.json, or its archive (a folder
-    or a store's URL); None is the newest in `runs/`. `name` is the run wanted of an archive that
-    holds several.
+    """Open a run as Arrow tables and records: by its folder, its config.json, or its archive (a
+    folder or a store's URL). None opens the newest run in `runs/`. `name` selects the run in an
+    archive that holds several.
     """
-    from rollstream.analysis.run import Run  # DuckDB and pyarrow, which no other command needs
+    from rollstream.analysis.run import Run  # imports DuckDB and pyarrow
 
     return Run(url, name, skip_corrupt)

@@ -1,7 +1,8 @@
-"""Whether a trainer may go on: the run's configurations lie in its store, by hash, so that a change
-is shown field by field on any machine.
+"""Decides whether a trainer may continue a run after a change of its configuration.
 
-The ledger says which of them each term had (`Configured`), and whether a change was accepted.
+The run's configurations are stored in its object store by hash, so that a change is shown field by
+field on any machine. The ledger states which of them each term had (`Configured`), and whether a
+change was accepted.
 """
 
 import json
@@ -19,7 +20,7 @@ from storage.documents import create_same, decode, encode
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, ObjectMissing
 
-ADVICE = "go on with the configuration that it had, or change it from here on with --accept-config"
+ADVICE = "use its recorded configuration, or change it from the next step on with --accept-config"
 
 
 def key_of(configuration_hash: str) -> str:
@@ -27,7 +28,7 @@ def key_of(configuration_hash: str) -> str:
 
 
 def keep_configuration(store: ObjectStore, configuration: Configuration) -> None:
-    """Put what matters of it under its hash, once."""
+    """Store the essential settings under their hash; idempotent."""
     wanted = essentials(configuration)
     create_same(store, key_of(fingerprint(configuration)), encode(wanted))
 
@@ -35,8 +36,8 @@ def keep_configuration(store: ObjectStore, configuration: Configuration) -> None
 def accept_change(
     store: ObjectStore, configuration: Configuration, accepted: bool, before: str
 ) -> bool:
-    """Whether the run goes on under a change that was accepted; False when nothing that matters
-    changed since `before`. `ConfigurationError` shows what was not accepted.
+    """Returns whether an accepted change is in effect; False if no essential setting changed since
+    `before`. Raises `ConfigurationError` with the differences if they were not accepted.
     """
     try:
         found = changes_since(store, before, configuration)
@@ -54,7 +55,9 @@ def accept_change(
 def changes_since(
     store: ObjectStore, before: str, configuration: Configuration
 ) -> list[Difference]:
-    """In what matters, since the configuration of this hash; `ObjectMissing` if it is not kept."""
+    """Changes of essential settings since the configuration of this hash. Raises `ObjectMissing` if
+    it is not stored.
+    """
     key = key_of(before)
     had = decode(store.get(key), dict[str, Any], key)
     now: dict[str, Any] = json.loads(json.dumps(essentials(configuration)))

@@ -1,4 +1,4 @@
-"""An audit's lines for people and for programs: the mark, the invariant, counts, then offenders."""
+"""An audit's report as text and as JSON: for each invariant its state, counts and violations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
@@ -14,10 +14,10 @@ COLUMNS_MAX = 120
 def in_words(
     name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept], columns: int
 ) -> Iterator[str]:
-    """The whole report, line by line."""
+    """The text report, line by line."""
     columns = min(columns, COLUMNS_MAX)
     missing = [topic for topic, kept in coverage.items() if kept == "absent"]
-    absent = f"; not there: {', '.join(missing)}" if missing else ""
+    absent = f"; missing: {', '.join(missing)}" if missing else ""
     yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
     for tally in tallies:
         number = str(tally.number) if tally.number else "–"
@@ -38,7 +38,7 @@ def in_words(
 def in_json(
     name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept]
 ) -> dict[str, Any]:
-    """The same for programs."""
+    """The report as a JSON object."""
     return {
         "place": name,
         "run": run,
@@ -81,5 +81,5 @@ def _verdict(tallies: Sequence[Tally]) -> str:
     if violations:
         return f"violated: {violations:,} times"
     if unchecked:
-        return f"nothing is violated; {unchecked} things could not be checked"
+        return f"nothing is violated; {unchecked} checks were not possible"
     return "everything was checked, nothing is violated"

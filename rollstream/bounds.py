@@ -1,5 +1,5 @@
-"""What a run's trajectories may be at most, as its configuration and its starting model say: the
-bounds of the one rule that trainer, rollouts, replay and audit call (`streams/admissible.py`).
+"""The bounds of a run's trajectories, from its configuration and its starting model. Trainer,
+rollouts, replay and audit apply them with the same function.
 """
 
 from pathlib import Path
@@ -12,13 +12,13 @@ from streams.admissible import TrainingBounds
 
 
 def run_rule(c: Configuration, folder: Path) -> Rule:
-    """The rule by which this run's trainer decides what of a group it trains."""
+    """The rule by which this run's trainer decides which samples of a group it trains."""
     bounds = bounds_of(c, vocabulary_in(model_folder(c, folder)))
     return rule_of(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
 def bounds_of(c: Configuration, vocabulary: int | None) -> TrainingBounds:
-    """Of a run whose model knows so many tokens; None: nobody knows, so any token passes."""
+    """The bounds for a model with this vocabulary size; with None any token id passes."""
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary
     return TrainingBounds(known, c.rollouts.context_max, keep_version)

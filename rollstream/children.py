@@ -1,8 +1,7 @@
 """One role as an operating-system process: its command line, environment and log.
 
-A child leads its own process group, so that Ctrl-C in a terminal reaches the supervisor alone,
-which then stops the roles in order. It inherits the run's lock (`lock.py`) and dies with its
-supervisor (`lifeline.py`).
+A child leads its own process group, so that Ctrl-C in a terminal reaches only the supervisor, which
+then stops the roles in order. It inherits the run's lock and dies with its supervisor.
 """
 
 import os
@@ -16,9 +15,9 @@ from typing import Literal
 
 from rollstream.lifeline import VARIABLE as PARENT
 
-SAYS = "rollstream: "  # what `main` begins with when it says why it ends
+SAYS = "rollstream: "  # prefix of the error message with which `main` ends
 LINE_BYTES_MAX = 400  # of a log line quoted in a message
-WORDS_BYTES_MAX = 4000  # of what a role said itself
+WORDS_BYTES_MAX = 4000  # of a role's own error message
 _TAIL_BYTES = 1 << 14
 
 
@@ -26,10 +25,10 @@ _TAIL_BYTES = 1 << 14
 class Seat:
     """A process that the run needs.
 
-    `ends`: what its exit with code 0 means: the whole run is complete, only this role's work is,
-    or (never) that it died. A `single_holder` is given the nonce of the lease that its predecessor
-    held. One that `stops_last` is asked to when all others have ended, because it reads what they
-    write.
+    `ends` is the meaning of its exit with code 0: the whole run is complete, only this role's work
+    is complete, or ("never") the process died. A `single_holder` receives the nonce of the lease
+    that its predecessor held. A role that `stops_last` is stopped after all others have ended,
+    because it reads their records.
     """
 
     name: str
@@ -69,17 +68,17 @@ class Child:
         return self._process.poll()
 
     def words(self) -> str:
-        """Why it ended, as it said itself since its start, and what followed; perhaps nothing."""
+        """Its own error message since its start and the lines after it; may be empty."""
         lines = _tail(self.log, self._began).splitlines()
         first = next((n for n, line in enumerate(lines) if line.startswith(SAYS)), len(lines))
         return "\n".join(lines[first:]).removeprefix(SAYS)[:WORDS_BYTES_MAX]
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: the role finishes what it must and exits."""
+        """Send SIGTERM: the role finishes its current work and exits."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
+        """Send SIGKILL and wait for the end."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -89,7 +88,7 @@ class Child:
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
-    """The end of a log, as text; nothing if there is no log."""
+    """The end of a log, as text; empty without a log."""
     lines = deque(_tail(log, 0).splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
 
@@ -104,7 +103,7 @@ def _tail(log: Path, since: int) -> str:
 
 
 def ending(code: int) -> str:
-    """An exit code in words."""
+    """An exit code as text."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,6 +1,4 @@
-"""Combinations of settings that are each fine and cannot work together. Pure: a configuration in,
-problems out.
-"""
+"""Checks combinations of settings that are each valid but cannot work together. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -16,14 +14,14 @@ ENGINES = ("torch", "vllm", "paced")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The setting to change, and what it must be (`must be < rollouts.context_max (512)`)."""
+    """The setting to change, and its requirement (`must be < rollouts.context_max (512)`)."""
 
     key: str
     must: str
 
 
 def impossible(configuration: Configuration) -> list[Problem]:
-    """Everything that cannot work, in the order of the settings."""
+    """Every combination that cannot work, in the order of the settings."""
     checks = (_places, _model, _task, _sampling, _rollouts, _paced, _pace, _training)
     return [problem for check in checks for problem in check(configuration)]
 
@@ -36,11 +34,11 @@ def _places(c: Configuration) -> Iterator[Problem]:
             must = "must not hold credentials (give them in the environment of its client)"
             yield Problem(key, must)
         elif url.startswith("kafka://"):
-            parse_kafka(url)  # what it raises repeats no secret of the options
+            parse_kafka(url)  # its errors contain no secret of the options
 
 
 def _model(c: Configuration) -> Iterator[Problem]:
-    is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # of which there is none
+    is_made = c.warmup.enabled or c.rollouts.engine == "paced"  # `paced` has no model
     if c.model.path is None and not is_made:
         yield Problem("model.path", "must be given when warmup.enabled is false")
     if c.model.path is not None and not (checkpoint_folder(c.model.path) / CONFIG).is_file():
@@ -82,7 +80,7 @@ def _rollouts(c: Configuration) -> Iterator[Problem]:
     if c.rollouts.engine not in ENGINES:
         yield Problem("rollouts.engine", f"must be one of {', '.join(ENGINES)}")
     if c.rollouts.drafts == "history" and not c.rollouts.can_draft:
-        with_url = "vllm.url: that server guesses as its owner says"
+        with_url = "vllm.url: that server's owner configures its drafts"
         with_paced = f"engine = {c.rollouts.engine!r}: only 'torch' and 'vllm' draft"
         where = with_url if c.rollouts.has_server else with_paced
         yield Problem("rollouts.drafts", f"must be 'auto' or 'off' with rollouts.{where}")
@@ -94,7 +92,7 @@ def _rollouts(c: Configuration) -> Iterator[Problem]:
         must = f"must be ≤ {where if c.model.path is None else 'what the model takes'} ({longest})"
         yield Problem("rollouts.context_max", must)
     if c.dispatch.heartbeat_timeout_s < 4 * c.rollouts.status_s:
-        # A loop that is busy has its status repeated after two intervals (rollout/pulse.py).
+        # The status of a busy loop is repeated after two intervals.
         beats = f"4 × rollouts.status_s ({c.rollouts.status_s:g})"
         must = f"must be ≥ {beats}, or living rollouts look dead"
         yield Problem("dispatch.heartbeat_timeout_s", must)
@@ -123,14 +121,14 @@ def _paced(c: Configuration) -> Iterator[Problem]:
 
 
 def _positions(c: Configuration) -> object:
-    """The longest sequence of the model, as far as its configuration says."""
+    """The model's longest sequence in tokens by its configuration; None if it states none."""
     if c.model.path is None:
         return c.model.config.get("max_position_embeddings")
     try:
         folder = checkpoint_folder(c.model.path)
         fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         return fields.get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):  # `_model` and the loader tell what is wrong
+    except (OSError, ValueError, AttributeError):  # `_model` and the loader report the error
         return None
 
 

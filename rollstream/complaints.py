@@ -1,7 +1,7 @@
-"""Turning what is wrong with a configuration into one plain line each: what, what instead, where it
-was said.
+"""Formats configuration errors as one line each: the setting, its requirement, the given value and
+its source.
 
-No line shows a secret: values of keys that sound like one, and credentials inside URLs, are left
+No line shows a secret: values of keys that look like one, and credentials inside URLs, are left
 out.
 """
 
@@ -41,18 +41,18 @@ def complain(key: str, must: str, value: Any, layers: Layers) -> str:
 
 
 def explain(error: ValidationError, layers: Layers, model: type[BaseModel]) -> str:
-    """One line per mistake, in the order of the settings."""
+    """One line per error, in the order of the settings."""
     lines: dict[str, str] = {}
     for details in error.errors(include_url=False):
         key = _key(details["loc"], model)
         lines.setdefault(
             key, _line(key, details, layers, model)
-        )  # a union complains once per member
+        )  # a union has one error per member
     return "\n".join(lines.values())
 
 
 def origin(key: str, layers: Layers) -> str:
-    """Where a setting was given; for a table, where anything in it was."""
+    """The source of a setting; for a table, the source of any setting in it."""
     inside = (where for name, where in layers.origins.items() if name.startswith(f"{key}."))
     return layers.origins.get(key.partition("[")[0]) or next(inside, "the defaults")
 
@@ -66,8 +66,8 @@ def shown(key: str, value: Any) -> str:
 
 
 def nearest(key: str, known: list[str]) -> str | None:
-    """The known key that was probably meant: its name in another table, a close spelling in its own
-    table, or one elsewhere.
+    """The known key that was probably meant: the same name in another table, a close spelling in
+    its own table, or a close spelling in another one.
     """
     table, _, name = key.rpartition(".")
     own = [k for k in known if k.rpartition(".")[0] == table]
@@ -94,7 +94,7 @@ def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel
         return complain(key, must, details["input"], layers)
     if kind == "missing" and "[" in key:
         return f"{key} is missing (in {origin(key, layers)})"
-    if kind == "missing":  # only lists of a fixed length have anything else that is required
+    if kind == "missing":  # otherwise only lists of a fixed length have required entries
         return complain(key, "must have more entries", details["input"], layers)
     wanted = _KINDS.get(kind.split("_")[0])
     if kind.endswith(("_type", "_parsing")) and wanted:
@@ -108,7 +108,7 @@ def _line(key: str, details: ErrorDetails, layers: Layers, model: type[BaseModel
 
 
 def _hint(key: str, details: ErrorDetails, model: type[BaseModel]) -> str:
-    """What to write instead of an unknown key."""
+    """The replacement to suggest for an unknown key."""
     if key in REMOVED:
         return "this setting was removed; delete it"
     known = _known(key, model)
@@ -126,7 +126,7 @@ def _table(key: str) -> str:
 
 
 def _known(key: str, model: type[BaseModel]) -> list[str]:
-    """Keys that are known where this one was written: in a list of tables those of its item."""
+    """The known keys in the place of this one: in a list of tables those of its items."""
     found = leaves(model)
     name, bracket, _ = key.partition("[")
     if not bracket:
@@ -136,7 +136,7 @@ def _known(key: str, model: type[BaseModel]) -> list[str]:
 
 
 def _key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """The dotted key of a pydantic location: up to the setting, or to the name inside a table of
+    """The dotted key of a pydantic location, up to the setting or to the name inside a table of
     options.
     """
     known = leaves(model)

@@ -1,8 +1,7 @@
-"""Where settings come from: files, the environment and `--set`, each a layer of values with their
+"""The sources of settings: files, the environment and `--set`, each a layer of values with their
 origin.
 
-A layer knows nothing of what is allowed; it keeps, for every dotted key, what to name when the
-value is wrong.
+A layer does not validate its values; it keeps for every dotted key the origin that an error names.
 """
 
 import json
@@ -21,7 +20,7 @@ from streams.errors import ConfigurationError
 PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
 RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
-"""Variables with this prefix that are no settings: words to one process, not to the run."""
+"""Variables with this prefix that are no settings: they concern one process, not the run."""
 
 REMOVED: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
 """Settings that earlier releases had and this one refuses, each with its default. A recorded
@@ -31,13 +30,13 @@ configuration may still hold them at their default (`config.load`).
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Nested values, and by dotted key where each leaf came from."""
+    """Nested values, and the origin of each leaf by dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def put(self, key: str, value: Any, origin: str) -> None:
-        """Set one leaf; tables on the way are made."""
+        """Set one leaf; missing tables are created."""
         _refuse_unwritable(key.rpartition(".")[2], value, f"{key} in {origin}")
         *tables, leaf = key.split(".")
         at = self.values
@@ -52,7 +51,9 @@ class Layers:
 
 
 def file_layer(path: Path) -> Layers:
-    """What a `.toml` or `.json` file says; clear errors for one that is missing or no such file."""
+    """The settings in a `.toml` or `.json` file. Raises `ConfigurationError` if it is missing or
+    not readable.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -85,7 +86,7 @@ def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) ->
 
 
 def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Layers:
-    """`trainer.lr=1e-4`, as often as wanted; the last one of a key wins."""
+    """Settings given as `trainer.lr=1e-4`; the last one of a key wins."""
     layers = Layers()
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -98,7 +99,7 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Layers:
 
 
 def lay(below: Layers, above: Layers) -> Layers:
-    """Both, `above` winning; `below` is changed."""
+    """Merge both layers; `above` wins, and `below` is changed."""
     for key, origin in above.origins.items():
         value: Any = above.values
         for part in key.split("."):
@@ -108,7 +109,7 @@ def lay(below: Layers, above: Layers) -> Layers:
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Every setting's dotted key and its annotation; tables are walked into."""
+    """The dotted key and annotation of every setting, including those in tables."""
     found: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -120,7 +121,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def takes_text(kind: Any) -> bool:
-    """Whether text is what a setting of this annotation holds."""
+    """Whether a setting of this annotation holds text."""
     if get_origin(kind) in (Union, types.UnionType):
         return set(get_args(kind)) <= {str, type(None)}
     return kind is str
@@ -136,7 +137,9 @@ def _lay_table(layers: Layers, prefix: str, table: Mapping[str, Any], origin: st
 
 
 def _refuse_unwritable(key: str, value: Any, where: str) -> None:
-    """What has no place in `config.json`, also inside lists and their tables."""
+    """Raise `ConfigurationError` for a value that `config.json` cannot hold, also inside lists and
+    their tables.
+    """
     if isinstance(value, list | dict):
         inside = cast(list[Any] | dict[str, Any], value)
         pairs = inside.items() if isinstance(inside, dict) else [(key, one) for one in inside]
@@ -149,7 +152,9 @@ def _refuse_unwritable(key: str, value: Any, where: str) -> None:
 
 
 def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
-    """Text as a TOML value, or as it stands where text is wanted or no TOML value is there."""
+    """The text as a TOML value; the text itself if the setting holds text or it is no TOML
+    value.
+    """
     if takes_text(leaves(model).get(key)):
         return text
     try:
