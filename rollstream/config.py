@@ -1,10 +1,10 @@
-"""The configuration of a run: every role's settings in one frozen value, loaded once and written
-beside the run.
+"""Loads and checks the configuration of a run, one frozen value with every role's settings, and
+compares configurations.
 
 Layers, later ones win: TOML (or a run's `config.json`) → environment
 (`ROLLSTREAM_TRAINER__LR=1e-4`) → `--set trainer.lr=1e-4`. The text `null` means None in each of
 them. Unknown keys, wrong types and combinations that cannot work raise `ConfigurationError`, one
-line per mistake. A `config.json` is resolved already: the environment is not laid over it again, so
+line per error. A `config.json` is resolved already: the environment is not applied to it again, so
 a role that the supervisor starts has exactly the supervisor's configuration.
 """
 
@@ -81,22 +81,22 @@ INCIDENTAL = (
     "scoring.timeout_s",
     "scoring.processes",
 )
-"""What may change between two starts of a run: it moves work about, not what is learnt from a
-trajectory.
+"""Settings that may change between two starts of a run: they change where and when work is done,
+not what is learnt from a trajectory.
 """
 ESSENTIAL = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
 """Exceptions to `INCIDENTAL`."""
 FIXED = ("run", "bus", "store", "model", "trainer.updates_per_step")
-"""What no `--accept-config` changes: log and store are found by it, or a checkpoint means nothing
-without.
+"""Settings that even `--accept-config` cannot change: they locate log and store, or a checkpoint is
+meaningless without them.
 """
 PLACES = ("bus", "store")
-"""URLs, of which only what names the run's data matters (`named_by`)."""
+"""URLs; of each only the part that names the run's data is compared (`named_by`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A setting that is not what it was."""
+    """A setting whose value changed."""
 
     key: str
     before: Any
@@ -110,7 +110,7 @@ class Difference:
 def load(
     path: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
 ) -> Configuration:
-    """The configuration of this file and what is laid over it, checked; `overrides` are
+    """The checked configuration of this file and of the layers above it; `overrides` are
     `key=value`.
     """
     layers = _resolved(Path(path))
@@ -122,8 +122,8 @@ def load(
 
 
 def load_to_look(path: Path) -> Configuration:
-    """The configuration of a run's `config.json`, for commands that only look at the run: keys of
-    another release are passed over with a warning, where `load` refuses them.
+    """The configuration of a run's `config.json`, for commands that only read the run: unknown keys
+    of another release are skipped with a warning, where `load` refuses them.
     """
     layers = _resolved(path)
     try:
@@ -142,17 +142,17 @@ def load_to_look(path: Path) -> Configuration:
 
 @cache
 def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
-    """Once a process: a command may load a file several times."""
+    """Warn once per process: a command may load a file several times."""
     if keys:
         print(
-            f"rollstream: {path}: passed over what release {RELEASE} does not know: "
-            f"{', '.join(keys)}; what depends on it is not shown",
+            f"rollstream: {path}: skipped settings that release {RELEASE} does not have: "
+            f"{', '.join(keys)}; views that depend on them are incomplete",
             file=sys.stderr,
         )
 
 
 def _resolved(path: Path) -> Layers:
-    """A file's layer; of a `config.json` without what is no setting, and with its folder."""
+    """A file's layer; of a `config.json` only the settings, and with its own folder."""
     layers = file_layer(path)
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
@@ -164,8 +164,8 @@ def _resolved(path: Path) -> Layers:
 
 
 def _refuse_removed(layers: Layers, path: Path) -> None:
-    """`ConfigurationError` for a removed setting that the run had at another value than its
-    default: without it the run would not be the same.
+    """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
+    without it the run would not be the same.
     """
     for key, default in REMOVED.items():
         for value in _leaf(layers, key):
@@ -195,13 +195,13 @@ def _drop_leaf(layers: Layers, key: str) -> None:
 
 
 def truncates(configuration: Configuration) -> bool:
-    """Whether the run's log forgets."""
+    """Whether the run's log is truncated."""
     wanted = configuration.truncate
     return configuration.archive.enabled if wanted is None else wanted
 
 
 def checked(layers: Layers) -> Configuration:
-    """The value that the layers describe, or all that is wrong with them."""
+    """The configuration that the layers describe. Raises `ConfigurationError` with all errors."""
     try:
         # JSON mode is strict about types and still takes a list for a tuple.
         configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
@@ -241,14 +241,14 @@ def value_at(configuration: Configuration, key: str) -> Any:
 
 
 def essentials(configuration: Configuration) -> dict[str, Any]:
-    """The settings that must stay while a run lives."""
+    """The settings that must not change during a run."""
     kept = {key: value for key, value in flat(configuration).items() if not _is_incidental(key)}
     return _placed(kept)
 
 
 def named_by(url: str) -> str:
-    """The part of a URL that names the data: scheme, and prefix or bucket and prefix. Hosts,
-    endpoints and options may change in a run (invariant 15); of a path all of it names the data.
+    """The part of a URL that names the data: scheme and prefix, or bucket and prefix. Hosts,
+    endpoints and options may change during a run (invariant 15). A path names the data as a whole.
     """
     parts = urlsplit(url)
     path = parts.path.strip("/")
@@ -260,7 +260,9 @@ def named_by(url: str) -> str:
 
 
 def _placed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings whose URLs name the data alone; earlier programs recorded them whole."""
+    """Settings with hosts and options removed from their URLs; earlier releases recorded whole
+    URLs.
+    """
     return {k: named_by(v) if k in PLACES and v else v for k, v in settings.items()}
 
 
@@ -271,8 +273,9 @@ def fingerprint(configuration: Configuration) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Of two essentials, by key. A setting that `before` has not, because an earlier program wrote
-    it, was its default then; one that was removed since and had its default then is no difference.
+    """The changes between two sets of essential settings, by key. A setting missing in `before`,
+    because an earlier release wrote it, had its default; a removed setting that had its default is
+    no change.
     """
     defaults = essentials(Configuration())
     kept = {k: v for k, v in before.items() if k not in REMOVED or v != REMOVED[k]}
@@ -284,8 +287,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diffe
 def refuse_differences(
     found: Sequence[Difference], where: str, accepted: bool, advice: str
 ) -> None:
-    """`ConfigurationError` that shows them all: any one, or, where they are `accepted`, any of what
-    is fixed.
+    """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
+    `accepted`, only those of fixed settings.
     """
     refused = [one for one in found if not accepted or _is_of(one.key, FIXED)]
     if refused:

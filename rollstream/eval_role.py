@@ -1,8 +1,9 @@
-"""Evaluation as a role: follows `weights`, evaluates due versions beside the run, stops nothing.
+"""Evaluation as a role: follows `weights` and evaluates due versions beside the run without
+delaying it.
 
-A due version is every `evaluation.every`-th, the first and the last. Its tensors are fetched whole
-and verified before the examination starts, so retention cannot take it away meanwhile. A line is
-written once per version, also when the role is killed and starts again.
+A version is due if it is an `evaluation.every`-th, the first or the last. Its tensors are fetched
+in full and verified before its evaluation starts, so retention cannot remove it meanwhile. Each
+version gets one line, also when the role is killed and restarts.
 """
 
 import json
@@ -71,7 +72,9 @@ def follow(place: Place) -> bool:
 
 
 def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
-    """Lines of these stored versions, evaluated now."""
+    """Evaluate these stored versions now; yields their lines. Raises `ObjectMissing` for a version
+    that is not stored.
+    """
     c = place.configuration
     set_threads(c.evaluation.threads)
     evaluator = _evaluator(place)
@@ -88,39 +91,39 @@ def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, 
 def _evaluator(place: Place) -> "Evaluator":
     c, folder = place.configuration, place.folder
     task = task_of(c, folder)
-    task.held_out(c.evaluation.prompts)  # too many are told at once, not at the first version
+    task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
     return Evaluator(place, task, RewardPool(task_settings(c, folder)))
 
 
 def due_numbers(c: Configuration, newest: int) -> list[int]:
-    """Numbers up to the newest that are to be evaluated."""
+    """Numbers of the versions up to `newest` that are to be evaluated."""
     last = [c.trainer.steps] if newest >= c.trainer.steps else []
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
 
 def stored_version(place: Place, number: int) -> Version | None:
-    """The kept version of this number, of the highest term if several trainers made it."""
+    """The stored version of this number, of the highest term if several trainers made one."""
     stored = [v.version for v in stored_versions(place.store) if v.whole]
     return max((v for v in stored if v.number == number), default=None)
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """One engine, given one version after the other."""
+    """One engine that is updated to one version after the other."""
 
     place: Place
     task: Task
     rewards: RewardPool
     held: HeldWeights = field(default_factory=HeldWeights)
-    """Of the version evaluated last: the next one's deltas are enough."""
+    """Weights of the previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
     due: int = 0
     count: int = 0
     last: dict[str, float] = field(default_factory=dict[str, float])
-    """Numbers of the newest evaluation of this process."""
+    """Values of the newest evaluation of this process."""
 
     def evaluated(self, line: dict[str, object]) -> None:
-        """Its line was written."""
+        """Record that this line was written."""
         self.count += 1
         self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
 
@@ -135,7 +138,7 @@ class Evaluator:
         }
 
     def line(self, version: Version) -> dict[str, object] | None:
-        """The line of `eval.jsonl`; None when retention was faster."""
+        """The line of `eval.jsonl`; None if retention removed the version first."""
         c, store = self.place.configuration, self.place.store
         try:
             manifest = self.held.move(store, version).manifest
@@ -143,8 +146,10 @@ class Evaluator:
         except ObjectMissing as error:
             log.warning("version %s is gone before its evaluation: %s", version, error)
             return None
-        name = "torch" if c.rollouts.has_server else c.rollouts.engine  # a server is its rollout's
-        # A later version is refused for itself, not for the model: a death, and the run goes on.
+        name = (
+            "torch" if c.rollouts.has_server else c.rollouts.engine
+        )  # servers serve rollouts only
+        # A refusal of a later version is about that version, not the model: the role restarts.
         with nullcontext() if self.done else opening(name, instead=INSTEAD):
             engine = open_engine(
                 name,
@@ -159,7 +164,7 @@ class Evaluator:
         return evaluation.line(version.number, manifest.created_s - self._started_s())
 
     def _started_s(self) -> float:
-        """When version 0 was made: seconds count from there, however late a version is
+        """When version 0 was made; seconds count from there, however late a version is
         evaluated.
         """
         path = RunFolder(self.place.folder).metrics / "started.json"

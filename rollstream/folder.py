@@ -1,7 +1,7 @@
-"""A run's folder: where everything of a run lies, and the configuration that it was started with.
+"""A run's folder: its files, and the configuration that it was started with.
 
 A folder belongs to one configuration: starting another one in it is refused with the difference
-shown, so that no log mixes two runs, unless the change is accepted. What only moves work about
+shown, so that no log mixes two runs, unless the change is accepted. Incidental settings
 (`config.INCIDENTAL`) may change.
 """
 
@@ -33,7 +33,7 @@ from streams.errors import ConfigurationError
 from streams.topics import catalogue
 
 ADVICE = (
-    "go on with its own configuration, choose another folder with --run DIR, or change the run "
+    "use its own configuration, choose another folder with --run DIR, or change the run "
     "from its next step on with --accept-config"
 )
 
@@ -50,7 +50,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """Where the warm-up leaves the policy to start from."""
+        """The starting policy, written by the warm-up."""
         return self.path / "model"
 
     @property
@@ -67,41 +67,41 @@ class RunFolder:
 
 
 def folder_of(configuration: Configuration) -> RunFolder:
-    """Where this configuration's run lives."""
+    """The folder of this configuration's run."""
     return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
 
 
 def bus_url(configuration: Configuration, folder: Path) -> str:
-    """The bus, a relative path of it taken from the run's folder."""
+    """The URL of the bus; a relative path is inside the run's folder."""
     return _inside(configuration.bus, folder)
 
 
 def store_url(configuration: Configuration, folder: Path) -> str:
-    """The object store, a relative path of it taken from the run's folder."""
+    """The URL of the object store; a relative path is inside the run's folder."""
     return _inside(configuration.store, folder)
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
-    """The run's store, opened; refused where it ignores the conditions of writes."""
+    """The run's store, opened. Raises `ConfigurationError` if it ignores conditional writes."""
     store = open_store(store_url(configuration, folder), configuration.sync)
     check_conditions(store, configuration.store, uuid.uuid4().hex)
     return store
 
 
 def run_log(configuration: Configuration, folder: Path) -> Bus:
-    """The run's log, opened, its large records whole."""
+    """The run's log, opened; large records are resolved."""
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
 
 
 def model_folder(configuration: Configuration, folder: Path) -> Path:
-    """The Hugging Face folder of version 0: the one given, or what the warm-up made."""
+    """The Hugging Face folder of version 0: the given one, or the one that the warm-up made."""
     given = configuration.model.path
     return checkpoint_folder(given) if given else RunFolder(folder).model
 
 
 def reach(configuration: Configuration, folder: Path) -> None:
-    """Log and store of the run answer, and the log has its topics."""
+    """Check that log and store of the run are reachable, and create the log's topics."""
     check_reachable(configuration.bus)
     bus = run_log(configuration, folder)
     try:
@@ -117,11 +117,11 @@ def settle(
     accepted: bool = False,
     reach: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the folder and write `config.json`; one that differs in what matters is refused, unless
-    it is `accepted`.
+    """Make the folder and write `config.json`. Raises `ConfigurationError` if an existing one
+    differs in an essential setting and the change is not `accepted`.
 
-    A folder without one is claimed only once `reach` returned. What this stops: a mistyped URL
-    claims the folder, and the corrected command is refused as another configuration.
+    A folder without one is claimed only once `reach` returned. Otherwise a mistyped URL would claim
+    the folder, and the corrected command would be refused as another configuration.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

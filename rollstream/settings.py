@@ -1,5 +1,5 @@
-"""The settings of a run: every role's settings as one frozen value. One docstring line per field;
-`config.py` loads and checks it.
+"""The settings of a run: every role's settings as one frozen value. One docstring line per
+field.
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ class WarmupSettings(Settings):
     enabled: bool = True
     """Make a model when `model.path` is not given and the run's folder has none."""
     threads: int = Field(default=2, ge=1)
-    """Torch threads; nothing else of the run works meanwhile."""
+    """Torch threads; no other role runs at that time."""
     documents: int = Field(default=20_000, ge=1)
     """Documents drawn from the task."""
     steps: int = Field(default=800, ge=1)
@@ -33,29 +33,29 @@ class WarmupSettings(Settings):
 
 
 class MetricsSettings(Settings):
-    """What each process serves to Prometheus and to health checks (docs/metrics.md)."""
+    """Metrics and health checks that each process serves (docs/metrics.md)."""
 
     enabled: bool = True
     """Serve `/metrics` and `/healthz`."""
     host: str = "127.0.0.1"
     """Address to listen on; `0.0.0.0` where others scrape."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: a free one, written to `metrics/endpoints/<name>.json`; else `run` listens here and its
-    roles on the ports after it, and a role that is started alone listens here.
+    """0: a free port, written to `metrics/endpoints/<name>.json`; otherwise `run` listens here and
+    its roles on the following ports, and a role that is started alone listens here.
     """
     stalled_s: float = Field(default=300.0, gt=0)
-    """`/healthz` says 503 when a role's loop has not turned for this many seconds."""
+    """`/healthz` answers 503 when a role's loop has not turned for this many seconds."""
 
 
 class Configuration(Settings):
-    """One run, all of it."""
+    """All settings of one run."""
 
     run: str = Field(default="run", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the run."""
     seed: int = Field(default=0, ge=0)
-    """Prompt order, sampling and warm-up follow from it."""
+    """Determines prompt order, sampling and warm-up."""
     folder: str | None = None
-    """Where the run lives; default `runs/<run>`."""
+    """The run's folder; default `runs/<run>`."""
     bus: str = "sqlite:bus"
     """URL of the log; a relative path is inside the run's folder."""
     store: str = "file:store"
@@ -63,15 +63,15 @@ class Configuration(Settings):
     sync: Literal["normal", "full"] = "normal"
     """`full` survives power loss, at the cost of a disk flush per write."""
     truncate: bool | None = None
-    """Forget records of the log that are archived and that nothing needs to go on; True: also where
-    no archive runs; default: only where one does.
+    """Delete records of the log that are archived and that no role needs to resume; True: also
+    without an archive; default: only with one.
     """
     model: ModelSettings = ModelSettings()
     """The policy."""
     task: TaskSettings = TaskSettings()
-    """What is asked and how it is judged."""
+    """Prompts and rewards."""
     sampling: SamplingSettings = SamplingSettings()
-    """How training trajectories are drawn."""
+    """How training trajectories are sampled."""
     scoring: ScoringSettings = ScoringSettings()
     """Scorers of this machine."""
     rollouts: RolloutSettings = RolloutSettings()
@@ -83,7 +83,7 @@ class Configuration(Settings):
     trainer: TrainerSettings = TrainerSettings()
     """Steps, loss, optimiser."""
     paced: PacedSettings = PacedSettings()
-    """What stands in for model and accelerators under the engine `paced`."""
+    """The stand-in for model and accelerators under the engine `paced`."""
     weights: WeightsSettings = WeightsSettings()
     """Published versions."""
     relay: RelaySettings = RelaySettings()
@@ -91,8 +91,8 @@ class Configuration(Settings):
     checkpoints: CheckpointSettings = CheckpointSettings()
     """The trainer's state."""
     warmup: WarmupSettings = WarmupSettings()
-    """What happens before the first step."""
+    """Supervised training before the first step."""
     archive: ArchiveSettings = ArchiveSettings()
     """The log as Parquet files."""
     metrics: MetricsSettings = MetricsSettings()
-    """Figures of every process while it runs."""
+    """Metrics of every process while it runs."""
