@@ -101,7 +101,7 @@ class Guessing:
             return longest
         known = [self.chances.odds(row.agreement.known) for row in rows]
         rated = [Row(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
-        cost = self.switch.passes.cost()
+        cost = self.switch.pass_cost(len(rows))
         lengths = draft_lengths(rated, cost)
         return levelled(rated, lengths, cost) if is_padded else lengths
 

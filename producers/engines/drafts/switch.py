@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from producers.engines.drafts.plan import StepTimes, best_draft
+from producers.engines.drafts.plan import StepCost, StepTimes, best_draft
 from producers.engines.drafts.windows import MARGINAL, WindowRule
 
 DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
@@ -129,7 +129,8 @@ class Switch:
     _recent: deque[_Pass] = field(default_factory=lambda: deque[_Pass](maxlen=RECENT))
     _probed: int = 0
     _changed_s: float = 0.0
-    _rests_until: float = 0.0
+    _rests: dict[int, float] = field(default_factory=dict[int, float])
+    """Until when no probe is made, by the size of the batch (`_size`)."""
     _tried_s: float | None = None
     _confirmed_s: float = REST_S
 
@@ -165,7 +166,7 @@ class Switch:
             self._load.changed_mode()
             self.probing = self._is_trial = False
         elif self.probing:
-            self._end_probe(now_s)
+            self._end_probe(rows, now_s)
         elif self.on:
             self._judge(rows, now_s)
         elif self._comes_on(now_s, rows):
@@ -174,6 +175,16 @@ class Switch:
             self._turn(True, now_s)
             self._load.changed_mode()
         return self.on
+
+    def pass_cost(self, rows: int) -> StepCost:
+        """Of a pass; before the first ones are measured half of a plain step is taken to be paid
+        by the row. Drafts of a first trial are then as long as is likely to pay, so that it loses
+        little and says what later passes will cost.
+        """
+        if self.passes.count >= MEASURED or self.plain.count < MEASURED:
+            return self.passes.cost()
+        half_s = self.plain.cost().seconds(rows) / 2
+        return StepCost(half_s, half_s / rows)
 
     def advantage(self, rows: int) -> float:
         """Expected tokens per second with drafts over those without; 0 where drafts of no length
@@ -224,33 +235,33 @@ class Switch:
         is_fresh = self._is_unjudged or now_s - self._compared_s < FRESH_S
         self._is_unjudged = False
         if loses and is_fresh:
-            self._lose(min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
-        elif loses or now_s >= self._rests_until or (self._has_drifted() and not is_fresh):
+            self._lose(rows, min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
+        elif loses or now_s >= self._rests_until(rows) or (self._has_drifted() and not is_fresh):
             self._turn(False, now_s)
             self._load.changed_mode()
             self.probing, self._probed = True, 0
         elif self._is_trial:
             self._is_trial, self._compared = False, (self._load.factor, self._load.factor)
 
-    def _lose(self, lost_s: float, now_s: float) -> None:
+    def _lose(self, rows: int, lost_s: float, now_s: float) -> None:
         """Off. A trial that lost says the same of another load as the ones before."""
         if self._is_trial:
             self._note_compared()
         else:
             self._compared = self._load.factor, self._load.factor
         self._is_trial, self._confirmed_s = False, REST_S
-        self._rest(lost_s, now_s)
+        self._rest(rows, lost_s, now_s)
         self._turn(False, now_s)
         self._load.changed_mode()
 
-    def _end_probe(self, now_s: float) -> None:
+    def _end_probe(self, rows: int, now_s: float) -> None:
         """Drafts go on; what they give is held against what plain steps just took."""
         if self._probed < PROBE_STEPS:
             return
         self.probing = False
         self.plain = self._load.settled(self.plain)
         self._confirmed_s = min(2 * self._confirmed_s, CONFIRMED_S_MAX)
-        self._rest(max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
+        self._rest(rows, max(now_s - self._changed_s, PROBE_SHARE * self._confirmed_s), now_s)
         self._compared_s, self._is_unjudged = now_s, True
         self._note_compared()
         self._turn(True, now_s)
@@ -262,13 +273,27 @@ class Switch:
         if self._has_drifted():
             self._note_compared()
             self._tried_s, self.bias = None, 1.0
-            self._rests_until -= max(0.0, self._rests_until - now_s) * DRIFT_SHORTENS
-        if now_s < self._rests_until:
+            for size, until in self._rests.items():
+                self._rests[size] = until - max(0.0, until - now_s) * DRIFT_SHORTENS
+        if now_s < self._rests_until(rows):
             return False
         if self._tried_s is None or now_s - self._tried_s > REST_S_MAX:
             return True
         return self.bias * self.advantage(rows) > MARGIN_ON
 
-    def _rest(self, lost_s: float, now_s: float) -> None:
-        """No probe before so much time has passed that the last one cost a hundredth of it."""
-        self._rests_until = now_s + min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
+    def _rest(self, rows: int, lost_s: float, now_s: float) -> None:
+        """No probe of a batch of this size before so much time has passed that the last one cost a
+        hundredth of it.
+        """
+        rest_s = min(max(lost_s / PROBE_SHARE, REST_S), REST_S_MAX)
+        self._rests[_size(rows)] = now_s + rest_s
+
+    def _rests_until(self, rows: int) -> float:
+        return self._rests.get(_size(rows), 0.0)
+
+
+def _size(rows: int) -> int:
+    """Batches of 1, 2 to 3, 4 to 7, … rows: what the last rows of a batch lost by says nothing of a
+    full one.
+    """
+    return rows.bit_length()
