@@ -33,6 +33,7 @@ DRIFT_SHORTENS = 0.5  # of a rest, by it: the load may be what drafts lost by
 PROBE_STEPS = 4  # plain steps of a probe
 PROBE_SHARE = 0.01  # of the time; what a probe loses is made good by a rest before the next one
 REST_S, REST_S_MAX = 0.5, 60.0
+CREDIT_SHARE, CREDIT_S_MAX = 0.03, 0.3  # of what drafts gained, a later loss is paid without a rest
 FRESH_S = 0.5  # drafts go off by a comparison that is no older, else plain steps are probed first
 CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles the rest
 
@@ -132,6 +133,9 @@ class Switch:
     _rests: dict[int, float] = field(default_factory=dict[int, float])
     """Until when no probe is made, by the size of the batch (`_size`)."""
     _tried_s: float | None = None
+    _judged_s: float = 0.0
+    _credit_s: float = 0.0
+    """A share of the time that drafts gained and no loss has used up."""
     _confirmed_s: float = REST_S
 
     @property
@@ -234,6 +238,9 @@ class Switch:
         loses = gain <= MARGIN_OFF
         is_fresh = self._is_unjudged or now_s - self._compared_s < FRESH_S
         self._is_unjudged = False
+        gained_s = (now_s - max(self._judged_s, self._changed_s)) * (gain - 1)
+        self._credit_s = min(self._credit_s + CREDIT_SHARE * max(gained_s, 0.0), CREDIT_S_MAX)
+        self._judged_s = now_s
         if loses and is_fresh:
             self._lose(rows, min(RECENT_S, now_s - self._changed_s) * (1 - gain), now_s)
         elif loses or now_s >= self._rests_until(rows) or (self._has_drifted() and not is_fresh):
@@ -250,7 +257,9 @@ class Switch:
         else:
             self._compared = self._load.factor, self._load.factor
         self._is_trial, self._confirmed_s = False, REST_S
-        self._rest(rows, lost_s, now_s)
+        paid_s = min(lost_s, self._credit_s)
+        self._credit_s -= paid_s
+        self._rest(rows, lost_s - paid_s, now_s)
         self._turn(False, now_s)
         self._load.changed_mode()
 
