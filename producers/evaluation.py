@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.rewards import Verdict
+from producers.rewards import RewardVerdict
 from producers.tasks.base import STYLE_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedAnswer:
     """One answer to a held-out prompt: its verdict, its number of generated tokens, and its part of
     a mixture.
     """
 
-    verdict: Verdict
+    verdict: RewardVerdict
     length: int
     task: str = ""
 
@@ -57,7 +57,7 @@ class Evaluation:
         }
 
 
-def measure(sampled: Sequence[Judged], greedy: Sequence[Judged]) -> Evaluation:
+def measure(sampled: Sequence[JudgedAnswer], greedy: Sequence[JudgedAnswer]) -> Evaluation:
     """The metrics of at least one answer of each kind. Accuracy is the mean reward."""
     assert sampled, "no sampled answer to measure"
     assert greedy, "no greedy answer to measure"
@@ -73,18 +73,18 @@ def measure(sampled: Sequence[Judged], greedy: Sequence[Judged]) -> Evaluation:
     )
 
 
-def _by_task(answers: Sequence[Judged]) -> dict[str, float]:
+def _by_task(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
     tasks = sorted({one.task for one in answers})
     if len(tasks) < 2:
         return {}
     return {task: _accuracy([one for one in answers if one.task == task]) for task in tasks}
 
 
-def _accuracy(answers: Sequence[Judged]) -> float:
+def _accuracy(answers: Sequence[JudgedAnswer]) -> float:
     return float(np.mean([0.0 if one.verdict.dead else one.verdict.reward for one in answers]))
 
 
-def _shares(answers: Sequence[Judged]) -> dict[str, float]:
+def _shares(answers: Sequence[JudgedAnswer]) -> dict[str, float]:
     """Mean of every `style/…` score over all answers."""
     totals: dict[str, float] = {}
     for one in answers:

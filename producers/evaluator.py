@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from producers.engines.base import Emission, Engine, Request
-from producers.evaluation import Evaluation, Judged, measure
-from producers.rewards import RewardPool, Verdict
+from producers.engines.base import Emission, Engine, GenerationRequest
+from producers.evaluation import Evaluation, JudgedAnswer, measure
+from producers.rewards import RewardPool, RewardVerdict
 from producers.tasks.base import Environment, Reply, Task, TaskPrompt, turns_of
 from streams.errors import EngineRefused
-from streams.records import ENVIRONMENT, GENERATED, PROMPT, Sampling, Sources, Tokens
+from streams.records import ENVIRONMENT, GENERATED, PROMPT
+from streams.values import Sampling, Sources, Tokens
 
 _POLL_S = 0.05
-_EMPTY_S = 0.002  # pause while the engine is idle and rewards are computed
+_IDLE_S = 0.002  # pause while the engine is idle and rewards are computed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """The size of an evaluation. `samples` are drawn at temperature 1, besides one
     greedy answer.
     """
@@ -36,13 +37,13 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Answer:
+class HeldOutAnswer:
     """One trajectory in progress. `state` is the environment's; `over`: its last turn
     is complete.
     """
 
     prompt: TaskPrompt
-    request: Request
+    request: GenerationRequest
     tokens: list[Tokens] = field(default_factory=list[Tokens])
     sources: list[Sources] = field(default_factory=list[Sources])
     state: str = ""
@@ -64,7 +65,7 @@ class Answer:
         return int(np.count_nonzero(np.concatenate(self.sources) == GENERATED))
 
 
-def answers(task: Task, plan: Plan) -> dict[str, Answer]:
+def held_out_answers(task: Task, plan: EvaluationPlan) -> dict[str, HeldOutAnswer]:
     """All answers to generate, by trajectory name. A task with an environment holds its slots
     between turns.
     """
@@ -72,7 +73,7 @@ def answers(task: Task, plan: Plan) -> dict[str, Answer]:
     sampling_drawn = Sampling(1.0, tokens_max=plan.tokens_max, stop=tuple(task.stop))
     kinds = {f"sample-{index}": sampling_drawn for index in range(plan.samples)}
     kinds["greedy"] = replace(sampling_drawn, temperature=0.0)
-    made: dict[str, Answer] = {}
+    made: dict[str, HeldOutAnswer] = {}
     for group, prompt in enumerate(task.held_out(plan.prompts)):
         tokens = np.array(prompt.tokens, np.uint32)
         sources = np.full(len(tokens), PROMPT, np.uint8)
@@ -80,14 +81,14 @@ def answers(task: Task, plan: Plan) -> dict[str, Answer]:
             name = f"held-out-{group}/{kind}"
             empty = np.zeros(0, np.float32)
             own = sampling if prompt.stop is None else replace(sampling, stop=prompt.stop)
-            request = Request(name, group, tokens, sources, own, plan.seed, empty, hold=hold)
-            made[name] = Answer(prompt, request)
+            request = GenerationRequest(name, group, tokens, sources, own, plan.seed, empty, hold=hold)
+            made[name] = HeldOutAnswer(prompt, request)
     return made
 
 
 def evaluate(
     task: Task,
-    plan: Plan,
+    plan: EvaluationPlan,
     rewards: RewardPool,
     engine: Engine,
     sleep: Callable[[float], None] = time.sleep,
@@ -96,8 +97,8 @@ def evaluate(
 
     The engine must be idle and serving; the pool must have no other questions.
     """
-    answers_by_name = answers(task, plan)
-    judged = _Round(engine, rewards, answers_by_name).run(sleep)
+    answers_by_name = held_out_answers(task, plan)
+    judged = _EvaluationRound(engine, rewards, answers_by_name).run(sleep)
     return measure(
         [one for name, one in judged.items() if answers_by_name[name].sampled],
         [one for name, one in judged.items() if not answers_by_name[name].sampled],
@@ -105,16 +106,16 @@ def evaluate(
 
 
 @dataclass(slots=True)
-class _Round:
+class _EvaluationRound:
     """One evaluation in progress. `to_judge` are answers that wait for room in the reward pool."""
 
     engine: Engine
     rewards: RewardPool
-    answers_by_name: dict[str, Answer]
-    judged: dict[str, Judged] = field(default_factory=dict[str, Judged])
-    to_judge: deque[Answer] = field(default_factory=deque[Answer])
+    answers_by_name: dict[str, HeldOutAnswer]
+    judged: dict[str, JudgedAnswer] = field(default_factory=dict[str, JudgedAnswer])
+    to_judge: deque[HeldOutAnswer] = field(default_factory=deque[HeldOutAnswer])
 
-    def run(self, sleep: Callable[[float], None]) -> dict[str, Judged]:
+    def run(self, sleep: Callable[[float], None]) -> dict[str, JudgedAnswer]:
         for answer in self.answers_by_name.values():
             self.engine.submit(answer.request)
         while len(self.judged) < len(self.answers_by_name):
@@ -127,23 +128,23 @@ class _Round:
             for name, outcome in outcomes:
                 self._apply_outcome(name, self.answers_by_name[name], outcome)
             if not (emissions or outcomes):
-                sleep(_EMPTY_S)
+                sleep(_IDLE_S)
         return self.judged
 
-    def _grow(self, answer: Answer, emission: Emission) -> None:
+    def _grow(self, answer: HeldOutAnswer, emission: Emission) -> None:
         answer.add(emission.tokens, GENERATED)
         if emission.finish is not None:
             answer.over = emission.finish == "length" or not answer.request.hold
             self.to_judge.append(answer)
 
-    def _judge(self, answer: Answer) -> None:
+    def _judge(self, answer: HeldOutAnswer) -> None:
         name, reference, turns = answer.request.trajectory, answer.prompt.reference, answer.turns()
         if answer.over:
             self.rewards.submit(name, reference, turns)
         else:
             self.rewards.submit_turn(name, reference, answer.state, turns)
 
-    def _apply_outcome(self, name: str, answer: Answer, outcome: Verdict | Reply) -> None:
+    def _apply_outcome(self, name: str, answer: HeldOutAnswer, outcome: RewardVerdict | Reply) -> None:
         """A verdict ends the answer; a reply continues it, or completes it if the reply
         is empty.
         """
@@ -155,8 +156,8 @@ class _Round:
                 self.engine.append(name, tokens)
             except EngineRefused as error:  # the reply has tokens that the engine refuses
                 self.engine.abort(name)
-                verdict = Verdict(reason=f"environment: {error}")
-                self.judged[name] = Judged(verdict, answer.generated(), answer.prompt.task)
+                verdict = RewardVerdict(reason=f"environment: {error}")
+                self.judged[name] = JudgedAnswer(verdict, answer.generated(), answer.prompt.task)
             return
         if not answer.over:  # its last turn still holds a slot
             self.engine.abort(name)
@@ -164,4 +165,4 @@ class _Round:
             answer.over = True
             self.to_judge.append(answer)
         else:
-            self.judged[name] = Judged(outcome, answer.generated(), answer.prompt.task)
+            self.judged[name] = JudgedAnswer(outcome, answer.generated(), answer.prompt.task)

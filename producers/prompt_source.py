@@ -16,15 +16,16 @@ import numpy as np
 from producers.tasks.base import TaskPrompt
 from streams.bus import Bus
 from streams.errors import ConfigurationError
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, Prompt, Sampling
+from streams.records import Admitted, Prompt
+from streams.values import Sampling
 from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
-ROUND_S = 0.05
-REFILL = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
+POLL_S = 0.05
+REFILL_PARTS = 4  # publish when a quarter of `ahead` was admitted: few appends of many prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +94,13 @@ class PromptSource:
                 if isinstance(received.record, Admitted):
                     self.admitted = max(self.admitted, received.record.group)
             target = self.admitted + 1 + self.ahead
-            if target - self.next_group > self.ahead // REFILL:
+            if target - self.next_group > self.ahead // REFILL_PARTS:
                 prompts = [self.order.at(group) for group in range(self.next_group, target)]
                 writer.append([(str(prompt.group), prompt) for prompt in prompts])
                 self.next_group = target
-            stop.wait(ROUND_S)
+            stop.wait(POLL_S)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Prompts published in the whole run, and how many of them are not admitted."""
         return {
             "prompts_published_total": self.next_group,

@@ -16,14 +16,14 @@ from queue import SimpleQueue
 
 import msgspec
 
-from producers.reward_answers import Answer, Question, answer
+from producers.reward_answers import RewardAnswer, RewardQuestion, answer_question
 from producers.scoring.function import load_function
 from producers.tasks.described import PlainTask
 from producers.tasks.registry import load_task
 from streams.errors import ConfigurationError
 
 
-def _questions(source: int) -> Iterator[Question]:
+def _read_questions(source: int) -> Iterator[RewardQuestion]:
     """Yield the questions that arrive on the pipe; the process exits at the pipe's end."""
     arrived: SimpleQueue[bytes] = SimpleQueue()
 
@@ -34,12 +34,12 @@ def _questions(source: int) -> Iterator[Question]:
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    decoder = msgspec.json.Decoder(Question)
+    decoder = msgspec.json.Decoder(RewardQuestion)
     while True:
         yield decoder.decode(arrived.get())
 
 
-def _own_pipes() -> tuple[int, int]:
+def _claim_pipes() -> tuple[int, int]:
     """Move the pipes to other descriptors. The task's prints go to stderr, and its
     stdin is empty.
     """
@@ -55,20 +55,20 @@ def main(settings: str, function_path: str = "") -> None:
     until the pipe closes.
     """
     description = msgspec.json.decode(settings, type=PlainTask)
-    source, sink = _own_pipes()
+    source, sink = _claim_pipes()
     encode = msgspec.json.Encoder().encode
     with open(sink, "wb", buffering=0) as out:
         try:
             task = load_task(description)
             function = load_function(function_path) if function_path else None
         except ConfigurationError as error:
-            out.write(encode(Answer("failed", reason=str(error))) + b"\n")
+            out.write(encode(RewardAnswer("failed", reason=str(error))) + b"\n")
             return
-        out.write(encode(Answer("score")) + b"\n")
-        for question in _questions(source):
+        out.write(encode(RewardAnswer("score")) + b"\n")
+        for question in _read_questions(source):
             # CPU seconds, twice the parent's limit: it takes effect only after the parent's death.
             signal.setitimer(signal.ITIMER_VIRTUAL, 2 * description.reward_timeout_s + 1)
-            out.write(encode(answer(task, function, question)) + b"\n")
+            out.write(encode(answer_question(task, function, question)) + b"\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 last made progress.
 
 The process runs the task's code and any part of a model's answer that this code executes. It gets
-only the environment variables that `allowed` names, so an answer that prints its environment finds
+only the environment variables that `allowed_variables` names, so an answer that prints its environment finds
 neither the broker's password nor the store's keys.
 """
 
@@ -29,10 +29,10 @@ _NAMES = """
 """
 _ALLOWED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_")
 
-Held = TypeVar("Held")
+HeldQuestion = TypeVar("Held")
 
 
-def allowed(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+def allowed_variables(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
     """The variables that a task's code gets: paths of programs, libraries and caches, language,
     threads, and those that `task.environment` names.
     """
@@ -45,11 +45,11 @@ def allowed(environment: Mapping[str, str], named: Sequence[str]) -> dict[str, s
     }
 
 
-class RewardWorker(Generic[Held]):
+class RewardWorker(Generic[HeldQuestion]):
     """`held` are the unanswered questions, oldest first; `greeting` is the process's first line."""
 
     def __init__(self, task: TaskSettings, now: float, function: str = "") -> None:
-        self.held: deque[Held] = deque()
+        self.held: deque[HeldQuestion] = deque()
         self.greeting = b""
         self._limit_s = task.reward_timeout_s
         self._progress_s = now
@@ -63,7 +63,7 @@ class RewardWorker(Generic[Held]):
         os.set_blocking(self._into, False)
         os.set_blocking(self._out, False)
 
-    def give(self, held: Held, line: bytes, now: float) -> None:
+    def give(self, held: HeldQuestion, line: bytes, now: float) -> None:
         """Queue a question. Its time starts when the questions before it are answered."""
         if self.greeting and not self.held:
             self._progress_s = now
@@ -82,7 +82,7 @@ class RewardWorker(Generic[Held]):
         del self._outgoing[:count]
         self._was_full = bool(self._outgoing)
 
-    def read(self, now: float) -> Iterator[tuple[Held, bytes]]:
+    def read(self, now: float) -> Iterator[tuple[HeldQuestion, bytes]]:
         """Yield the answers that have arrived, each with its question."""
         with suppress(BlockingIOError):
             while data := os.read(self._out, _READ_BYTES):
@@ -136,7 +136,7 @@ def _spawn(task: TaskSettings, function: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        env=allowed(os.environ, task.environment)
+        env=allowed_variables(os.environ, task.environment)
         | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         start_new_session=True,
     )

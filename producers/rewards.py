@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from producers.reward_answers import Answer, Question
+from producers.reward_answers import RewardAnswer, RewardQuestion
 from producers.reward_worker import RewardWorker
-from producers.scoring.finished import Facts
+from producers.scoring.finished import TrajectoryFacts
 from producers.settings import TaskSettings
 from producers.tasks.base import Reply, Turns
 from streams.errors import ConfigurationError
@@ -25,7 +25,7 @@ _STARTS_MAX = 3  # processes in a row that end before their greeting
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RewardVerdict:
     """A reward with its named scores, or the `reason` why there will be none."""
 
     reward: float = 0.0
@@ -37,12 +37,12 @@ class Verdict:
         return bool(self.reason)
 
 
-Outcome = Verdict | Reply
+RewardOutcome = RewardVerdict | Reply
 """A result of `poll`: a verdict for `submit`; a reply or a dead verdict for `submit_turn`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingQuestion:
     key: str
     line: bytes
 
@@ -64,9 +64,9 @@ class RewardPool:
         self._capacity = capacity
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
-        self._decoder = msgspec.json.Decoder(Answer)
-        self._waiting: deque[_Asked] = deque()
-        self._workers: list[RewardWorker[_Asked] | None] = [None] * task.reward_processes
+        self._decoder = msgspec.json.Decoder(RewardAnswer)
+        self._waiting: deque[_PendingQuestion] = deque()
+        self._workers: list[RewardWorker[_PendingQuestion] | None] = [None] * task.reward_processes
         self._starts_failed = 0
 
     def can_submit(self) -> bool:
@@ -75,23 +75,23 @@ class RewardPool:
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
         """Have a complete answer judged."""
-        self._queue(key, Question("judge", reference, "", _lists(turns)))
+        self._queue(key, RewardQuestion("judge", reference, "", _lists(turns)))
 
     def submit_turn(self, key: str, reference: str, state: str, turns: Turns) -> None:
         """Have the task's environment reply to the last of `turns`."""
-        self._queue(key, Question("reply", reference, state, _lists(turns)))
+        self._queue(key, RewardQuestion("reply", reference, state, _lists(turns)))
 
-    def submit_finished(self, key: str, reference: str, turns: Turns, facts: Facts) -> None:
+    def submit_finished(self, key: str, reference: str, turns: Turns, facts: TrajectoryFacts) -> None:
         """Have the scorer's function called. Its numbers are `scores` of the verdict, a lone one
         under the name "".
         """
-        self._queue(key, Question("score", reference, "", _lists(turns), facts))
+        self._queue(key, RewardQuestion("score", reference, "", _lists(turns), facts))
 
-    def poll(self) -> list[tuple[str, Outcome]]:
+    def poll(self) -> list[tuple[str, RewardOutcome]]:
         """Return the outcomes since the last poll. Raises `ConfigurationError` if the task cannot
         be built.
         """
-        decided: list[tuple[str, Outcome]] = []
+        decided: list[tuple[str, RewardOutcome]] = []
         if not self._outstanding():
             return decided
         now = self._clock()
@@ -111,17 +111,17 @@ class RewardPool:
         held = sum(len(worker.held) for worker in self._workers if worker is not None)
         return len(self._waiting) + held
 
-    def _queue(self, key: str, question: Question) -> None:
+    def _queue(self, key: str, question: RewardQuestion) -> None:
         assert self.can_submit(), "call can_submit() first"
-        self._waiting.append(_Asked(key, self._encoder.encode(question) + b"\n"))
+        self._waiting.append(_PendingQuestion(key, self._encoder.encode(question) + b"\n"))
 
-    def _serve_process(self, index: int, now: float, decided: list[tuple[str, Outcome]]) -> None:
+    def _serve_process(self, index: int, now: float, decided: list[tuple[str, RewardOutcome]]) -> None:
         """Serve one process: read its answers, write questions, replace it if it ended or hangs."""
         worker = self._workers[index]
         if worker is None:
             if not self._waiting:
                 return
-            worker = self._workers[index] = RewardWorker[_Asked](self._task, now, self._function)
+            worker = self._workers[index] = RewardWorker[_PendingQuestion](self._task, now, self._function)
         ended = (
             worker.has_ended()
         )  # checked before reading, so that no answer of a dying process is lost
@@ -139,7 +139,7 @@ class RewardPool:
         if reason:
             self._replace(index, worker, reason, decided)
 
-    def _check_greeting(self, worker: RewardWorker[_Asked]) -> None:
+    def _check_greeting(self, worker: RewardWorker[_PendingQuestion]) -> None:
         if worker.greeting:
             refusal = self._decoder.decode(worker.greeting).reason
             if refusal:
@@ -147,21 +147,21 @@ class RewardPool:
                 raise ConfigurationError(refusal)
             self._starts_failed = 0
 
-    def _outcome(self, line: bytes) -> Outcome:
+    def _outcome(self, line: bytes) -> RewardOutcome:
         try:
             answer = self._decoder.decode(line)
         except msgspec.MsgspecError as error:  # only if the task's code wrote to the pipe
-            return Verdict(reason=f"its answer cannot be read: {error}")
+            return RewardVerdict(reason=f"its answer cannot be read: {error}")
         if answer.kind == "reply":
             return Reply(answer.tokens, answer.state)
-        return Verdict(answer.reward, answer.scores, answer.reason)
+        return RewardVerdict(answer.reward, answer.scores, answer.reason)
 
     def _replace(
         self,
         index: int,
-        worker: RewardWorker[_Asked],
+        worker: RewardWorker[_PendingQuestion],
         reason: str,
-        decided: list[tuple[str, Outcome]],
+        decided: list[tuple[str, RewardOutcome]],
     ) -> None:
         """Give the oldest question a dead verdict if the process had started it; the others return
         to the front of the queue.
@@ -178,7 +178,7 @@ class RewardPool:
                     f"({reason}); see what task {self._task.name!r} does when it is imported"
                 )
         elif held:
-            decided.append((held.pop(0).key, Verdict(reason=reason)))
+            decided.append((held.pop(0).key, RewardVerdict(reason=reason)))
         self._waiting.extendleft(reversed(held))
 
 

@@ -8,29 +8,23 @@ change was accepted.
 import json
 from typing import Any
 
-from rollstream.config import (
-    Configuration,
-    Difference,
-    differences,
-    essentials,
-    fingerprint,
-    refuse_differences,
-)
-from storage.documents import create_same, decode, encode
+from rollstream.settings import Configuration
+from rollstream.config import SettingChange, setting_changes, essential_settings, fingerprint, refuse_changes
+from storage.documents import create_idempotent, decode_json, encode_json
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, ObjectMissing
 
-ADVICE = "use its recorded configuration, or change it from the next step on with --accept-config"
+ADVICE_ON_CHANGE = "use its recorded configuration, or change it from the next step on with --accept-config"
 
 
-def key_of(configuration_hash: str) -> str:
+def configuration_key(configuration_hash: str) -> str:
     return f"configurations/{configuration_hash}.json"
 
 
-def keep_configuration(store: ObjectStore, configuration: Configuration) -> None:
+def store_configuration(store: ObjectStore, configuration: Configuration) -> None:
     """Store the essential settings under their hash; idempotent."""
-    wanted = essentials(configuration)
-    create_same(store, key_of(fingerprint(configuration)), encode(wanted))
+    wanted = essential_settings(configuration)
+    create_idempotent(store, configuration_key(fingerprint(configuration)), encode_json(wanted))
 
 
 def accept_change(
@@ -40,25 +34,25 @@ def accept_change(
     `before`. Raises `ConfigurationError` with the differences if they were not accepted.
     """
     try:
-        found = changes_since(store, before, configuration)
+        found = changes_since_hash(store, before, configuration)
     except ObjectMissing:
         if not accepted:
             raise ConfigurationError(
                 f"the run was trained under another configuration ({before}), which is not kept: "
-                f"no object {key_of(before)}; {ADVICE}"
+                f"no object {configuration_key(before)}; {ADVICE_ON_CHANGE}"
             ) from None
         return True
-    refuse_differences(found, f"the ledger ends under {before}, a run", accepted, ADVICE)
+    refuse_changes(found, f"the ledger ends under {before}, a run", accepted, ADVICE_ON_CHANGE)
     return bool(found)
 
 
-def changes_since(
+def changes_since_hash(
     store: ObjectStore, before: str, configuration: Configuration
-) -> list[Difference]:
+) -> list[SettingChange]:
     """Changes of essential settings since the configuration of this hash. Raises `ObjectMissing` if
     it is not stored.
     """
-    key = key_of(before)
-    had = decode(store.get(key), dict[str, Any], key)
-    now: dict[str, Any] = json.loads(json.dumps(essentials(configuration)))
-    return differences(had, now)
+    key = configuration_key(before)
+    had = decode_json(store.get(key), dict[str, Any], key)
+    now: dict[str, Any] = json.loads(json.dumps(essential_settings(configuration)))
+    return setting_changes(had, now)

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from consumers.audit.seen import Kept
-from consumers.audit.tally import Offender, Tally
+from consumers.audit.seen import Completeness
+from consumers.audit.tally import Offender, InvariantResult
 
-MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
+STATE_MARKS = {"kept": "✓", "violated": "✗", "unchecked": "?"}
 COLUMNS_MAX = 120
 
 
-def in_words(
-    name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept], columns: int
+def audit_report_lines(
+    name: str, run: str, tallies: Sequence[InvariantResult], coverage: Mapping[str, Completeness], columns: int
 ) -> Iterator[str]:
     """The text report, line by line."""
     columns = min(columns, COLUMNS_MAX)
@@ -21,7 +21,7 @@ def in_words(
     yield fill(f"{name}, run {run}{absent}", columns, subsequent_indent="  ")
     for tally in tallies:
         number = str(tally.number) if tally.number else "–"
-        yield f"{MARKS[tally.state]} {number} {tally.title}"
+        yield f"{STATE_MARKS[tally.state]} {number} {tally.title}"
         counts = ", ".join(f"{count:,} {what}" for what, count in tally.counts.items())
         yield from _indented(counts, columns)
         for offender in tally.offenders:
@@ -35,8 +35,8 @@ def in_words(
     yield _verdict(tallies)
 
 
-def in_json(
-    name: str, run: str, tallies: Sequence[Tally], coverage: Mapping[str, Kept]
+def audit_report_json(
+    name: str, run: str, tallies: Sequence[InvariantResult], coverage: Mapping[str, Completeness]
 ) -> dict[str, Any]:
     """The report as a JSON object."""
     return {
@@ -45,24 +45,24 @@ def in_json(
         "violations": sum(tally.violations for tally in tallies),
         "checked_whole": not any(tally.unchecked for tally in tallies),
         "topics": dict(coverage),
-        "invariants": [_line(tally) for tally in tallies],
+        "invariants": [_invariant_json(tally) for tally in tallies],
     }
 
 
-def _line(tally: Tally) -> dict[str, Any]:
+def _invariant_json(tally: InvariantResult) -> dict[str, Any]:
     return {
         "invariant": tally.number,
         "title": tally.title,
         "state": tally.state,
         "counts": dict(tally.counts),
         "violations": tally.violations,
-        "offenders": [_offender(offender) for offender in tally.offenders],
+        "offenders": [_offender_json(offender) for offender in tally.offenders],
         "unchecked": tally.unchecked,
         "notes": tally.notes,
     }
 
 
-def _offender(offender: Offender) -> dict[str, Any]:
+def _offender_json(offender: Offender) -> dict[str, Any]:
     place: dict[str, Any] = {"key": offender.key} if offender.key else {"topic": offender.topic}
     if offender.at is not None:
         place |= {"partition": offender.at.partition, "offset": offender.at.offset}
@@ -75,7 +75,7 @@ def _indented(text: str, columns: int) -> Iterator[str]:
         yield fill(text, columns, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-def _verdict(tallies: Sequence[Tally]) -> str:
+def _verdict(tallies: Sequence[InvariantResult]) -> str:
     violations = sum(tally.violations for tally in tallies)
     unchecked = sum(len(tally.unchecked) for tally in tallies)
     if violations:

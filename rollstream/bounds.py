@@ -4,20 +4,20 @@ rollouts, replay and audit apply them with the same function.
 
 from pathlib import Path
 
-from consumers.trainer.prepare import Rule, rule_of
-from rollstream.config import Configuration
+from consumers.trainer.prepare import TrainingRule, training_rule
+from rollstream.settings import Configuration
 from rollstream.folder import model_folder
-from storage.checkpoint_folder import vocabulary_in
+from storage.checkpoint_folder import hf_vocabulary_size
 from streams.admissible import TrainingBounds
 
 
-def run_rule(c: Configuration, folder: Path) -> Rule:
+def run_rule(c: Configuration, folder: Path) -> TrainingRule:
     """The rule by which this run's trainer decides which samples of a group it trains."""
-    bounds = bounds_of(c, vocabulary_in(model_folder(c, folder)))
-    return rule_of(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
+    bounds = training_bounds(c, hf_vocabulary_size(model_folder(c, folder)))
+    return training_rule(c.trainer, c.dispatch.max_lag, bounds.keep_version, bounds)
 
 
-def bounds_of(c: Configuration, vocabulary: int | None) -> TrainingBounds:
+def training_bounds(c: Configuration, vocabulary: int | None) -> TrainingBounds:
     """The bounds for a model with this vocabulary size; with None any token id passes."""
     keep_version = c.rollouts.on_update == "keep_version"
     known = TrainingBounds().vocabulary if vocabulary is None else vocabulary

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rollstream.lifeline import VARIABLE as PARENT
+from rollstream.lifeline import PARENT_VARIABLE as PARENT
 
-SAYS = "rollstream: "  # prefix of the error message with which `main` ends
+ERROR_PREFIX = "rollstream: "  # prefix of the error message with which `main` ends
 LINE_BYTES_MAX = 400  # of a log line quoted in a message
-WORDS_BYTES_MAX = 4000  # of a role's own error message
+MESSAGE_BYTES_MAX = 4000  # of a role's own error message
 _TAIL_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessSpec:
     """A process that the run needs.
 
     `ends` is the meaning of its exit with code 0: the whole run is complete, only this role's work
@@ -39,11 +39,11 @@ class Seat:
     stops_last: bool = False
 
 
-class Child:
+class ChildProcess:
     """A running role."""
 
     def __init__(
-        self, seat: Seat, log: Path, environment: Mapping[str, str], lock: int | None
+        self, seat: ProcessSpec, log: Path, environment: Mapping[str, str], lock: int | None
     ) -> None:
         self.seat, self.log = seat, log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +69,9 @@ class Child:
 
     def words(self) -> str:
         """Its own error message since its start and the lines after it; may be empty."""
-        lines = _tail(self.log, self._began).splitlines()
-        first = next((n for n, line in enumerate(lines) if line.startswith(SAYS)), len(lines))
-        return "\n".join(lines[first:]).removeprefix(SAYS)[:WORDS_BYTES_MAX]
+        lines = _log_tail(self.log, self._began).splitlines()
+        first = next((n for n, line in enumerate(lines) if line.startswith(ERROR_PREFIX)), len(lines))
+        return "\n".join(lines[first:]).removeprefix(ERROR_PREFIX)[:MESSAGE_BYTES_MAX]
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM: the role finishes its current work and exits."""
@@ -89,11 +89,11 @@ class Child:
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
     """The end of a log, as text; empty without a log."""
-    lines = deque(_tail(log, 0).splitlines(), maxlen=count)
+    lines = deque(_log_tail(log, 0).splitlines(), maxlen=count)
     return [line[:LINE_BYTES_MAX] for line in lines]
 
 
-def _tail(log: Path, since: int) -> str:
+def _log_tail(log: Path, since: int) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(since, log.stat().st_size - _TAIL_BYTES))
@@ -102,7 +102,7 @@ def _tail(log: Path, since: int) -> str:
         return ""
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code as text."""
     if code >= 0:
         return f"exit code {code}"

@@ -21,23 +21,16 @@ from urllib.parse import urlsplit
 import xxhash
 from pydantic import ValidationError
 
-from rollstream.combinations import impossible
-from rollstream.complaints import complain, explain
-from rollstream.layers import (
-    REMOVED,
-    Layers,
-    environment_layer,
-    file_layer,
-    lay,
-    overrides_layer,
-)
+from rollstream.combinations import setting_problems
+from rollstream.complaints import error_line, error_lines
+from rollstream.layers import REMOVED_SETTINGS, SettingLayers, environment_layer, file_layer, merge_layers, overrides_layer
 from rollstream.settings import Configuration
 from streams.errors import ConfigurationError
 from streams.release import RELEASE
 
 CODE_REVISION = "code_revision"  # beside the settings in config.json
 
-INCIDENTAL = (
+INCIDENTAL_SETTINGS = (
     "folder",
     "sync",
     "truncate",
@@ -84,18 +77,18 @@ INCIDENTAL = (
 """Settings that may change between two starts of a run: they change where and when work is done,
 not what is learnt from a trajectory.
 """
-ESSENTIAL = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
-"""Exceptions to `INCIDENTAL`."""
-FIXED = ("run", "bus", "store", "model", "trainer.updates_per_step")
+ESSENTIAL_EXCEPTIONS = ("rollouts.on_update", "rollouts.context_max", "rollouts.engine")
+"""Exceptions to `INCIDENTAL_SETTINGS`."""
+FIXED_SETTINGS = ("run", "bus", "store", "model", "trainer.updates_per_step")
 """Settings that even `--accept-config` cannot change: they locate log and store, or a checkpoint is
 meaningless without them.
 """
-PLACES = ("bus", "store")
-"""URLs; of each only the part that names the run's data is compared (`named_by`)."""
+URL_SETTINGS = ("bus", "store")
+"""URLs; of each only the part that names the run's data is compared (`url_identity`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SettingChange:
     """A setting whose value changed."""
 
     key: str
@@ -113,19 +106,19 @@ def load(
     """The checked configuration of this file and of the layers above it; `overrides` are
     `key=value`.
     """
-    layers = _resolved(Path(path))
+    layers = _load_file(Path(path))
     if Path(path).suffix == ".json":
         _refuse_removed(layers, Path(path))
     else:
-        layers = lay(layers, environment_layer(environment, Configuration))
-    return checked(lay(layers, overrides_layer(overrides, Configuration)))
+        layers = merge_layers(layers, environment_layer(environment, Configuration))
+    return validate_layers(merge_layers(layers, overrides_layer(overrides, Configuration)))
 
 
-def load_to_look(path: Path) -> Configuration:
+def load_for_viewing(path: Path) -> Configuration:
     """The configuration of a run's `config.json`, for commands that only read the run: unknown keys
     of another release are skipped with a warning, where `load` refuses them.
     """
-    layers = _resolved(path)
+    layers = _load_file(path)
     try:
         Configuration.model_validate_json(json.dumps(layers.values), strict=True)
     except ValidationError as error:
@@ -137,7 +130,7 @@ def load_to_look(path: Path) -> Configuration:
                 table = table[name]
             del table[key]
         _warn_of_unknown(path, tuple(".".join(map(str, where)) for where in unknown))
-    return checked(layers)
+    return validate_layers(layers)
 
 
 @cache
@@ -151,23 +144,23 @@ def _warn_of_unknown(path: Path, keys: Sequence[str]) -> None:
         )
 
 
-def _resolved(path: Path) -> Layers:
+def _load_file(path: Path) -> SettingLayers:
     """A file's layer; of a `config.json` only the settings, and with its own folder."""
     layers = file_layer(path)
     if path.suffix == ".json":
         layers.values.pop(CODE_REVISION, None)
         layers.values["folder"] = str(path.parent)
-        for key, default in REMOVED.items():
+        for key, default in REMOVED_SETTINGS.items():
             if _leaf(layers, key) == (default,):
                 _drop_leaf(layers, key)
     return layers
 
 
-def _refuse_removed(layers: Layers, path: Path) -> None:
+def _refuse_removed(layers: SettingLayers, path: Path) -> None:
     """Raise `ConfigurationError` for a removed setting whose value in the run is not its default:
     without it the run would not be the same.
     """
-    for key, default in REMOVED.items():
+    for key, default in REMOVED_SETTINGS.items():
         for value in _leaf(layers, key):
             raise ConfigurationError(
                 f"{path} has {key} = {json.dumps(value)}, and release {RELEASE} has no such "
@@ -175,7 +168,7 @@ def _refuse_removed(layers: Layers, path: Path) -> None:
             )
 
 
-def _leaf(layers: Layers, key: str) -> tuple[Any, ...]:
+def _leaf(layers: SettingLayers, key: str) -> tuple[Any, ...]:
     """The value of a dotted key, alone in a tuple; nothing where the layers do not have it."""
     value: Any = layers.values
     for part in key.split("."):
@@ -185,7 +178,7 @@ def _leaf(layers: Layers, key: str) -> tuple[Any, ...]:
     return (value,)
 
 
-def _drop_leaf(layers: Layers, key: str) -> None:
+def _drop_leaf(layers: SettingLayers, key: str) -> None:
     *tables, leaf = key.split(".")
     table = layers.values
     for name in tables:
@@ -194,30 +187,30 @@ def _drop_leaf(layers: Layers, key: str) -> None:
     layers.origins.pop(key, None)
 
 
-def truncates(configuration: Configuration) -> bool:
+def truncates_log(configuration: Configuration) -> bool:
     """Whether the run's log is truncated."""
     wanted = configuration.truncate
     return configuration.archive.enabled if wanted is None else wanted
 
 
-def checked(layers: Layers) -> Configuration:
+def validate_layers(layers: SettingLayers) -> Configuration:
     """The configuration that the layers describe. Raises `ConfigurationError` with all errors."""
     try:
         # JSON mode is strict about types and still takes a list for a tuple.
         configuration = Configuration.model_validate_json(json.dumps(layers.values), strict=True)
     except ValidationError as error:
-        raise ConfigurationError(explain(error, layers, Configuration)) from None
-    problems = impossible(configuration)
+        raise ConfigurationError(error_lines(error, layers, Configuration)) from None
+    problems = setting_problems(configuration)
     if problems:
         raise ConfigurationError(
             "\n".join(
-                complain(p.key, p.must, value_at(configuration, p.key), layers) for p in problems
+                error_line(p.key, p.must, setting_value(configuration, p.key), layers) for p in problems
             )
         )
     return configuration
 
 
-def flat(configuration: Configuration) -> dict[str, Any]:
+def flat_settings(configuration: Configuration) -> dict[str, Any]:
     """Every setting by its dotted key."""
     found: dict[str, Any] = {}
 
@@ -232,7 +225,7 @@ def flat(configuration: Configuration) -> dict[str, Any]:
     return found
 
 
-def value_at(configuration: Configuration, key: str) -> Any:
+def setting_value(configuration: Configuration, key: str) -> Any:
     """The value of a dotted key."""
     value: Any = configuration
     for part in key.split("."):
@@ -240,13 +233,13 @@ def value_at(configuration: Configuration, key: str) -> Any:
     return value
 
 
-def essentials(configuration: Configuration) -> dict[str, Any]:
+def essential_settings(configuration: Configuration) -> dict[str, Any]:
     """The settings that must not change during a run."""
-    kept = {key: value for key, value in flat(configuration).items() if not _is_incidental(key)}
-    return _placed(kept)
+    kept = {key: value for key, value in flat_settings(configuration).items() if not _is_incidental(key)}
+    return _without_hosts(kept)
 
 
-def named_by(url: str) -> str:
+def url_identity(url: str) -> str:
     """The part of a URL that names the data: scheme and prefix, or bucket and prefix. Hosts,
     endpoints and options may change during a run (invariant 15). A path names the data as a whole.
     """
@@ -259,38 +252,38 @@ def named_by(url: str) -> str:
     return url
 
 
-def _placed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_hosts(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with hosts and options removed from their URLs; earlier releases recorded whole
     URLs.
     """
-    return {k: named_by(v) if k in PLACES and v else v for k, v in settings.items()}
+    return {k: url_identity(v) if k in URL_SETTINGS and v else v for k, v in settings.items()}
 
 
 def fingerprint(configuration: Configuration) -> str:
     """xxh3-128 of the essentials: the configuration hash of the ledger."""
-    text = json.dumps(essentials(configuration), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(essential_settings(configuration), sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def setting_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[SettingChange]:
     """The changes between two sets of essential settings, by key. A setting missing in `before`,
     because an earlier release wrote it, had its default; a removed setting that had its default is
     no change.
     """
-    defaults = essentials(Configuration())
-    kept = {k: v for k, v in before.items() if k not in REMOVED or v != REMOVED[k]}
-    before = _placed(kept)
+    defaults = essential_settings(Configuration())
+    kept = {k: v for k, v in before.items() if k not in REMOVED_SETTINGS or v != REMOVED_SETTINGS[k]}
+    before = _without_hosts(kept)
     pairs = [(key, before.get(key, defaults.get(key)), now.get(key)) for key in {*before, *now}]
-    return [Difference(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
+    return [SettingChange(*pair) for pair in sorted(pairs, key=lambda p: p[0]) if pair[1] != pair[2]]
 
 
-def refuse_differences(
-    found: Sequence[Difference], where: str, accepted: bool, advice: str
+def refuse_changes(
+    found: Sequence[SettingChange], where: str, accepted: bool, advice: str
 ) -> None:
     """Raise `ConfigurationError` with all changes that are refused: any change, or, if they are
     `accepted`, only those of fixed settings.
     """
-    refused = [one for one in found if not accepted or _is_of(one.key, FIXED)]
+    refused = [one for one in found if not accepted or _is_under(one.key, FIXED_SETTINGS)]
     if refused:
         lines = "\n".join(f"  {one}" for one in refused)
         if accepted:
@@ -299,8 +292,8 @@ def refuse_differences(
 
 
 def _is_incidental(key: str) -> bool:
-    return key not in ESSENTIAL and _is_of(key, INCIDENTAL)
+    return key not in ESSENTIAL_EXCEPTIONS and _is_under(key, INCIDENTAL_SETTINGS)
 
 
-def _is_of(key: str, names: Sequence[str]) -> bool:
+def _is_under(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)

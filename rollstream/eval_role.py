@@ -14,38 +14,39 @@ from dataclasses import dataclass, field
 
 from producers.engines.connect import open_engine
 from producers.engines.options import EngineOptions
-from producers.evaluator import Plan, evaluate
+from producers.evaluator import EvaluationPlan, evaluate
 from producers.rewards import RewardPool
 from producers.tasks.base import Task
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import RunFolder
-from rollstream.opening import opening
-from rollstream.role_place import Place, set_threads
-from rollstream.run_task import task_of, task_settings
+from rollstream.opening import classify_engine_errors
+from rollstream.role_place import RoleContext, set_torch_threads
+from rollstream.run_task import load_run_task, task_settings
 from storage.metrics import MetricsFile, read_metrics
 from storage.model import config_from_version
-from storage.versions.fetch import fetch
-from storage.versions.held import HeldWeights
+from storage.versions.fetch import fetch_tensors
+from storage.versions.held import ResidentWeights
 from storage.versions.retention import stored_versions
 from streams.errors import ObjectMissing
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader, from_begin
-from streams.records import Version, WeightsAnnounced
+from streams.values import Version
+from streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 0.2
-INSTEAD = "no evaluation (evaluation.enabled = false)"
+POLL_S = 0.2
+EVALUATION_OFF = "no evaluation (evaluation.enabled = false)"
 
 
-def follow(place: Place) -> bool:
+def evaluate_announced(place: RoleContext) -> bool:
     """Evaluate due versions as they are announced; True once the last step's version is
     evaluated.
     """
     c = place.configuration
-    set_threads(c.evaluation.threads)
+    set_torch_threads(c.evaluation.threads)
     path = RunFolder(place.folder).metrics / "eval.jsonl"
-    evaluator = _evaluator(place)
+    evaluator = _open_evaluator(place)
     evaluator.done = {int(line["step"]) for line in read_metrics(path)}
     reader = TopicReader(place.bus, "weights", from_begin(place.bus, "weights"))
     place.watch.offer(evaluator.figures, lambda: [reader])
@@ -60,7 +61,7 @@ def follow(place: Place) -> bool:
             due = [n for n in due_numbers(c, newest) if n not in evaluator.done]
             evaluator.due = len(due)
             if not due:
-                place.stop.wait(WAIT_S)
+                place.stop.wait(POLL_S)
                 continue
             version = announced.get(due[0]) or stored_version(place, due[0])
             line = None if version is None else evaluator.line(version)
@@ -71,13 +72,13 @@ def follow(place: Place) -> bool:
     return c.trainer.steps in evaluator.done
 
 
-def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
+def evaluate_stored(place: RoleContext, numbers: Iterable[int]) -> Iterator[dict[str, object]]:
     """Evaluate these stored versions now; yields their lines. Raises `ObjectMissing` for a version
     that is not stored.
     """
     c = place.configuration
-    set_threads(c.evaluation.threads)
-    evaluator = _evaluator(place)
+    set_torch_threads(c.evaluation.threads)
+    evaluator = _open_evaluator(place)
     for number in numbers:
         version = stored_version(place, number)
         if version is None:
@@ -88,9 +89,9 @@ def evaluate_stored(place: Place, numbers: Iterable[int]) -> Iterator[dict[str, 
             yield line
 
 
-def _evaluator(place: Place) -> "Evaluator":
+def _open_evaluator(place: RoleContext) -> "Evaluator":
     c, folder = place.configuration, place.folder
-    task = task_of(c, folder)
+    task = load_run_task(c, folder)
     task.held_out(c.evaluation.prompts)  # too many raise here, not at the first version
     return Evaluator(place, task, RewardPool(task_settings(c, folder)))
 
@@ -101,7 +102,7 @@ def due_numbers(c: Configuration, newest: int) -> list[int]:
     return sorted({*range(0, newest + 1, c.evaluation.every), *last})
 
 
-def stored_version(place: Place, number: int) -> Version | None:
+def stored_version(place: RoleContext, number: int) -> Version | None:
     """The stored version of this number, of the highest term if several trainers made one."""
     stored = [v.version for v in stored_versions(place.store) if v.whole]
     return max((v for v in stored if v.number == number), default=None)
@@ -111,10 +112,10 @@ def stored_version(place: Place, number: int) -> Version | None:
 class Evaluator:
     """One engine that is updated to one version after the other."""
 
-    place: Place
+    place: RoleContext
     task: Task
     rewards: RewardPool
-    held: HeldWeights = field(default_factory=HeldWeights)
+    held: ResidentWeights = field(default_factory=ResidentWeights)
     """Weights of the previously evaluated version: only deltas to the next one are fetched."""
     done: set[int] = field(default_factory=set[int])
     due: int = 0
@@ -127,7 +128,7 @@ class Evaluator:
         self.count += 1
         self.last = {k: float(v) for k, v in line.items() if isinstance(v, int | float)}
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         last = dict(self.last)
         version = {"eval_version": last.pop("step")} if last else {}
         return {
@@ -150,7 +151,7 @@ class Evaluator:
             "torch" if c.rollouts.has_server else c.rollouts.engine
         )  # servers serve rollouts only
         # A refusal of a later version is about that version, not the model: the role restarts.
-        with nullcontext() if self.done else opening(name, instead=INSTEAD):
+        with nullcontext() if self.done else classify_engine_errors(name, instead=EVALUATION_OFF):
             engine = open_engine(
                 name,
                 config,
@@ -159,7 +160,7 @@ class Evaluator:
                 EngineOptions(slots=c.evaluation.slots, context_max=c.rollouts.context_max),
                 vllm=c.rollouts.vllm,
             )
-        plan = Plan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
+        plan = EvaluationPlan(c.evaluation.prompts, c.evaluation.samples, c.sampling.tokens_max, c.seed)
         evaluation = evaluate(self.task, plan, self.rewards, engine)
         return evaluation.line(version.number, manifest.created_s - self._started_s())
 
@@ -172,7 +173,7 @@ class Evaluator:
             first = stored_version(self.place, 0)
             if first is None:
                 return 0.0
-            manifest, _ = fetch(self.place.store, first, tensors=())
+            manifest, _ = fetch_tensors(self.place.store, first, tensors=())
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({"started_s": manifest.created_s}))
             partial.replace(path)

@@ -13,17 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollstream.config import (
-    CODE_REVISION,
-    Configuration,
-    differences,
-    essentials,
-    load,
-    refuse_differences,
-)
+from rollstream.config import CODE_REVISION, setting_changes, essential_settings, load, refuse_changes
+from rollstream.settings import Configuration
 from rollstream.revision import code_revision
-from storage.checkpoint_folder import checkpoint_folder
-from storage.conditions import check_conditions
+from storage.checkpoint_folder import find_hf_folder
+from storage.conditions import check_conditional_writes
 from storage.connect import open_store
 from storage.log import open_log
 from storage.objects import ObjectStore
@@ -32,7 +26,7 @@ from streams.connect import check_reachable
 from streams.errors import ConfigurationError
 from streams.topics import catalogue
 
-ADVICE = (
+FOLDER_ADVICE = (
     "use its own configuration, choose another folder with --run DIR, or change the run "
     "from its next step on with --accept-config"
 )
@@ -66,29 +60,29 @@ class RunFolder:
         return self.path / "report.html"
 
 
-def folder_of(configuration: Configuration) -> RunFolder:
+def folder_of_run(configuration: Configuration) -> RunFolder:
     """The folder of this configuration's run."""
     return RunFolder(Path(configuration.folder or f"runs/{configuration.run}").absolute())
 
 
 def bus_url(configuration: Configuration, folder: Path) -> str:
     """The URL of the bus; a relative path is inside the run's folder."""
-    return _inside(configuration.bus, folder)
+    return _resolve_url(configuration.bus, folder)
 
 
 def store_url(configuration: Configuration, folder: Path) -> str:
     """The URL of the object store; a relative path is inside the run's folder."""
-    return _inside(configuration.store, folder)
+    return _resolve_url(configuration.store, folder)
 
 
 def store_for_writing(configuration: Configuration, folder: Path) -> ObjectStore:
     """The run's store, opened. Raises `ConfigurationError` if it ignores conditional writes."""
     store = open_store(store_url(configuration, folder), configuration.sync)
-    check_conditions(store, configuration.store, uuid.uuid4().hex)
+    check_conditional_writes(store, configuration.store, uuid.uuid4().hex)
     return store
 
 
-def run_log(configuration: Configuration, folder: Path) -> Bus:
+def open_run_log_for_writing(configuration: Configuration, folder: Path) -> Bus:
     """The run's log, opened; large records are resolved."""
     urls = bus_url(configuration, folder), store_url(configuration, folder)
     return open_log(*urls, configuration.sync)
@@ -97,13 +91,13 @@ def run_log(configuration: Configuration, folder: Path) -> Bus:
 def model_folder(configuration: Configuration, folder: Path) -> Path:
     """The Hugging Face folder of version 0: the given one, or the one that the warm-up made."""
     given = configuration.model.path
-    return checkpoint_folder(given) if given else RunFolder(folder).model
+    return find_hf_folder(given) if given else RunFolder(folder).model
 
 
 def reach(configuration: Configuration, folder: Path) -> None:
     """Check that log and store of the run are reachable, and create the log's topics."""
     check_reachable(configuration.bus)
-    bus = run_log(configuration, folder)
+    bus = open_run_log_for_writing(configuration, folder)
     try:
         bus.create(catalogue())
     finally:
@@ -111,7 +105,7 @@ def reach(configuration: Configuration, folder: Path) -> None:
     store_for_writing(configuration, folder)
 
 
-def settle(
+def write_configuration(
     folder: RunFolder,
     configuration: Configuration,
     accepted: bool = False,
@@ -131,9 +125,9 @@ def settle(
             "choose another with --run DIR"
         ) from None
     if folder.configuration.exists():
-        before, now = essentials(load(folder.configuration)), essentials(configuration)
-        found = differences(before, now)
-        refuse_differences(found, f"{folder.path} holds a run", accepted, ADVICE)
+        before, now = essential_settings(load(folder.configuration)), essential_settings(configuration)
+        found = setting_changes(before, now)
+        refuse_changes(found, f"{folder.path} holds a run", accepted, FOLDER_ADVICE)
     else:
         reach()
     text = json.dumps(
@@ -145,7 +139,7 @@ def settle(
     os.replace(partial, folder.configuration)
 
 
-def _inside(url: str, folder: Path) -> str:
+def _resolve_url(url: str, folder: Path) -> str:
     scheme, _, rest = url.partition(":")
     if scheme not in ("sqlite", "file") or rest.startswith("/"):
         return url

@@ -15,27 +15,28 @@ from contextlib import ExitStack, closing, contextmanager
 
 from transformers.utils.logging import disable_progress_bar
 
-from consumers.dispatch.kept import KEY as DISPATCH_KEY
-from consumers.dispatch.kept import KeptState
+from consumers.dispatch.kept import STATE_KEY as DISPATCH_KEY
+from consumers.dispatch.kept import PersistedState
 from consumers.trainer.checkpoint import TrainerState
-from consumers.trainer.intake import Intake
+from consumers.trainer.intake import GroupIntake
 from consumers.trainer.learning import open_learner
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.versions import VersionWriter
 from producers.prompt_source import PromptOrder
-from rollstream.config import Configuration, fingerprint
-from rollstream.folder import model_folder, run_log, settle, store_for_writing
-from rollstream.forking import Wanted
-from rollstream.identity import identify, record
-from rollstream.parentage import Parentage, PromptsLeft, keep_parentage
+from rollstream.settings import Configuration
+from rollstream.config import fingerprint
+from rollstream.folder import model_folder, open_run_log_for_writing, write_configuration, store_for_writing
+from rollstream.forking import ForkPlan
+from rollstream.identity import read_or_create_identity, record_configuration
+from rollstream.parentage import Parentage, PromptsLeft, write_parentage
 from rollstream.revision import code_revision
-from rollstream.role_place import set_threads
-from rollstream.run_task import order_of
+from rollstream.role_place import set_torch_threads
+from rollstream.run_task import prompt_order
 from rollstream.starting import starting_model
-from rollstream.train_role import small_files
+from rollstream.train_role import config_and_tokenizer_files
 from storage.checkpoints import Checkpoint, write_checkpoint
-from storage.documents import encode
-from storage.leases import Candidate, acquire
+from storage.documents import encode_json
+from storage.leases import LeaseCandidate, acquire_lease
 from storage.objects import ObjectStore
 from storage.versions.pointer import read_pointer
 from streams.bus import Bus
@@ -46,30 +47,30 @@ from streams.topics import catalogue
 from streams.writer import FencedWriter
 
 
-def begin_fork(wanted: Wanted, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
+def make_fork(wanted: ForkPlan, checkpoint: Checkpoint, left: PromptsLeft) -> Parentage:
     """The fork is whole when this returns; `ConfigurationError` where its log or store holds
     something already.
     """
     c, folder, step = wanted.now, wanted.folder, checkpoint.id.step
     folder.path.mkdir(parents=True, exist_ok=True)
     store = store_for_writing(c, folder.path)
-    with closing(run_log(c, folder.path)) as bus:
+    with closing(open_run_log_for_writing(c, folder.path)) as bus:
         bus.create(catalogue())
         _check_empty(bus, store, c)
         _copy_model(wanted)  # 1
         with ExitStack() as roles:
-            trainer = roles.enter_context(_term(store, "trainer"))
-            prompts = roles.enter_context(_term(store, "prompts"))
-            state_hash = _train_nothing(bus, store, wanted, checkpoint, trainer)  # 2
-            _keep_dispatch(store, c, step, left)  # 3
-            _ask(bus, order_of(c, folder.path), left, prompts)  # 4
+            trainer = roles.enter_context(_held_lease_term(store, "trainer"))
+            prompts = roles.enter_context(_held_lease_term(store, "prompts"))
+            state_hash = _write_trainer_state(bus, store, wanted, checkpoint, trainer)  # 2
+            _write_dispatch_state(store, c, step, left)  # 3
+            _append_prompts(bus, prompt_order(c, folder.path), left, prompts)  # 4
         changes = {change.key: (change.before, change.now) for change in wanted.changes()}
         parentage = Parentage(
             wanted.before.run, str(wanted.parent.path), str(checkpoint.id), step, state_hash,
             left, changes,
         )  # fmt: skip
-        keep_parentage(store, parentage)  # 5
-    settle(folder, c)  # 6
+        write_parentage(store, parentage)  # 5
+    write_configuration(folder, c)  # 6
     return parentage
 
 
@@ -81,7 +82,7 @@ def _check_empty(bus: Bus, store: ObjectStore, c: Configuration) -> None:
             raise ConfigurationError(f"bus: {c.bus} holds a run already; give the fork a new one")
 
 
-def _copy_model(wanted: Wanted) -> None:
+def _copy_model(wanted: ForkPlan) -> None:
     """Configuration and tokenizer are read there when roles start; a model that has a path of its
     own stays where it is.
     """
@@ -90,24 +91,24 @@ def _copy_model(wanted: Wanted) -> None:
 
 
 @contextmanager
-def _term(store: ObjectStore, role: str) -> Generator[int]:
-    lease = acquire(store, Candidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
+def _held_lease_term(store: ObjectStore, role: str) -> Generator[int]:
+    lease = acquire_lease(store, LeaseCandidate(role, "fork", secrets.token_hex(16)), wait_s=0.0)
     yield lease.term
     lease.release()
 
 
-def _train_nothing(
-    bus: Bus, store: ObjectStore, wanted: Wanted, checkpoint: Checkpoint, term: int
+def _write_trainer_state(
+    bus: Bus, store: ObjectStore, wanted: ForkPlan, checkpoint: Checkpoint, term: int
 ) -> str:
     """What a trainer leaves that has just done this step; returns the hash of its state."""
     c, step = wanted.now, checkpoint.id.step
     disable_progress_bar()  # of transformers: it would stand between our lines
-    set_threads(c.trainer.threads)
+    set_torch_threads(c.trainer.threads)
     start = model_folder(c, wanted.folder.path)
     learner = open_learner(starting_model(c, wanted.folder.path), c.trainer)
     learner.load_state(checkpoint.tensors)
     writer = FencedWriter(bus, "weights", "trainer", term)
-    files = small_files(start)
+    files = config_and_tokenizer_files(start)
     versions = VersionWriter(store, writer, c.run, term, c.weights, files, lambda: ())
     versions.open()
     versions.publish(step, learner.snapshot(c.weights.dtype))
@@ -117,7 +118,7 @@ def _train_nothing(
         ledger=Position(),
         positions={
             topic: {str(p): at for p, at in from_begin(bus, topic).items()}
-            for topic in Intake.TOPICS
+            for topic in GroupIntake.TOPICS
         },
         groups=(),
         counts={},
@@ -127,8 +128,8 @@ def _train_nothing(
     ledger = Ledger(bus, term)
     ledger.open(Position())
     origin = f"{wanted.before.run} {checkpoint.id}"
-    run_id = identify(store, c.run).id
-    record(store, c)
+    run_id = read_or_create_identity(store, c.run).id
+    record_configuration(store, c)
     ledger.append(
         [Configured(fingerprint(c), code_revision(), step, forked_from=origin, run_id=run_id)]
     )
@@ -137,15 +138,15 @@ def _train_nothing(
     return state_hash
 
 
-def _keep_dispatch(store: ObjectStore, c: Configuration, step: int, left: PromptsLeft) -> None:
+def _write_dispatch_state(store: ObjectStore, c: Configuration, step: int, left: PromptsLeft) -> None:
     """Under term 0: the first dispatch of the fork takes it over."""
     trained = step * c.trainer.groups_per_step
     begin = {"ledger": {"0": Position()}}
-    kept = KeptState(0, begin, admitted=trained, trained=trained, next_group=left.first())
-    store.create(DISPATCH_KEY, encode(kept))
+    kept = PersistedState(0, begin, admitted=trained, trained=trained, next_group=left.first())
+    store.create(DISPATCH_KEY, encode_json(kept))
 
 
-def _ask(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
+def _append_prompts(bus: Bus, order: PromptOrder, left: PromptsLeft, term: int) -> None:
     writer = FencedWriter(bus, "prompts", "prompts", term)
     writer.open()
     prompts = [order.at(group) for group in (*left.again, left.on)]

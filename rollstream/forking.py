@@ -6,26 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consumers.trainer.checkpoint import TrainerState
-from rollstream.analysis.place import REPLAYED
-from rollstream.config import Configuration, Difference, differences, essentials, load
+from rollstream.analysis.place import REPLAY_FILE
+from rollstream.settings import Configuration
+from rollstream.config import SettingChange, setting_changes, essential_settings, load
 from rollstream.folder import RunFolder, bus_url, store_url
 from rollstream.parentage import PromptsLeft, prompts_left
-from rollstream.replay_folder import check_place
+from rollstream.replay_folder import check_outside_run
 from storage.checkpoints import Checkpoint, CheckpointId, newest_checkpoint, stored_checkpoints
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import ConfigurationError, ObjectMissing
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Admitted, GroupClosed, Take
+from streams.values import Address
+from streams.records import Admitted, GroupClosed, Take
 
-UNCHANGEABLE = ("model", "trainer.updates_per_step")
+UNCHANGEABLE_SETTINGS = ("model", "trainer.updates_per_step")
 """A checkpoint means nothing without."""
-ITS_OWN = ("run", "bus", "store")
+OWN_SETTINGS = ("run", "bus", "store")
 """What a fork has of its own, so that it is no change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ForkPlan:
     """The parent, and the fork's folder and settings."""
 
     parent: RunFolder
@@ -33,18 +35,18 @@ class Wanted:
     folder: RunFolder
     now: Configuration
 
-    def changes(self) -> list[Difference]:
+    def changes(self) -> list[SettingChange]:
         """What is learnt otherwise than in the parent."""
-        found = differences(essentials(self.before), essentials(self.now))
-        return [change for change in found if change.key not in ITS_OWN]
+        found = setting_changes(essential_settings(self.before), essential_settings(self.now))
+        return [change for change in found if change.key not in OWN_SETTINGS]
 
 
-def wanted_of(parent: RunFolder, out: Path, overrides: list[str], step: int) -> Wanted:
+def plan_fork(parent: RunFolder, out: Path, overrides: list[str], step: int) -> ForkPlan:
     """All that is wrong with the settings is a `ConfigurationError`."""
     folder = RunFolder(out.absolute())
     before = load(parent.configuration)
     own = [f"run={before.run[:48]}-at-{step}", f"folder={folder.path}"]
-    wanted = Wanted(parent, before, folder, load(parent.configuration, [*own, *overrides]))
+    wanted = ForkPlan(parent, before, folder, load(parent.configuration, [*own, *overrides]))
     _check_settings(wanted, step)
     return wanted
 
@@ -52,11 +54,11 @@ def wanted_of(parent: RunFolder, out: Path, overrides: list[str], step: int) -> 
 def check_folders(parent: RunFolder, out: Path) -> None:
     """`ConfigurationError` where the one cannot be forked, or the other is not free."""
     folder = RunFolder(out.absolute())
-    if (parent.path / REPLAYED).exists():
+    if (parent.path / REPLAY_FILE).exists():
         raise ConfigurationError(
             f"{parent.path} holds a replay, whose data are another run's: fork that run"
         )
-    check_place(folder.path, parent.path)
+    check_outside_run(folder.path, parent.path)
     if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise ConfigurationError(
             f"{folder.path} is not empty; give a new folder with --out (without a config.json in "
@@ -64,12 +66,12 @@ def check_folders(parent: RunFolder, out: Path) -> None:
         )
 
 
-def _check_settings(wanted: Wanted, step: int) -> None:
+def _check_settings(wanted: ForkPlan, step: int) -> None:
     before, now = wanted.before, wanted.now
     if now.run == before.run:
         raise ConfigurationError(f"run: a fork has a name of its own, got {now.run} (the parent's)")
     for change in wanted.changes():
-        if any(change.key == name or change.key.startswith(f"{name}.") for name in UNCHANGEABLE):
+        if any(change.key == name or change.key.startswith(f"{name}.") for name in UNCHANGEABLE_SETTINGS):
             raise ConfigurationError(f"{change}; a checkpoint means nothing under another one")
     if now.trainer.steps <= step:
         raise ConfigurationError(
@@ -95,18 +97,18 @@ def find_checkpoint(store: ObjectStore, text: str) -> Checkpoint:
         return restored.checkpoint
     kept = [stored.id for stored in stored_checkpoints(store) if stored.whole]
     why = "".join(f"; {one} cannot be read: {reason}" for one, reason in restored.skipped)
-    raise ObjectMissing(f"no checkpoint up to step {text} is kept; kept are: {_names(kept)}{why}")
+    raise ObjectMissing(f"no checkpoint up to step {text} is kept; kept are: {_join_ids(kept)}{why}")
 
 
-def _names(kept: list[CheckpointId]) -> str:
+def _join_ids(kept: list[CheckpointId]) -> str:
     return ", ".join(map(str, kept)) or "none"
 
 
-def left_of(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
+def prompts_left_at(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
     """The prompts that were not trained and not closed up to the checkpoint's step, as admissions
     and ledger say; `log` reaches back to where the checkpoint needs it.
     """
-    admitted = _admitted(log)
+    admitted = _admitted_groups(log)
     upto = state.intake_positions()["admissions"]
     read = [group for at, group in admitted.items() if at.offset < upto[at.partition].offset]
     unread = [group for at, group in admitted.items() if at.offset >= upto[at.partition].offset]
@@ -115,7 +117,7 @@ def left_of(log: Bus, state: TrainerState, had: PromptsLeft) -> PromptsLeft:
     return prompts_left(had, following, opened, state.ended, _ended_later(log, state))
 
 
-def _admitted(log: Bus) -> dict[Address, int]:
+def _admitted_groups(log: Bus) -> dict[Address, int]:
     reader = TopicReader(log, "admissions", from_begin(log, "admissions"))
     return {
         received.address: received.record.group

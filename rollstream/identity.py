@@ -14,9 +14,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from rollstream.accepting import ADVICE, changes_since, keep_configuration
-from rollstream.config import Configuration, fingerprint, refuse_differences
-from storage.documents import FORMAT, decode, encode
+from rollstream.accepting import ADVICE_ON_CHANGE, changes_since_hash, store_configuration
+from rollstream.settings import Configuration
+from rollstream.config import fingerprint, refuse_changes
+from storage.documents import FORMAT, decode_json, encode_json
 from storage.objects import ObjectStore
 from streams.errors import (
     ConfigurationError,
@@ -27,11 +28,11 @@ from streams.errors import (
     StoreError,
     SwapLost,
 )
-from streams.release import NEEDED, RELEASE, advice, lacking
+from streams.release import NEEDED_FEATURES, RELEASE, upgrade_advice, missing_features
 
 log = logging.getLogger(__name__)
 
-KEY = "run.json"
+IDENTITY_KEY = "run.json"
 UNRECORDED_S, RECORDED_S = 5.0, 60.0  # between two looks of a running role
 SWAPS_MAX = 20  # rivals are starting roles and one trainer
 
@@ -48,7 +49,7 @@ class RunIdentity:
     format: int = FORMAT
 
 
-def identify(store: ObjectStore, run: str) -> RunIdentity:
+def read_or_create_identity(store: ObjectStore, run: str) -> RunIdentity:
     """The run's identity, drawn here if it has none.
 
     `NewerRelease` if this release lacks a feature of the run, `ConfigurationError` if the store is
@@ -59,31 +60,31 @@ def identify(store: ObjectStore, run: str) -> RunIdentity:
             return _read(store, run)[0]
         except ObjectMissing:
             with suppress(ObjectExists):  # another role was first
-                store.create(KEY, encode(RunIdentity(secrets.token_hex(8), run)))
+                store.create(IDENTITY_KEY, encode_json(RunIdentity(secrets.token_hex(8), run)))
     return _read(store, run)[0]
 
 
-def record(store: ObjectStore, configuration: Configuration) -> None:
+def record_configuration(store: ObjectStore, configuration: Configuration) -> None:
     """Make this the run's present configuration, and this release's needs the run's. The caller
     checked that a change is accepted.
     """
-    keep_configuration(store, configuration)
+    store_configuration(store, configuration)
     for _ in range(SWAPS_MAX):
         found, etag = _read(store, configuration.run)
-        needs = tuple(sorted({*found.needs, *NEEDED}))
+        needs = tuple(sorted({*found.needs, *NEEDED_FEATURES}))
         wanted = replace(
             found, configuration=fingerprint(configuration), release=RELEASE, needs=needs
         )
         try:
             if wanted != found:
-                store.swap(KEY, encode(wanted), etag)
+                store.swap(IDENTITY_KEY, encode_json(wanted), etag)
         except SwapLost:
             continue
         return
-    raise StoreError(f"object {KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?")
+    raise StoreError(f"object {IDENTITY_KEY}: lost {SWAPS_MAX} swaps in a row; what else writes it?")
 
 
-def check_agrees(store: ObjectStore, configuration: Configuration, accepted: bool = False) -> bool:
+def check_configuration(store: ObjectStore, configuration: Configuration, accepted: bool = False) -> bool:
     """Whether the run's present configuration is recorded; `ConfigurationError` names each setting
     in which this one differs from it.
     """
@@ -93,15 +94,15 @@ def check_agrees(store: ObjectStore, configuration: Configuration, accepted: boo
         return False
     if not identity.configuration or identity.configuration == fingerprint(configuration):
         return bool(identity.configuration)
-    found = changes_since(store, identity.configuration, configuration)
-    refuse_differences(
-        found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE
+    found = changes_since_hash(store, identity.configuration, configuration)
+    refuse_changes(
+        found, f"the store holds the run {configuration.run}, which is", accepted, ADVICE_ON_CHANGE
     )
     return True
 
 
 @contextmanager
-def agreeing(
+def watch_configuration(
     store: ObjectStore, configuration: Configuration, stop: threading.Event, accepted: bool
 ) -> Generator[None]:
     """A role works in the block while its configuration agrees with the run's; `stop` is set when
@@ -109,13 +110,13 @@ def agreeing(
     """
     refused: list[RollstreamError] = []
     ended = threading.Event()
-    is_recorded = check_agrees(store, configuration, accepted)
+    is_recorded = check_configuration(store, configuration, accepted)
 
     def watch() -> None:
         nonlocal is_recorded
         while not ended.wait(RECORDED_S if is_recorded else UNRECORDED_S):
             try:
-                is_recorded = check_agrees(store, configuration, accepted)
+                is_recorded = check_configuration(store, configuration, accepted)
             except (ConfigurationError, NewerRelease) as error:
                 refused.append(error)
                 stop.set()
@@ -134,13 +135,13 @@ def agreeing(
 
 
 def _read(store: ObjectStore, run: str) -> tuple[RunIdentity, str]:
-    data, etag = store.read(KEY)
-    found = decode(data, RunIdentity, KEY)
-    features = lacking(found.needs)
+    data, etag = store.read(IDENTITY_KEY)
+    found = decode_json(data, RunIdentity, IDENTITY_KEY)
+    features = missing_features(found.needs)
     if features:
         raise NewerRelease(
             f"run {found.run} takes what this release does not know: {', '.join(features)}; "
-            f"{advice(found.release)}"
+            f"{upgrade_advice(found.release)}"
         )
     if found.run != run:
         raise ConfigurationError(

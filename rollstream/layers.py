@@ -17,19 +17,19 @@ from pydantic import BaseModel
 
 from streams.errors import ConfigurationError
 
-PREFIX = "ROLLSTREAM_"
+ENVIRONMENT_PREFIX = "ROLLSTREAM_"
 METRICS_PORT = "ROLLSTREAM_METRICS_PORT"
-RESERVED = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
+RESERVED_VARIABLES = frozenset({"NONCE", "HANDED_NONCE", "PARENT", "METRICS_PORT", "RELAY_TOKEN"})
 """Variables with this prefix that are no settings: they concern one process, not the run."""
 
-REMOVED: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
+REMOVED_SETTINGS: Mapping[str, Any] = {"rollouts.vllm.kv_handover": False}
 """Settings that earlier releases had and this one refuses, each with its default. A recorded
 configuration may still hold them at their default (`config.load`).
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class SettingLayers:
     """Nested values, and the origin of each leaf by dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -50,7 +50,7 @@ class Layers:
         self.origins[key] = origin
 
 
-def file_layer(path: Path) -> Layers:
+def file_layer(path: Path) -> SettingLayers:
     """The settings in a `.toml` or `.json` file. Raises `ConfigurationError` if it is missing or
     not readable.
     """
@@ -67,27 +67,27 @@ def file_layer(path: Path) -> Layers:
         ) from None
     if not isinstance(values, dict):
         raise ConfigurationError(f"{path} must hold a table of settings")
-    layers = Layers()
-    _lay_table(layers, "", cast(dict[str, Any], values), path.name)
+    layers = SettingLayers()
+    _put_table(layers, "", cast(dict[str, Any], values), path.name)
     return layers
 
 
-def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> Layers:
+def environment_layer(environment: Mapping[str, str], model: type[BaseModel]) -> SettingLayers:
     """`ROLLSTREAM_TRAINER__LR=1e-4` is `trainer.lr`; every variable with the prefix must be a
     setting.
     """
-    layers = Layers()
+    layers = SettingLayers()
     for name, text in sorted(environment.items()):
-        key = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and key not in RESERVED:
+        key = name.removeprefix(ENVIRONMENT_PREFIX)
+        if name.startswith(ENVIRONMENT_PREFIX) and key not in RESERVED_VARIABLES:
             dotted = key.lower().replace("__", ".")
             layers.put(dotted, _parsed(dotted, text, model), f"environment variable {name}")
     return layers
 
 
-def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Layers:
+def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> SettingLayers:
     """Settings given as `trainer.lr=1e-4`; the last one of a key wins."""
-    layers = Layers()
+    layers = SettingLayers()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.strip().split(".")):
@@ -98,7 +98,7 @@ def overrides_layer(overrides: Sequence[str], model: type[BaseModel]) -> Layers:
     return layers
 
 
-def lay(below: Layers, above: Layers) -> Layers:
+def merge_layers(below: SettingLayers, above: SettingLayers) -> SettingLayers:
     """Merge both layers; `above` wins, and `below` is changed."""
     for key, origin in above.origins.items():
         value: Any = above.values
@@ -108,13 +108,13 @@ def lay(below: Layers, above: Layers) -> Layers:
     return below
 
 
-def leaves(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+def setting_types(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """The dotted key and annotation of every setting, including those in tables."""
     found: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found.update(leaves(kind, f"{prefix}{name}."))
+            found.update(setting_types(kind, f"{prefix}{name}."))
         else:
             found[prefix + name] = kind
     return found
@@ -127,11 +127,11 @@ def takes_text(kind: Any) -> bool:
     return kind is str
 
 
-def _lay_table(layers: Layers, prefix: str, table: Mapping[str, Any], origin: str) -> None:
+def _put_table(layers: SettingLayers, prefix: str, table: Mapping[str, Any], origin: str) -> None:
     for key, value in table.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, dict):
-            _lay_table(layers, f"{dotted}.", cast(dict[str, Any], value), origin)
+            _put_table(layers, f"{dotted}.", cast(dict[str, Any], value), origin)
         else:
             layers.put(dotted, value, origin)
 
@@ -155,7 +155,7 @@ def _parsed(key: str, text: str, model: type[BaseModel]) -> Any:
     """The text as a TOML value; the text itself if the setting holds text or it is no TOML
     value.
     """
-    if takes_text(leaves(model).get(key)):
+    if takes_text(setting_types(model).get(key)):
         return text
     try:
         value = tomllib.loads(f"value = {text}")["value"]

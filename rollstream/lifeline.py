@@ -13,29 +13,29 @@ import threading
 import time
 from collections.abc import Mapping
 
-VARIABLE = "ROLLSTREAM_PARENT"
+PARENT_VARIABLE = "ROLLSTREAM_PARENT"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
     """From here on this process does not outlive the one named by `ROLLSTREAM_PARENT`."""
-    parent = environment.get(VARIABLE)
+    parent = environment.get(PARENT_VARIABLE)
     if parent is None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     else:
-        threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+        threading.Thread(target=_poll_parent, args=(int(parent),), daemon=True).start()
     if os.getppid() != int(parent):  # it died before we asked
-        _end()
+        _kill_self()
 
 
-def _watch(parent: int) -> None:
+def _poll_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    _end()
+        time.sleep(_POLL_S)
+    _kill_self()
 
 
-def _end() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)

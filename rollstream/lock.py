@@ -15,13 +15,13 @@ from typing import cast
 
 from streams.errors import LeaseHeld
 
-WAIT_S = 5.0  # roles of a supervisor that was killed die at once, their helpers a moment later
+LOCK_WAIT_S = 5.0  # roles of a supervisor that was killed die at once, their helpers a moment later
 
 
 class RunLock:
     """Held from construction until `close`, or until the last process that inherited it ends."""
 
-    def __init__(self, folder: Path, wait_s: float = WAIT_S) -> None:
+    def __init__(self, folder: Path, wait_s: float = LOCK_WAIT_S) -> None:
         self._nonces = folder / "nonces.json"
         self.descriptor = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT, 0o666)
         deadline = time.monotonic() + wait_s

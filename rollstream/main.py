@@ -10,15 +10,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from rollstream.grammar.asking import add_asking
-from rollstream.grammar.keeping import add_keeping
-from rollstream.grammar.looking import add_looking
-from rollstream.grammar.running import add_running
-from rollstream.opening import Unserved
+from rollstream.grammar.asking import add_query_commands
+from rollstream.grammar.keeping import add_storage_commands
+from rollstream.grammar.looking import add_monitor_commands
+from rollstream.grammar.running import add_run_commands
+from rollstream.opening import EngineUnavailable
 from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED
 from streams.errors import ConfigurationError, NewerRelease, RollstreamError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigurationError, NewerRelease) as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return EXIT_REFUSED
-    except Unserved as error:
+    except EngineUnavailable as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return EXIT_UNSERVED
     except RollstreamError as error:
         print(f"rollstream: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     """Release and revision; git is asked only when somebody wants to know."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
@@ -67,10 +67,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="example:\n  rollstream run examples/quickstart.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action=_Version)
+    top.add_argument("--version", action=_VersionAction)
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    add_running(commands)
-    add_looking(commands)
-    add_asking(commands)
-    add_keeping(commands)
+    add_run_commands(commands)
+    add_monitor_commands(commands)
+    add_query_commands(commands)
+    add_storage_commands(commands)
     return top

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from streams.errors import ConfigurationError, EngineRefused, RollstreamError
 
 
-class Unserved(RollstreamError, ValueError):
+class EngineUnavailable(RollstreamError, ValueError):
     """A role was refused what it opens; perhaps not at the next start."""
 
 
 @contextmanager
-def opening(
+def classify_engine_errors(
     engine: str,
     *,
     is_server: bool = False,
@@ -28,14 +28,14 @@ def opening(
 ) -> Generator[None]:
     """An engine is opened in the block, or a server of others, under the run's first version or a
     later one. What it refuses is raised as `ConfigurationError` when it is for good and as
-    `Unserved` when it may pass; `instead` is what to choose where the model is to stay.
+    `EngineUnavailable` when it may pass; `instead` is what to choose where the model is to stay.
     """
     try:
         yield
     except EngineRefused as error:
         if is_server:
             raise
-        kind = ConfigurationError if is_first and error.__cause__ is None else Unserved
+        kind = ConfigurationError if is_first and error.__cause__ is None else EngineUnavailable
         raise kind(
             f"engine {engine!r} cannot serve this run's model: {error}; choose another model "
             f"(model.path) or {instead}"
@@ -43,4 +43,4 @@ def opening(
     except ConfigurationError as error:
         if not is_server:
             raise
-        raise Unserved(str(error)) from error
+        raise EngineUnavailable(str(error)) from error

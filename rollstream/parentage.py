@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage.documents import create_same, decode, encode
+from storage.documents import create_idempotent, decode_json, encode_json
 from storage.objects import ObjectStore
 from streams.errors import ObjectMissing
 
-KEY = "forked_from.json"
+PARENTAGE_KEY = "forked_from.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,17 @@ class Parentage:
         return f"{self.run} at step {self.step}"
 
 
-def parentage_of(store: ObjectStore) -> Parentage | None:
+def read_parentage(store: ObjectStore) -> Parentage | None:
     """None for a run that is no fork."""
     try:
-        return decode(store.get(KEY), Parentage, KEY)
+        return decode_json(store.get(PARENTAGE_KEY), Parentage, PARENTAGE_KEY)
     except ObjectMissing:
         return None
 
 
-def keep_parentage(store: ObjectStore, parentage: Parentage) -> None:
+def write_parentage(store: ObjectStore, parentage: Parentage) -> None:
     """Once; another one under the same key is a `StoreError`."""
-    create_same(store, KEY, encode(parentage))
+    create_idempotent(store, PARENTAGE_KEY, encode_json(parentage))
 
 
 def prompts_left(

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from producers.engines.options import EngineOptions
-from producers.engines.profiles import Profile, model_key, profile_path, read_profile
-from rollstream.config import Configuration
+from producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile
+from rollstream.settings import Configuration
 from rollstream.folder import model_folder
 from streams.errors import ConfigurationError
-from streams.records import Version
+from streams.values import Version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from producers.engines.timing import Point
+    from producers.engines.timing import StepTiming
 
 
-def profile_of(
+def run_profile(
     configuration: Configuration, folder: Path, model: "PreTrainedConfig"
-) -> Profile | None:
+) -> EngineProfile | None:
     """The profile that is named, else the run's own; None where there is none.
 
     `ConfigurationError` when the one that is named is of another engine or model.
@@ -44,12 +44,12 @@ def profile_of(
 
 
 def measure_profile(
-    configuration: Configuration, folder: Path, tell: Callable[["Point"], None]
-) -> Profile:
+    configuration: Configuration, folder: Path, tell: Callable[["StepTiming"], None]
+) -> EngineProfile:
     """Measure the run's engine on its model, telling each step time as it is known."""
     from producers.engines.connect import open_engine
-    from producers.engines.timing import CONTEXT_MIN, Timing, fitted, points_of
-    from rollstream.role_place import set_threads
+    from producers.engines.timing import CONTEXT_MIN, TimedEngine, fit_profile, measure_points
+    from rollstream.role_place import set_torch_threads
 
     c = configuration
     if c.rollouts.engine == "paced":
@@ -62,8 +62,8 @@ def measure_profile(
             f"rollouts.context_max must be ≥ {CONTEXT_MIN} to be profiled, "
             f"got {c.rollouts.context_max}"
         )
-    set_threads(c.rollouts.threads)
-    model = _model_of(c, folder)
+    set_torch_threads(c.rollouts.threads)
+    model = _load_or_build_model(c, folder)
     slots, context = c.rollouts.slots, c.rollouts.context_max
     weights = model.state_dict()
     engine = open_engine(
@@ -73,24 +73,24 @@ def measure_profile(
         Version(0, 0),
         EngineOptions(slots=slots, context_max=context),
     )
-    timing = Timing(engine, slots, context, int(model.config.vocab_size))
-    points: list[Point] = []
-    for point in points_of(timing):
+    timing = TimedEngine(engine, slots, context, int(model.config.vocab_size))
+    points: list[StepTiming] = []
+    for point in measure_points(timing):
         points.append(point)
         tell(point)
-    profile = fitted(c.rollouts.engine, model_key(model.config), slots, context, points)
+    profile = fit_profile(c.rollouts.engine, model_key(model.config), slots, context, points)
     return replace(profile, device="cpu")
 
 
-def _model_of(configuration: Configuration, folder: Path) -> "PreTrainedModel":
+def _load_or_build_model(configuration: Configuration, folder: Path) -> "PreTrainedModel":
     """The run's own, or one of its shape where the warm-up has not made it yet."""
     from producers.tasks.registry import load_task
     from rollstream.run_task import prompt_tokens_max
-    from rollstream.warmup import untaught
+    from rollstream.warmup import untrained_model
     from storage.model import load_model
 
     path = model_folder(configuration, folder)
     if path.exists():
         return load_model(str(path))
     task = load_task(configuration.task, prompt_tokens_max(configuration))
-    return untaught(configuration.model, task, configuration.seed)
+    return untrained_model(configuration.model, task, configuration.seed)

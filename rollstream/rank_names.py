@@ -5,10 +5,10 @@ from collections.abc import Mapping, MutableMapping
 
 from consumers.trainer.sharded.launch import is_launched, rank_of
 from rollstream.layers import METRICS_PORT
-from rollstream.lifeline import VARIABLE as PARENT
+from rollstream.lifeline import PARENT_VARIABLE as PARENT
 
 
-def name_of_rank(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
+def rank_name(name: str, environment: MutableMapping[str, str] = os.environ) -> str:
     """Rank 0 has the name, others one of their own, and a free port for their metrics."""
     rank = rank_of(environment)
     if not rank:
@@ -17,7 +17,7 @@ def name_of_rank(name: str, environment: MutableMapping[str, str] = os.environ) 
     return f"{name}-rank{rank}"
 
 
-def parent_of_rank(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+def rank_environment(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
     """A rank that `torchrun` started ends with it; any other process with whom it was told."""
     if PARENT in environment or not is_launched(environment):
         return environment

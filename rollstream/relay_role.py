@@ -5,41 +5,41 @@ pushes to the chain. Without `[relay] enabled` both keep the store as it is.
 from dataclasses import replace
 from pathlib import Path
 
-from rollstream.role_place import Place
-from storage.relay.directory import Directory
-from storage.relay.pace import Pace
+from rollstream.role_place import RoleContext
+from storage.relay.directory import RelayDirectory
+from storage.relay.pace import BandwidthLimiter
 from storage.relay.pushing import PushingStore
 from storage.relay.reading import RelayStore
 from storage.relay.relay import Relay
 from storage.relay.settings import folder_for
 
 
-def build_relay(place: Place) -> Relay:
+def build_relay(place: RoleContext) -> Relay:
     """This node's relay, under its next term."""
     settings = place.configuration.relay
-    return Relay(place.bus, place.store, settings, place.name, _folder(place))
+    return Relay(place.bus, place.store, settings, place.name, _relay_folder(place))
 
 
-def reading_near(place: Place) -> Place:
+def with_relay_reads(place: RoleContext) -> RoleContext:
     """The place with the node's relay in front of its store."""
     settings = place.configuration.relay
     if not settings.enabled:
         return place
-    store = RelayStore(place.store, _folder(place), settings.url)
+    store = RelayStore(place.store, _relay_folder(place), settings.url)
     place.watch.offer(lambda: {"rollout_relay_bytes_total": store.relay_bytes})
     return replace(place, store=store)
 
 
-def pushing(place: Place) -> Place:
+def with_relay_push(place: RoleContext) -> RoleContext:
     """The place with the chain of relays behind its store."""
     settings = place.configuration.relay
     if not settings.enabled or not settings.push_bytes_max:
         return place
-    directory, pace = Directory(place.bus, settings.timeout_s), Pace(settings.send_bytes_per_s)
+    directory, pace = RelayDirectory(place.bus, settings.timeout_s), BandwidthLimiter(settings.send_bytes_per_s)
     store = PushingStore(place.store, directory, settings.push_bytes_max, pace)
     place.watch.offer(store.figures)
     return replace(place, store=store)
 
 
-def _folder(place: Place) -> Path:
+def _relay_folder(place: RoleContext) -> Path:
     return folder_for(place.configuration.relay, place.folder)

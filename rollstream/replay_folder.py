@@ -10,34 +10,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rollstream.analysis.place import REPLAYED
-from rollstream.config import Configuration
+from rollstream.analysis.place import REPLAY_FILE
+from rollstream.settings import Configuration
 from streams.errors import ConfigurationError, LeaseHeld
 
-LOCK = "replay.lock"
-OWN = {LOCK}
+REPLAY_LOCK = "replay.lock"
+IGNORED_FILES = {REPLAY_LOCK}
 """What may lie in a folder before anything was asked for there."""
 
 
-def check_place(path: Path, run: Path) -> None:
+def check_outside_run(path: Path, run: Path) -> None:
     """The folder must be none of the run's."""
     if path.absolute().is_relative_to(run):
         raise ConfigurationError(f"--out {path.absolute()} lies in the run's own folder")
 
 
-def noted(path: Path) -> dict[str, Any] | None:
+def read_replay_request(path: Path) -> dict[str, Any] | None:
     """What a replay noted there, None for a new or empty folder; any other is refused."""
-    if not path.exists() or (path.is_dir() and not {p.name for p in path.iterdir()} - OWN):
+    if not path.exists() or (path.is_dir() and not {p.name for p in path.iterdir()} - IGNORED_FILES):
         return None
     try:
-        return json.loads((path / REPLAYED).read_text(encoding="utf-8"))
+        return json.loads((path / REPLAY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigurationError(
             f"{path} is not empty and holds no replay; give a new folder with --out"
         ) from None
 
 
-def refuse_other_wish(path: Path, before: Mapping[str, Any], wish: Mapping[str, Any]) -> None:
+def refuse_other_request(path: Path, before: Mapping[str, Any], wish: Mapping[str, Any]) -> None:
     """`ConfigurationError` with each difference between what was asked for there and now."""
     found = [
         f"  {key}: {json.dumps(before.get(key))} there, {json.dumps(value)} asked for"
@@ -53,11 +53,11 @@ def refuse_other_wish(path: Path, before: Mapping[str, Any], wish: Mapping[str, 
 
 
 @contextmanager
-def held(path: Path) -> Generator[None]:
+def lock_replay_folder(path: Path) -> Generator[None]:
     """Make the folder and keep others out of it; `LeaseHeld` if another replay works there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path / REPLAY_LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise ConfigurationError(
             f"the folder {path} cannot be made ({error.strerror}); give another with --out"
@@ -73,17 +73,17 @@ def held(path: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def note(path: Path, *parts: Mapping[str, Any]) -> None:
+def write_replay_request(path: Path, *parts: Mapping[str, Any]) -> None:
     """Say in the folder what it is; it is there whole or not at all."""
     line: dict[str, Any] = {}
     for part in parts:
         line |= part
-    partial = path / f"{REPLAYED}.partial"
+    partial = path / f"{REPLAY_FILE}.partial"
     partial.write_text(json.dumps(line, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path / REPLAYED)
+    os.replace(partial, path / REPLAY_FILE)
 
 
-def own_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
+def replay_configuration(c: Configuration, path: Path, model: Path) -> Configuration:
     """The settings that the folder is written with: everything inside it."""
     changed: dict[str, Any] = {
         "folder": str(path), "bus": "sqlite:bus", "store": "file:store", "truncate": False,

@@ -15,17 +15,17 @@ from typing import Any
 from transformers import AutoConfig
 from transformers.utils.logging import disable_progress_bar
 
-from consumers.replay.batches import Course
-from consumers.replay.behaviour import Behaviour
-from consumers.replay.gathering import Named, Rules, gather
-from consumers.replay.planning import Plan, groups_behind, index_of
-from consumers.replay.training import Replay
-from consumers.trainer.learner import Learner
-from consumers.trainer.prepare import rule_of
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, run_log
-from rollstream.replay_output import Behind, newest_of, output, own_ledger
-from rollstream.role_place import set_threads
+from consumers.replay.batches import ReplayCourse
+from consumers.replay.behaviour import BehaviourModel
+from consumers.replay.gathering import LabelledSource, GatherRules, gather_sources
+from consumers.replay.planning import OfflinePlan, groups_used, index_log
+from consumers.replay.training import ReplayTrainer
+from consumers.trainer.learner import TorchLearner
+from consumers.trainer.prepare import training_rule
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, open_run_log_for_writing
+from rollstream.replay_output import ReplayProgress, newest_replay_checkpoint, open_replay_output, read_own_ledger
+from rollstream.role_place import set_torch_threads
 from storage.model import load_model
 from streams.admissible import TrainingBounds
 from streams.records import StepDone, Trajectory
@@ -33,7 +33,7 @@ from streams.topics import catalogue
 
 
 @dataclass(slots=True)
-class Offline:
+class OfflineTraining:
     """One such training; `left_over` is known once its steps are through."""
 
     folder: RunFolder
@@ -41,41 +41,41 @@ class Offline:
     left_over: int = 0
 
     @property
-    def course(self) -> Course:
+    def course(self) -> ReplayCourse:
         """Lag means nothing here: no version of this training made any of it."""
-        return Course(self.configuration.trainer, rule_of(self.configuration.trainer, None, False))
+        return ReplayCourse(self.configuration.trainer, training_rule(self.configuration.trainer, None, False))
 
-    def gather(self, sources: Sequence[Named]) -> Counter[str]:
+    def gather(self, sources: Sequence[LabelledSource]) -> Counter[str]:
         """Everything that is wanted into the folder's own log."""
         disable_progress_bar()
-        set_threads(self.configuration.trainer.threads)
-        model: list[Behaviour] = []
+        set_torch_threads(self.configuration.trainer.threads)
+        model: list[BehaviourModel] = []
 
         def fill(record: Trajectory) -> Trajectory:
             if not model:
-                model.append(Behaviour(load_model(str(self._model))))
+                model.append(BehaviourModel(load_model(str(self._model))))
             return model[0].fill(record)
 
-        with closing(run_log(self.configuration, self.folder.path)) as log:
+        with closing(open_run_log_for_writing(self.configuration, self.folder.path)) as log:
             log.create(catalogue())
-            rules = Rules(TrainingBounds(self.vocabulary), fill)
-            return gather(sources, log, rules, str(self.folder.path))
+            rules = GatherRules(TrainingBounds(self.vocabulary), fill)
+            return gather_sources(sources, log, rules, str(self.folder.path))
 
     def train(self) -> Iterator[StepDone]:
         """Steps from the newest checkpoint of the folder on, as far as the trajectories go."""
         c = self.configuration
         disable_progress_bar()
-        set_threads(c.trainer.threads)
-        learner = Learner(load_model(str(self._model)), c.trainer)
-        behind = newest_of(self.folder, c) or Behind(0, {}, None)
+        set_torch_threads(c.trainer.threads)
+        learner = TorchLearner(load_model(str(self._model)), c.trainer)
+        behind = newest_replay_checkpoint(self.folder, c) or ReplayProgress(0, {}, None)
         if behind.ledger is not None:
             learner.load_state(behind.tensors)
-        used = groups_behind(own_ledger(self.folder, c), behind.step)
-        with closing(run_log(c, self.folder.path)) as log, closing(learner):
-            index = index_of(log, self.course.rule.names)
-            plan = Plan(log, index, self.course, used)
-            with output(self.folder, c, behind, learner) as written:
-                replay = Replay(log, written, time.monotonic)
+        used = groups_used(read_own_ledger(self.folder, c), behind.step)
+        with closing(open_run_log_for_writing(c, self.folder.path)) as log, closing(learner):
+            index = index_log(log, self.course.rule.names)
+            plan = OfflinePlan(log, index, self.course, used)
+            with open_replay_output(self.folder, c, behind, learner) as written:
+                replay = ReplayTrainer(log, written, time.monotonic)
                 steps = plan.steps(behind.step, c.trainer.steps)
                 yield from replay.train(learner, self.course, steps)
             self.left_over = plan.left_over
@@ -88,7 +88,7 @@ class Offline:
 
     def outcome(self) -> dict[str, Any]:
         """Steps that are done, groups that were closed in them, and groups that no step has."""
-        ledger = own_ledger(self.folder, self.configuration)
+        ledger = read_own_ledger(self.folder, self.configuration)
         closed = {one.group for ones in ledger.closed.values() for one in ones}
         return {"steps": ledger.last(), "closed": len(closed), "left_over": self.left_over}
 

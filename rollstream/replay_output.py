@@ -13,17 +13,18 @@ from dataclasses import dataclass
 import torch
 
 from consumers.replay.recorded import RecordedSteps, read_recorded
-from consumers.replay.training import Output, ledger_position
+from consumers.replay.training import ReplayOutput, ledger_position
 from consumers.trainer.learning import Learning
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.pins import HeldVersions
-from consumers.trainer.publisher import Publisher, Retention
+from consumers.trainer.publisher import StepPublisher, CheckpointRetention
 from consumers.trainer.step_lines import missing_lines
 from consumers.trainer.versions import VersionWriter
-from rollstream.config import Configuration, fingerprint
-from rollstream.folder import RunFolder, model_folder, run_log, store_for_writing, store_url
+from rollstream.settings import Configuration
+from rollstream.config import fingerprint
+from rollstream.folder import RunFolder, model_folder, open_run_log_for_writing, store_for_writing, store_url
 from rollstream.revision import code_revision
-from rollstream.train_role import small_files
+from rollstream.train_role import config_and_tokenizer_files
 from storage.checkpoints import newest_checkpoint, write_checkpoint
 from storage.connect import open_store
 from storage.metrics import MetricsFile, read_metrics
@@ -35,7 +36,7 @@ from streams.writer import FencedWriter
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class ReplayProgress:
     """A step that is done, with its state; `ledger` is where the folder's ledger goes on, None: the
     folder has no checkpoint yet.
     """
@@ -45,17 +46,17 @@ class Behind:
     ledger: Position | None
 
 
-def newest_of(folder: RunFolder, c: Configuration) -> Behind | None:
+def newest_replay_checkpoint(folder: RunFolder, c: Configuration) -> ReplayProgress | None:
     """The newest checkpoint of a replay that was stopped; None if it had none yet."""
-    found = newest_checkpoint(_store(folder, c)).checkpoint
+    found = newest_checkpoint(_replay_store(folder, c)).checkpoint
     if found is None:
         return None
-    return Behind(found.id.step, found.tensors, ledger_position(found.state))
+    return ReplayProgress(found.id.step, found.tensors, ledger_position(found.state))
 
 
-def own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
+def read_own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
     """What the folder's ledger says; empty where it has none yet."""
-    bus = run_log(c, folder.path)
+    bus = open_run_log_for_writing(c, folder.path)
     try:
         bus.create(catalogue())
         return read_recorded(bus)
@@ -64,17 +65,17 @@ def own_ledger(folder: RunFolder, c: Configuration) -> RecordedSteps:
 
 
 @contextmanager
-def output(
-    folder: RunFolder, c: Configuration, behind: Behind, learner: Learning
-) -> Generator[Output]:
+def open_replay_output(
+    folder: RunFolder, c: Configuration, behind: ReplayProgress, learner: Learning
+) -> Generator[ReplayOutput]:
     """Everything is in the folder when this ends; `learner` is at the step that is `behind`."""
-    bus = run_log(c, folder.path)
+    bus = open_run_log_for_writing(c, folder.path)
     try:
         bus.create(catalogue())
         store = store_for_writing(c, folder.path)
         term = next_term(store, "replay", "replay")
         writer = FencedWriter(bus, "weights", "trainer", term)
-        files = small_files(model_folder(c, folder.path))
+        files = config_and_tokenizer_files(model_folder(c, folder.path))
         versions = VersionWriter(store, writer, c.run, term, c.weights, files, HeldVersions(bus))
         versions.open()  # 1
         ledger = Ledger(bus, term)
@@ -85,9 +86,9 @@ def output(
         with MetricsFile(folder.metrics / "trainer.jsonl") as metrics:
             for line in missing_lines(left.done, read_metrics(folder.metrics / "trainer.jsonl")):
                 metrics.append(line)
-            publisher = Publisher(store, versions, ledger, metrics, Retention(c.checkpoints.keep))
+            publisher = StepPublisher(store, versions, ledger, metrics, CheckpointRetention(c.checkpoints.keep))
             every = c.checkpoints.every
-            out = Output(publisher, ledger, c.weights.dtype, every, configured, term, left)
+            out = ReplayOutput(publisher, ledger, c.weights.dtype, every, configured, term, left)
             if behind.ledger is None:
                 state = out.state(behind.step, learner.updates)
                 write_checkpoint(store, behind.step, term, learner.state(), state.encode())
@@ -97,5 +98,5 @@ def output(
         bus.close()
 
 
-def _store(folder: RunFolder, c: Configuration) -> ObjectStore:
+def _replay_store(folder: RunFolder, c: Configuration) -> ObjectStore:
     return open_store(store_url(c, folder.path), c.sync)

@@ -7,22 +7,22 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from consumers.replay.recorded import RecordedSteps, read_recorded
-from rollstream.analysis.live import has_topic, open_log
-from rollstream.analysis.place import Place, find_place
+from rollstream.analysis.live import has_topic, open_run_log
+from rollstream.analysis.place import RunLocation, locate_run
 from storage.archive.reading import archived_files
-from storage.archive.whole_log import WholeLog
+from storage.archive.whole_log import LogWithArchive
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReplaySource:
     """`store` None where the place has none."""
 
-    place: Place
+    place: RunLocation
     store: ObjectStore | None
-    log: WholeLog
+    log: LogWithArchive
 
     def recorded(self) -> RecordedSteps:
         """Its ledger; `ConfigurationError` if there is nothing of it."""
@@ -34,21 +34,21 @@ class Opened:
 
 
 @contextmanager
-def opened(named: str, name: str | None = None) -> Generator[Opened]:
+def open_replay_source(named: str, name: str | None = None) -> Generator[ReplaySource]:
     """`name` is the run, where an archive holds several."""
-    place = find_place(named)
+    place = locate_run(named)
     place = place if name is None else replace(place, run=name)
     store = open_store(place.store) if place.has_store else None
-    bus = None if place.bus is None else open_log(place)
+    bus = None if place.bus is None else open_run_log(place)
     if bus is not None and not has_topic(bus, "ledger"):
         bus.close()
         bus = None
     run = place.run or (_only_run(place, store) if store is not None else "run")
-    with closing(WholeLog(bus, store, run)) as log:
-        yield Opened(place, store, log)
+    with closing(LogWithArchive(bus, store, run)) as log:
+        yield ReplaySource(place, store, log)
 
 
-def _only_run(place: Place, store: ObjectStore) -> str:
+def _only_run(place: RunLocation, store: ObjectStore) -> str:
     runs = sorted({file.run for file in archived_files(store)})
     if len(runs) == 1:
         return runs[0]

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.replay.batches import Course
+from consumers.replay.batches import ReplayCourse
 from consumers.replay.recorded import RecordedSteps
 from rollstream.bounds import run_rule
-from rollstream.config import Configuration, Difference, differences, essentials, load
+from rollstream.settings import Configuration
+from rollstream.config import SettingChange, setting_changes, essential_settings, load
 from rollstream.folder import RunFolder
-from rollstream.replay_filter import conditions_of, of_training
+from rollstream.replay_filter import parse_conditions, training_filter
 from streams.errors import ConfigurationError
 
-CHANGEABLE = (
+CHANGEABLE_SETTINGS = (
     "trainer.lr", "trainer.lr_final", "trainer.lr_ramp_steps", "trainer.steps", "trainer.betas",
     "trainer.weight_decay", "trainer.gradient_norm_max", "trainer.advantage", "trainer.loss",
     "trainer.ratio_max", "trainer.clip_low", "trainer.clip_high", "trainer.ratio",
@@ -24,13 +25,13 @@ CHANGEABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayRequest:
     """`changes` and `where` make an experiment of it, from the step after `first` on."""
 
     folder: RunFolder
     before: Configuration
     now: Configuration
-    changes: Sequence[Difference]
+    changes: Sequence[SettingChange]
     where: Sequence[str]
     first: int
     last: int
@@ -55,27 +56,27 @@ class Asked:
         return ", ".join([*changed, *(f"only where {text}" for text in self.where)])
 
 
-def asked_of(
+def replay_request(
     folder: RunFolder,
     overrides: Sequence[str],
     where: Sequence[str],
     first: int,
     last: int | None,
     recorded: RecordedSteps,
-) -> Asked:
+) -> ReplayRequest:
     """All that is wrong with the wish is a `ConfigurationError`."""
     before, now = load(folder.configuration), load(folder.configuration, overrides)
-    changes = differences(essentials(before), essentials(now))
+    changes = setting_changes(essential_settings(before), essential_settings(now))
     for change in changes:
         if not any(
             change.key == name or (name.endswith(".") and change.key.startswith(name))
-            for name in CHANGEABLE
+            for name in CHANGEABLE_SETTINGS
         ):
             raise ConfigurationError(
                 f"{change.key}: it decided which trajectories there are, a replay cannot change it;"
-                f" what can be set: {', '.join(name.rstrip('.') for name in CHANGEABLE)}"
+                f" what can be set: {', '.join(name.rstrip('.') for name in CHANGEABLE_SETTINGS)}"
             )
-    conditions_of(where)
+    parse_conditions(where)
     done = recorded.last()
     wanted = done if last is None else last
     if not 0 <= first < wanted <= done:
@@ -83,16 +84,16 @@ def asked_of(
             f"--from-step {first} --to-step {wanted}: the ledger has steps 1 to {done}; "
             "give 0 ≤ from < to ≤ the last"
         )
-    return Asked(folder, before, now, changes, where, first, wanted)
+    return ReplayRequest(folder, before, now, changes, where, first, wanted)
 
 
-def courses(asked: Asked) -> tuple[Course, Course]:
+def replay_courses(asked: ReplayRequest) -> tuple[ReplayCourse, ReplayCourse]:
     """The run's own, and the one asked for."""
-    conditions = conditions_of(asked.where)
-    own, now = _course(asked.before, asked.folder), _course(asked.now, asked.folder)
-    kept = Course(now.settings, now.rule, of_training(conditions))
+    conditions = parse_conditions(asked.where)
+    own, now = _replay_course(asked.before, asked.folder), _replay_course(asked.now, asked.folder)
+    kept = ReplayCourse(now.settings, now.rule, training_filter(conditions))
     return own, (kept if conditions else now)
 
 
-def _course(c: Configuration, folder: RunFolder) -> Course:
-    return Course(c.trainer, run_rule(c, folder.path))
+def _replay_course(c: Configuration, folder: RunFolder) -> ReplayCourse:
+    return ReplayCourse(c.trainer, run_rule(c, folder.path))

@@ -10,7 +10,7 @@ EXIT_UNSERVED = 3
 """Exit code of a role that was refused what it opens before it did anything; once more may help."""
 
 
-def is_for_good(code: int, before: int | None) -> bool:
+def is_final_exit(code: int, before: int | None) -> bool:
     """Whether a role that exits with `code`, and `before` at its last death, is not to be started
     again: it refused, or was refused twice in a row.
     """

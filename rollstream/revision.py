@@ -10,7 +10,7 @@ from pathlib import Path
 
 UNKNOWN = "unknown"
 _PACKAGE = Path(__file__).parent
-_WAIT_S = 5.0
+_GIT_TIMEOUT_S = 5.0
 
 
 def code_revision(package: Path = _PACKAGE) -> str:
@@ -33,7 +33,7 @@ def _git(folder: Path, *arguments: str) -> str:
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
-            timeout=_WAIT_S,
+            timeout=_GIT_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rollstream.config import Configuration
-from rollstream.folder import run_log, store_url
-from rollstream.metrics.watch import Watch
+from rollstream.settings import Configuration
+from rollstream.folder import open_run_log_for_writing, store_url
+from rollstream.metrics.watch import ProcessMetrics
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.figures import TellsFigures
+from streams.figures import ProvidesMetrics
 from streams.topics import catalogue
 
 
@@ -41,32 +41,32 @@ class RoleLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place(RoleLaunch):
+class RoleContext(RoleLaunch):
     """A launched role with its run's log and store opened."""
 
     bus: Bus
     store: ObjectStore
-    watch: Watch
+    watch: ProcessMetrics
     """Collects the metrics and the liveness of this process."""
 
 
 @contextmanager
-def placed(launch: RoleLaunch, watch: Watch) -> Generator[Place]:
+def open_role_context(launch: RoleLaunch, watch: ProcessMetrics) -> Generator[RoleContext]:
     """Open the run's log and store for the block; all topics exist in it."""
-    bus = run_log(launch.configuration, launch.folder)
-    if isinstance(bus, TellsFigures):
+    bus = open_run_log_for_writing(launch.configuration, launch.folder)
+    if isinstance(bus, ProvidesMetrics):
         watch.beside.append(bus.figures)
     try:
         url = store_url(launch.configuration, launch.folder)
         store = open_store(url, launch.configuration.sync)
         bus.create(catalogue())
         given = {part.name: getattr(launch, part.name) for part in fields(RoleLaunch)}
-        yield Place(**given, bus=bus, store=store, watch=watch)
+        yield RoleContext(**given, bus=bus, store=store, watch=watch)
     finally:
         bus.close()
 
 
-def set_threads(threads: int) -> None:
+def set_torch_threads(threads: int) -> None:
     """Torch's threads in this process; several processes compute on few cores, so
     nobody takes all.
     """

@@ -15,42 +15,43 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollstream.config import Configuration, truncates
+from rollstream.settings import Configuration
+from rollstream.config import truncates_log
 from rollstream.folder import RunFolder
-from rollstream.identity import agreeing, identify
-from rollstream.metrics.endpoint import served
-from rollstream.metrics.watch import Watch
-from rollstream.role_place import Place, RoleLaunch, placed
-from storage.conditions import check_conditions
-from storage.leases import Candidate, Lease, acquire
+from rollstream.identity import watch_configuration, read_or_create_identity
+from rollstream.metrics.endpoint import serve_metrics
+from rollstream.metrics.watch import ProcessMetrics
+from rollstream.role_place import RoleContext, RoleLaunch, open_role_context
+from storage.conditions import check_conditional_writes
+from storage.leases import LeaseCandidate, Lease, acquire_lease
 from storage.metrics import MetricsFile
-from storage.renewal import Renewal
+from storage.renewal import LeaseRenewal
 from streams.errors import Fenced
 
 log = logging.getLogger(__name__)
 
 LEASE_WAIT_S = 30 * 86_400.0  # a standby waits; the supervisor ends it when the run ends
-READS_ONLY = ("eval",)  # the store: its conditions are not probed
-NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
+READ_ONLY_ROLES = ("eval",)  # the store: its conditions are not probed
+ARCHIVE_NICENESS = 10  # of the archive: a tenth of a core's share, while others want all of it
 
 
 def run_role(launch: RoleLaunch) -> bool:
     """Run one role until it is done (returns True) or stopped (returns False). Raises `Fenced` when
     a higher term took the role over.
     """
-    c, watch = launch.configuration, Watch(launch.stop)
+    c, watch = launch.configuration, ProcessMetrics(launch.stop)
     with (
-        served(c, launch.folder, launch.role, launch.name, watch),
-        placed(launch, watch) as place,
+        serve_metrics(c, launch.folder, launch.role, launch.name, watch),
+        open_role_context(launch, watch) as place,
     ):
         try:
-            if launch.role not in READS_ONLY:
-                check_conditions(place.store, c.store, uuid.uuid4().hex)
-                identify(place.store, c.run)
-            with agreeing(place.store, c, launch.stop, launch.accept_config):
+            if launch.role not in READ_ONLY_ROLES:
+                check_conditional_writes(place.store, c.store, uuid.uuid4().hex)
+                read_or_create_identity(place.store, c.run)
+            with watch_configuration(place.store, c, launch.stop, launch.accept_config):
                 return _ROLES[launch.role](place)
         finally:
-            _note_usage(launch.folder, launch.name)
+            _record_usage(launch.folder, launch.name)
 
 
 def evaluate_versions(
@@ -67,11 +68,11 @@ def evaluate_versions(
         stop=threading.Event(),
         nonce="",
     )
-    with placed(launch, Watch(launch.stop)) as place:
+    with open_role_context(launch, ProcessMetrics(launch.stop)) as place:
         yield from evaluate_stored(place, numbers)
 
 
-def _note_usage(folder: Path, name: str) -> None:
+def _record_usage(folder: Path, name: str) -> None:
     """Peak resident memory and CPU time of this process, for the benchmark and for people."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     line = {
@@ -85,60 +86,60 @@ def _note_usage(folder: Path, name: str) -> None:
 
 
 @contextmanager
-def held(place: Place, role: str, duration_s: float) -> Generator[Lease]:
+def hold_role_lease(place: RoleContext, role: str, duration_s: float) -> Generator[Lease]:
     """The role's lease while the block runs; released at its end so that the next holder need not
     wait.
     """
-    candidate = Candidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
+    candidate = LeaseCandidate(role, place.name, place.nonce, duration_s, place.handed_nonce)
     lease = _acquire(place, candidate)
     place.watch.offer(lease.figures)
-    with Renewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
+    with LeaseRenewal(lease, on_lost=lambda error: place.stop.set()) as renewal:
         yield lease
     if renewal.lost.is_set():
         raise Fenced(f"role {role}: the lease of term {lease.term} was lost")
     lease.release()
 
 
-def _acquire(place: Place, candidate: Candidate) -> Lease:
+def _acquire(place: RoleContext, candidate: LeaseCandidate) -> Lease:
     def sleep(seconds: float) -> None:
         if place.stop.wait(seconds):
             raise SystemExit(
                 143
             )  # asked to stop while it stood by; 0 would say that its work is done
 
-    return acquire(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
+    return acquire_lease(place.store, candidate, LEASE_WAIT_S, time.monotonic, sleep)
 
 
-def _prompts(place: Place) -> bool:
+def _prompts(place: RoleContext) -> bool:
     from producers.prompt_source import PromptSource
-    from rollstream.run_task import order_of
+    from rollstream.run_task import prompt_order
 
     c = place.configuration
-    order = order_of(c, place.folder)
-    with held(place, "prompts", c.dispatch.lease_s) as lease:
+    order = prompt_order(c, place.folder)
+    with hold_role_lease(place, "prompts", c.dispatch.lease_s) as lease:
         source = PromptSource(place.bus, order, lease.term, 4 * c.trainer.groups_per_step)
         place.watch.offer(source.figures, source.readers)
         source.run(place.stop)
     return False
 
 
-def _dispatch(place: Place) -> bool:
-    from consumers.dispatch.admit import Pace
+def _dispatch(place: RoleContext) -> bool:
+    from consumers.dispatch.admit import AdmissionPace
     from consumers.dispatch.service import Dispatch
-    from rollstream.live.moves import MOVES, move_line
+    from rollstream.live.moves import MOVES_FILE, move_line
 
     c = place.configuration
-    pace = Pace(
+    pace = AdmissionPace(
         c.trainer.groups_per_step,
         c.dispatch.max_lag,
         c.dispatch.ready_groups_max,
         c.trainer.steps,
     )
     keep_version = c.rollouts.on_update == "keep_version"
-    path = RunFolder(place.folder).metrics / MOVES
-    with held(place, "dispatch", c.dispatch.lease_s) as lease, MetricsFile(path) as lines:
+    path = RunFolder(place.folder).metrics / MOVES_FILE
+    with hold_role_lease(place, "dispatch", c.dispatch.lease_s) as lease, MetricsFile(path) as lines:
         dispatch = Dispatch(
-            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates(c)
+            place.bus, place.store, c.dispatch, pace, keep_version, lease.term, truncates_log(c)
         )
         dispatch.on_move = lambda move, plan_s: lines.append(move_line(move, plan_s, time.time()))
         place.watch.offer(dispatch.figures, dispatch.readers)
@@ -146,30 +147,30 @@ def _dispatch(place: Place) -> bool:
     return False
 
 
-def _rollout(place: Place) -> bool:
-    from rollstream.relay_role import reading_near
+def _rollout(place: RoleContext) -> bool:
+    from rollstream.relay_role import with_relay_reads
     from rollstream.rollout_role import build_rollout
 
-    rollout = build_rollout(reading_near(place))
+    rollout = build_rollout(with_relay_reads(place))
     if rollout is not None:
         place.watch.offer(rollout.figures, rollout.readers)
         rollout.run(place.stop)
     return False
 
 
-def _train(place: Place) -> bool:
-    from rollstream.relay_role import pushing
-    from rollstream.train_ranks import follow_rank_0, together
+def _train(place: RoleContext) -> bool:
+    from rollstream.relay_role import with_relay_push
+    from rollstream.train_ranks import follow_rank_0, join_rank_group
     from rollstream.train_role import train
 
-    with together(place) as party:
+    with join_rank_group(place) as party:
         if party is not None and not party.is_led:
             return follow_rank_0(place, party.ranks)
-        with held(place, "trainer", place.configuration.trainer.lease_s) as lease:
-            return train(pushing(place), lease.term, party)
+        with hold_role_lease(place, "trainer", place.configuration.trainer.lease_s) as lease:
+            return train(with_relay_push(place), lease.term, party)
 
 
-def _relay(place: Place) -> bool:
+def _relay(place: RoleContext) -> bool:
     from rollstream.relay_role import build_relay
 
     relay = build_relay(place)
@@ -178,26 +179,26 @@ def _relay(place: Place) -> bool:
     return False
 
 
-def _eval(place: Place) -> bool:
-    from rollstream.eval_role import follow
+def _eval(place: RoleContext) -> bool:
+    from rollstream.eval_role import evaluate_announced
 
-    return follow(place)
+    return evaluate_announced(place)
 
 
-def _archive(place: Place) -> bool:
-    from consumers.archive.service import Archive
+def _archive(place: RoleContext) -> bool:
+    from consumers.archive.service import ArchiveService
 
     c = place.configuration
-    os.nice(NICENESS)
+    os.nice(ARCHIVE_NICENESS)
     lines = MetricsFile(RunFolder(place.folder).metrics / f"{place.name}.jsonl")
-    with lines, held(place, "archive", c.dispatch.lease_s):
-        archive = Archive(place.bus, place.store, c.run, c.archive, note=lines.append)
+    with lines, hold_role_lease(place, "archive", c.dispatch.lease_s):
+        archive = ArchiveService(place.bus, place.store, c.run, c.archive, note=lines.append)
         place.watch.offer(archive.figures)
         archive.run(place.stop)
     return False
 
 
-def _score(place: Place) -> bool:
+def _score(place: RoleContext) -> bool:
     from rollstream.score_role import build_scorer
 
     scorer = build_scorer(place)
@@ -206,7 +207,7 @@ def _score(place: Place) -> bool:
     return False
 
 
-_ROLES: Mapping[str, Callable[[Place], bool]] = {
+_ROLES: Mapping[str, Callable[[RoleContext], bool]] = {
     "prompts": _prompts,
     "dispatch": _dispatch,
     "rollout": _rollout,

@@ -10,60 +10,60 @@ import time
 
 from producers.engines.base import Engine
 from producers.engines.connect import open_engine, open_paced
-from producers.engines.drafts import DraftSource, History
-from producers.engines.drafts.merged import WithRunning, running_tokens
+from producers.engines.drafts import DraftSource, AnswerHistory
+from producers.engines.drafts.merged import CombinedSource, running_tokens
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.segment import segment_folder
-from producers.engines.drafts.switch import Switch
-from producers.engines.drafts.windows import RULES
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.drafts.windows import WINDOW_RULES
 from producers.engines.options import EngineOptions
 from producers.engines.paced.roofline import batch_max
 from producers.rewards import RewardPool
 from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.judging import Judging
-from producers.rollout.keeping import Keeping
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import Outbox
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
-from producers.rollout.weights import Fetched, WeightsFollower, compared_whole
-from producers.rollout.worker import Rollout
+from producers.rollout.judging import EndedTurns
+from producers.rollout.keeping import DraftFeed
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import BackgroundSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
+from producers.rollout.weights import FetchedWeights, WeightsFollower, compare_all_tensors
+from producers.rollout.worker import RolloutLoop
 from producers.tasks.base import Environment
-from rollstream.bounds import bounds_of
-from rollstream.opening import opening
-from rollstream.profiling import profile_of
-from rollstream.role_place import Place, set_threads
-from rollstream.run_task import task_of, task_settings
+from rollstream.bounds import training_bounds
+from rollstream.opening import classify_engine_errors
+from rollstream.profiling import run_profile
+from rollstream.role_place import RoleContext, set_torch_threads
+from rollstream.run_task import load_run_task, task_settings
 from storage.manifest import read_manifest
 from storage.model import config_from_version
 from storage.roles import next_term
-from storage.versions.fetch import fetch_file
+from storage.versions.fetch import fetch_model_file
 from streams.bus import Bus
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 0.02
+POLL_S = 0.02
 
 
-def build_rollout(place: Place) -> Rollout | None:
+def build_rollout(place: RoleContext) -> RolloutLoop | None:
     """The worker under its next term; None when it was stopped before a version was announced."""
     c = place.configuration
-    set_threads(c.rollouts.threads)
+    set_torch_threads(c.rollouts.threads)
     os.nice(c.rollouts.niceness)
-    task = task_of(c, place.folder)
+    task = load_run_task(c, place.folder)
     term = next_term(place.store, "rollouts", place.name)
-    orders = Orders(place.bus, place.name, term)
+    orders = AssignmentQueue(place.bus, place.name, term)
     follower = WeightsFollower(place.bus, place.store)
-    fetched = _first(place, follower)
+    fetched = _first_weights(place, follower)
     if fetched is None:
         return None
     started = time.perf_counter()
-    draft_feed = _keeping(place)
-    engine, most = _opened(place, fetched, draft_feed)
-    pulse = Pulse(c.rollouts.status_s)
-    voice = Voice(
+    draft_feed = _open_draft_feed(place)
+    engine, most = _open_first_engine(place, fetched, draft_feed)
+    pulse = StatusSchedule(c.rollouts.status_s)
+    voice = RolloutPublisher(
         place.bus,
-        Outbox(place.bus),
+        BackgroundSender(place.bus),
         place.name,
         term,
         c.rollouts,
@@ -72,8 +72,8 @@ def build_rollout(place: Place) -> Rollout | None:
         preemptible=place.grace_s is not None,
         heartbeat=Heartbeat(place.bus, c.rollouts.status_s),
     )
-    voice.applied(compared_whole(fetched, engine.read_back, started))
-    judging = Judging(
+    voice.applied(compare_all_tensors(fetched, engine.read_back, started))
+    judging = EndedTurns(
         RewardPool(task_settings(c, place.folder)),
         isinstance(task, Environment),
         term,
@@ -81,8 +81,8 @@ def build_rollout(place: Place) -> Rollout | None:
         late=c.task.reward == "late",
         context_max=c.rollouts.context_max,
     )
-    rollout = Rollout(c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed)
-    rollout.in_progress.bounds = bounds_of(
+    rollout = RolloutLoop(c.rollouts, engine, follower, orders, judging, voice, draft_feed=draft_feed)
+    rollout.in_progress.bounds = training_bounds(
         c, None
     )  # an engine knows no token beyond its vocabulary
     if place.grace_s is not None:
@@ -90,7 +90,7 @@ def build_rollout(place: Place) -> Rollout | None:
     return rollout
 
 
-def _keeping(place: Place) -> Keeping | None:
+def _open_draft_feed(place: RoleContext) -> DraftFeed | None:
     """Its part in the node's history, if it drafts."""
     c, bus = place.configuration, place.bus
     if not c.rollouts.is_drafting:
@@ -99,34 +99,34 @@ def _keeping(place: Place) -> Keeping | None:
     def earlier() -> Bus:
         if not c.archive.enabled:
             return bus
-        from storage.archive.whole_log import WholeLog  # pyarrow, which nobody else here needs
+        from storage.archive.whole_log import LogWithArchive  # pyarrow, which nobody else here needs
 
-        return WholeLog(bus, place.store, c.run)
+        return LogWithArchive(bus, place.store, c.run)
 
     folder = segment_folder(c.run, place.folder, socket.gethostname())
     node = NodeHistory(folder, c.rollouts.drafts_tokens, c.rollouts.drafts_choice)
-    draft_feed = Keeping(bus, earlier, node)
+    draft_feed = DraftFeed(bus, earlier, node)
     draft_feed.poll()  # what a killed run left goes before anybody reads it
     return draft_feed
 
 
-def _drafts(place: Place, draft_feed: Keeping) -> DraftSource:
+def _draft_source(place: RoleContext, draft_feed: DraftFeed) -> DraftSource:
     """The node's history and, beside it, what runs in this engine."""
     rollouts = place.configuration.rollouts
     most = running_tokens(rollouts.slots, rollouts.context_max, rollouts.drafts_tokens)
-    return WithRunning(draft_feed.node, History(most, choice=rollouts.drafts_choice))
+    return CombinedSource(draft_feed.node, AnswerHistory(most, choice=rollouts.drafts_choice))
 
 
-def _opened(place: Place, fetched: Fetched, draft_feed: Keeping | None) -> tuple[Engine, int]:
-    """As `engine_of`; a refusal says whether it is for good."""
+def _open_first_engine(place: RoleContext, fetched: FetchedWeights, draft_feed: DraftFeed | None) -> tuple[Engine, int]:
+    """As `open_rollout_engine`; a refusal says whether it is for good."""
     rollouts = place.configuration.rollouts
     is_first = fetched.announced.version.number == 0
-    with opening(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
-        return engine_of(place, fetched, None if draft_feed is None else _drafts(place, draft_feed))
+    with classify_engine_errors(rollouts.engine, is_server=rollouts.has_server, is_first=is_first):
+        return open_rollout_engine(place, fetched, None if draft_feed is None else _draft_source(place, draft_feed))
 
 
-def engine_of(
-    place: Place, fetched: Fetched, drafts: DraftSource | None = None
+def open_rollout_engine(
+    place: RoleContext, fetched: FetchedWeights, drafts: DraftSource | None = None
 ) -> tuple[Engine, int]:
     """The engine, serving what was fetched, and its B_max: as set, as its profile says, or all of
     its slots. It drafts from `drafts` if there are any.
@@ -135,7 +135,7 @@ def engine_of(
     manifest = read_manifest(place.store, announced.version, announced.manifest_hash)
     tensors, slots, context = fetched.update.tensors, c.rollouts.slots, c.rollouts.context_max
     if c.rollouts.engine == "paced":
-        vocabulary = json.loads(fetch_file(place.store, manifest, "config.json"))["vocab_size"]
+        vocabulary = json.loads(fetch_model_file(place.store, manifest, "config.json"))["vocab_size"]
         paced = open_paced(
             c.paced, vocabulary, tensors, announced.version, slots=slots, context_max=context
         )
@@ -150,18 +150,18 @@ def engine_of(
             slots=slots,
             context_max=context,
             drafts=drafts,
-            switch=Switch(RULES[c.rollouts.drafts_window]),
+            switch=DraftGate(WINDOW_RULES[c.rollouts.drafts_window]),
         ),
         vllm=c.rollouts.vllm,
     )
-    profile = profile_of(c, place.folder, model)
+    profile = run_profile(c, place.folder, model)
     profiled = slots if profile is None else batch_max(profile.roofline, slots)
     return engine, c.rollouts.batch_max or profiled
 
 
-def _first(place: Place, follower: WeightsFollower) -> Fetched | None:
+def _first_weights(place: RoleContext, follower: WeightsFollower) -> FetchedWeights | None:
     """The newest announced version, as soon as there is one."""
-    while not place.stop.wait(WAIT_S):
+    while not place.stop.wait(POLL_S):
         follower.read()
         follower.prefetch(None)
         if (fetched := follower.take()) is not None:

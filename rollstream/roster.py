@@ -4,51 +4,51 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollstream.children import Seat
-from rollstream.config import Configuration
+from rollstream.children import ProcessSpec
+from rollstream.settings import Configuration
 from rollstream.folder import RunFolder
 from rollstream.layers import METRICS_PORT
 
 ACCEPT_CONFIG = "--accept-config"
 
 
-def seats_of(
+def process_specs(
     configuration: Configuration, folder: RunFolder, accept_config: bool = False
-) -> list[Seat]:
+) -> list[ProcessSpec]:
     """Prompt source, dispatch (perhaps a standby), trainer, relay, rollouts, scorers, evaluation
     and archive, in the order of their start; `accept_config` is passed on to the trainer.
     """
     c = configuration
-    trainer = _seat(folder, "train", "trainer", c.trainer.threads, single=True)
+    trainer = _role_spec(folder, "train", "trainer", c.trainer.threads, single=True)
     if accept_config:
         trainer = replace(trainer, command=[*trainer.command, ACCEPT_CONFIG])
     seats = [
-        _seat(folder, "prompts", "prompts", 1, single=True),
-        _seat(folder, "dispatch", "dispatch", 1, single=True),
+        _role_spec(folder, "prompts", "prompts", 1, single=True),
+        _role_spec(folder, "dispatch", "dispatch", 1, single=True),
         trainer,
     ]
     if c.dispatch.standby:
-        seats.append(_seat(folder, "dispatch", "dispatch-standby", 1, single=True))
+        seats.append(_role_spec(folder, "dispatch", "dispatch-standby", 1, single=True))
     if c.relay.enabled:
-        seats.append(_seat(folder, "relay", "relay", 1))
+        seats.append(_role_spec(folder, "relay", "relay", 1))
     for number in range(c.rollouts.count):
-        seats.append(_seat(folder, "rollout", f"rollout-{number}", c.rollouts.threads))
+        seats.append(_role_spec(folder, "rollout", f"rollout-{number}", c.rollouts.threads))
     for number in range(c.scoring.count):
-        seats.append(_seat(folder, "score", f"scorer-{number}", 1))
+        seats.append(_role_spec(folder, "score", f"scorer-{number}", 1))
     if c.evaluation.enabled:
-        seats.append(_seat(folder, "eval", "eval", c.evaluation.threads))
+        seats.append(_role_spec(folder, "eval", "eval", c.evaluation.threads))
     if c.archive.enabled:
-        archive = _seat(folder, "archive", "archive", 1, single=True)
+        archive = _role_spec(folder, "archive", "archive", 1, single=True)
         seats.append(replace(archive, stops_last=True))
     return seats
 
 
-def warmup_seat(configuration: Configuration, folder: RunFolder) -> Seat:
+def warmup_spec(configuration: Configuration, folder: RunFolder) -> ProcessSpec:
     """The warm-up, which runs before all others."""
-    return _seat(folder, "warmup", "warmup", configuration.warmup.threads)
+    return _role_spec(folder, "warmup", "warmup", configuration.warmup.threads)
 
 
-def with_ports(seats: Sequence[Seat], base: int) -> list[Seat]:
+def with_metrics_ports(seats: Sequence[ProcessSpec], base: int) -> list[ProcessSpec]:
     """The seats, each with a port of its own for its metrics: those after `base`, or free ones (0)
     when `base` is 0.
     """
@@ -58,7 +58,7 @@ def with_ports(seats: Sequence[Seat], base: int) -> list[Seat]:
     ]
 
 
-def _seat(folder: RunFolder, command: str, name: str, threads: int, single: bool = False) -> Seat:
+def _role_spec(folder: RunFolder, command: str, name: str, threads: int, single: bool = False) -> ProcessSpec:
     line = [sys.executable, "-m", "rollstream", command, str(folder.configuration)]
     if command != "warmup":
         line += ["--name", name]
@@ -70,4 +70,4 @@ def _seat(folder: RunFolder, command: str, name: str, threads: int, single: bool
         "PYTHONHASHSEED": "0",  # some data sets of reasoning_gym are ordered by it
     }
     ends = "run" if command == "train" else "itself" if command == "eval" else "never"
-    return Seat(name, line, ends, single, environment)
+    return ProcessSpec(name, line, ends, single, environment)

@@ -6,10 +6,10 @@ from producers.prompt_source import PromptOrder
 from producers.settings import TaskSettings
 from producers.tasks.base import Task
 from producers.tasks.registry import load_task
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import model_folder
 from rollstream.vocabulary import check_vocabulary
-from streams.records import Sampling
+from streams.values import Sampling
 
 
 def task_settings(configuration: Configuration, folder: Path) -> TaskSettings:
@@ -27,17 +27,17 @@ def prompt_tokens_max(configuration: Configuration) -> int:
     return configuration.rollouts.context_max - configuration.sampling.tokens_max
 
 
-def task_of(configuration: Configuration, folder: Path) -> Task:
+def load_run_task(configuration: Configuration, folder: Path) -> Task:
     """The task of a run that has its model."""
     return load_task(task_settings(configuration, folder), prompt_tokens_max(configuration))
 
 
-def order_of(configuration: Configuration, folder: Path) -> PromptOrder:
+def prompt_order(configuration: Configuration, folder: Path) -> PromptOrder:
     """What is asked at each position of the run, and how it is to be sampled; refused when the
     model does not know the task's tokens.
     """
     c = configuration
-    task = task_of(c, folder)
+    task = load_run_task(c, folder)
     check_vocabulary(c, task)
     sampling = Sampling(
         c.sampling.temperature,

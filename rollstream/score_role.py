@@ -1,17 +1,17 @@
 """A scorer as a role: the task's judge or the configured function behind a pool of processes."""
 
 from producers.rewards import RewardPool
-from producers.scoring.annotate import Writes
+from producers.scoring.annotate import AnnotationPlan
 from producers.scoring.function import load_function
 from producers.scoring.service import BATCH_PER_PROCESS, Scorer
-from rollstream.role_place import Place
-from rollstream.run_task import task_of, task_settings
+from rollstream.role_place import RoleContext
+from rollstream.run_task import load_run_task, task_settings
 
 
-def build_scorer(place: Place) -> Scorer:
+def build_scorer(place: RoleContext) -> Scorer:
     """The scorer that goes on where its group's commits end."""
     c = place.configuration
-    task_of(c, place.folder)  # a mistake is told at once, not at the first trajectory
+    load_run_task(c, place.folder)  # a mistake is told at once, not at the first trajectory
     if c.scoring.function:
         load_function(c.scoring.function)
     limits = {
@@ -23,6 +23,6 @@ def build_scorer(place: Place) -> Scorer:
         RewardPool(
             task_settings(c, place.folder).model_copy(update=limits), function=c.scoring.function
         ),
-        Writes(c.scoring.names, not c.scoring.function, place.name),
+        AnnotationPlan(c.scoring.names, not c.scoring.function, place.name),
         BATCH_PER_PROCESS * c.scoring.processes,
     )

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 from consumers.trainer.paced_learner import PacedModel
 from producers.tasks.base import Task
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import model_folder
 from storage.model import load_model
 
 if TYPE_CHECKING:  # seconds, and a paced run has no model
     from transformers import PreTrainedModel
 
-PACED = "paced"
+PACED_LEARNER = "paced"
 
 
 def starting_model(configuration: Configuration, folder: Path) -> "PreTrainedModel | PacedModel":
     """Version 0."""
     c = configuration
-    if c.trainer.learner != PACED:
+    if c.trainer.learner != PACED_LEARNER:
         return load_model(str(model_folder(c, folder)))
     return PacedModel(
         seed=c.seed,
@@ -45,6 +45,6 @@ def make_paced_folder(task: Task, folder: Path) -> None:
     partial.mkdir(parents=True)
     tokenizer = task.tokenizer()
     tokenizer.save(partial)
-    fields = {"model_type": PACED, "vocab_size": tokenizer.size}
+    fields = {"model_type": PACED_LEARNER, "vocab_size": tokenizer.size}
     (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     os.rename(partial, folder)

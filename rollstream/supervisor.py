@@ -1,7 +1,7 @@
 """Keeps a run's processes alive: starts each role, restarts what died, stops all of them together.
 
 It decides nothing about the run itself: a role that died is started again and finds its state in
-the log and the store. Every wait has a bound (`Limits`), and no role survives `run`.
+the log and the store. Every wait has a bound (`SupervisorLimits`), and no role survives `run`.
 """
 
 import secrets
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollstream.children import Child, Seat, ending, last_lines
+from rollstream.children import ChildProcess, ProcessSpec, describe_exit, last_lines
 from rollstream.lock import RunLock
-from rollstream.restarts import RestartPolicy, is_for_good
-from streams.figures import Figures
+from rollstream.restarts import RestartPolicy, is_final_exit
+from streams.figures import MetricValues
 
 NONCE, HANDED_NONCE = "ROLLSTREAM_NONCE", "ROLLSTREAM_HANDED_NONCE"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SupervisorLimits:
     """How long the supervisor waits."""
 
     tick_s: float = 0.1
@@ -43,7 +43,7 @@ class RoleState:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended; `message` says why it failed."""
 
     kind: Literal["complete", "stopped", "failed"]
@@ -51,9 +51,9 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Post:
-    seat: Seat
-    child: Child | None = None
+class _RoleProcess:
+    seat: ProcessSpec
+    child: ChildProcess | None = None
     nonce: str | None = None
     deaths_s: list[float] = field(default_factory=list[float])
     code: int | None = None
@@ -63,8 +63,8 @@ class _Post:
     death: str = ""
 
 
-Show = Callable[[Sequence[RoleState]], None]
-Record = Callable[[Mapping[str, Any]], None]
+ShowStates = Callable[[Sequence[RoleState]], None]
+RecordEvent = Callable[[Mapping[str, Any]], None]
 
 
 class Supervisor:
@@ -72,21 +72,21 @@ class Supervisor:
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        seats: Sequence[ProcessSpec],
         logs: Path,
         lock: RunLock | None = None,
-        record: Record = lambda event: None,
+        record: RecordEvent = lambda event: None,
         policy: RestartPolicy | None = None,
-        limits: Limits | None = None,
+        limits: SupervisorLimits | None = None,
     ) -> None:
         known = lock.nonces() if lock else {}
-        self._posts = [_Post(seat, nonce=known.get(seat.name)) for seat in seats]
+        self._posts = [_RoleProcess(seat, nonce=known.get(seat.name)) for seat in seats]
         self._logs, self._lock, self._record = logs, lock, record
-        self._policy, self._limits = policy or RestartPolicy(), limits or Limits()
+        self._policy, self._limits = policy or RestartPolicy(), limits or SupervisorLimits()
         self._complete_s: float | None = None
         self._is_stopping = False
 
-    def run(self, stop: threading.Event, hurry: threading.Event, show: Show) -> Outcome:
+    def run(self, stop: threading.Event, hurry: threading.Event, show: ShowStates) -> RunOutcome:
         """Until the run is complete, `stop` is set, a role refused, or one died too often; `hurry`
         kills at once.
         """
@@ -101,14 +101,14 @@ class Supervisor:
         """Each role as it is now."""
         return [self._state(post, time.monotonic()) for post in self._posts]
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Deaths and life of each role; any thread may ask."""
         return {
             "supervisor_restarts_total": {p.seat.name: len(p.deaths_s) for p in self._posts},
             "supervisor_process_up": {p.seat.name: p.child is not None for p in self._posts},
         }
 
-    def _state(self, post: _Post, now: float) -> RoleState:
+    def _state(self, post: _RoleProcess, now: float) -> RoleState:
         deaths, is_alive = len(post.deaths_s), post.child is not None and post.child.reap() is None
         if self._is_stopping and is_alive:
             return RoleState(post.seat.name, "stopping", deaths, "is stopping")
@@ -116,7 +116,7 @@ class Supervisor:
         is_recent = self._policy.recent(post.deaths_s, now) > 0
         return RoleState(post.seat.name, state, deaths, post.death if is_recent else "")
 
-    def _watch(self, stop: threading.Event, show: Show) -> Outcome:
+    def _watch(self, stop: threading.Event, show: ShowStates) -> RunOutcome:
         while not stop.wait(self._limits.tick_s):
             now = time.monotonic()
             for post in self._posts:
@@ -124,11 +124,11 @@ class Supervisor:
                 if failure:
                     return failure
             if self._complete_s is not None and self._has_finished(now):
-                return Outcome("complete")
+                return RunOutcome("complete")
             show(self.states())
-        return Outcome("complete" if self._complete_s is not None else "stopped")
+        return RunOutcome("complete" if self._complete_s is not None else "stopped")
 
-    def _look(self, post: _Post, now: float) -> Outcome | None:
+    def _look(self, post: _RoleProcess, now: float) -> RunOutcome | None:
         """Start what is due, reap what ended; the outcome if that ends the run in failure."""
         if post.done:
             return None
@@ -147,27 +147,27 @@ class Supervisor:
             return None
         return self._died(post, child, code, now)
 
-    def _died(self, post: _Post, child: Child, code: int, now: float) -> Outcome | None:
+    def _died(self, post: _RoleProcess, child: ChildProcess, code: int, now: float) -> RunOutcome | None:
         """Refused for good, it ends the run in its own words; anything else is started again."""
         name = post.seat.name
         post.deaths_s.append(now)
         recent = self._policy.recent(post.deaths_s, now)
-        has_refused, post.code = is_for_good(code, post.code), code
+        has_refused, post.code = is_final_exit(code, post.code), code
         delay = None if has_refused else self._policy.delay_s(post.deaths_s, now)
         event = {"event": "death", "role": name, "code": code, "delay_s": delay}
         self._record({"time_s": time.time(), **event})
         if delay is not None:
             post.due_s = now + delay
-            post.death = f"died ({ending(code)}), restart {len(post.deaths_s)}"
+            post.death = f"died ({describe_exit(code)}), restart {len(post.deaths_s)}"
             return None
         if has_refused and (words := child.words()):
-            return Outcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
-        often = f"died {recent} times within {self._policy.within_s:g} s, last with {ending(code)}"
+            return RunOutcome("failed", f"{name} refused to start: {words}\n(its log: {child.log})")
+        often = f"died {recent} times within {self._policy.within_s:g} s, last with {describe_exit(code)}"
         how = "refused to start" if has_refused else often
         quoted = "\n".join(f"  | {line}" for line in last_lines(child.log))
-        return Outcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
+        return RunOutcome("failed", f"{name} {how}; the end of {child.log}:\n{quoted}")
 
-    def _start(self, post: _Post) -> None:
+    def _start(self, post: _RoleProcess) -> None:
         """A fresh nonce for the new process, and that of the process reaped before it."""
         handed, post.nonce = post.nonce, secrets.token_hex(16)
         environment = {NONCE: post.nonce}
@@ -177,7 +177,7 @@ class Supervisor:
             self._lock.keep_nonces({p.seat.name: p.nonce for p in self._posts if p.nonce})
         log = self._logs / f"{post.seat.name}.log"
         lock = self._lock.descriptor if self._lock else None
-        post.child = Child(post.seat, log, environment, lock)
+        post.child = ChildProcess(post.seat, log, environment, lock)
         self._record(
             {
                 "time_s": time.time(),
@@ -202,14 +202,14 @@ class Supervisor:
         late = now - self._complete_s > self._limits.finish_s
         return late or all(post.done for post in self._posts if not post.seat.stops_last)
 
-    def _stop_all(self, hurry: threading.Event, show: Show) -> None:
+    def _stop_all(self, hurry: threading.Event, show: ShowStates) -> None:
         """All, and then those that stop last."""
         self._is_stopping = True
         for last in (False, True):
             posts = [post for post in self._posts if post.seat.stops_last == last]
             self._stop([post.child for post in posts if post.child], hurry, show)
 
-    def _stop(self, children: Sequence[Child], hurry: threading.Event, show: Show) -> None:
+    def _stop(self, children: Sequence[ChildProcess], hurry: threading.Event, show: ShowStates) -> None:
         """1. Ask. 2. Wait, bounded. 3. Kill what is left, by its process id."""
         for child in children:
             child.ask_to_stop()

@@ -17,24 +17,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from consumers.trainer.allocator import keep_freed_memory
-from consumers.trainer.layout import rows_of
-from consumers.trainer.policy_forward import Policy, policy_of
+from consumers.trainer.layout import token_rows
+from consumers.trainer.policy_forward import PolicyScorer, policy_scorer
 from consumers.trainer.sample import Sample
-from consumers.trainer.workers import Workers
+from consumers.trainer.workers import OrderedWorkers
 from producers.tasks.base import Document
 from streams.records import GENERATED, PROMPT
 
-Progress = Callable[[int, int, float], None]
+SftProgress = Callable[[int, int, float], None]
 """Called with steps done, steps in all, and the loss per response token of the newest step."""
 
-PARTS = 2
+BATCH_PARTS = 2
 """Pieces of a batch, trained side by side where there are two threads; fixed, so that sums round
 alike.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class SftSchedule:
     """How much is taught and how fast; the defaults are those of the quickstart."""
 
     documents: int = 20_000
@@ -52,36 +52,36 @@ class Course:
     gradient_norm_max: float = 1.0
 
 
-def teach(
+def train_sft(
     model: PreTrainedModel,
     documents: Sequence[Document],
-    course: Course,
+    course: SftSchedule,
     seed: int,
     threads: int,
-    progress: Progress,
+    progress: SftProgress,
 ) -> list[float]:
     """Train in place; returns the loss per response token of each step."""
     keep_freed_memory()
     # Two workers of one torch thread each, not one of two: on matrices this small OpenMP's waiting
     # costs
     # more than it gains (measured at up to ten times the step where another process wants a core).
-    torch_threads = max(1, threads // PARTS)
+    torch_threads = max(1, threads // BATCH_PARTS)
     torch.set_num_threads(torch_threads)
-    pupil = _Pupil(model.train(), policy_of(model), course.loss_divisor)
+    pupil = _GradientSum(model.train(), policy_scorer(model), course.loss_divisor)
     optimisers = _optimisers(model, course)
-    workers = Workers(min(threads, PARTS), torch_threads, pupil.study, pupil.add)
+    workers = OrderedWorkers(min(threads, BATCH_PARTS), torch_threads, pupil.study, pupil.add)
     endless = batches(documents, course.batch_tokens, np.random.default_rng((seed, 1)))
     losses: list[float] = []
     try:
         for step in range(course.steps):
             batch = next(endless)
-            for part in range(PARTS):
-                workers.submit(batch[part::PARTS])
+            for part in range(BATCH_PARTS):
+                workers.submit(batch[part::BATCH_PARTS])
             workers.wait()
             torch.nn.utils.clip_grad_norm_(model.parameters(), course.gradient_norm_max)
             for optimiser in optimisers:
                 for group in optimiser.param_groups:
-                    group["lr"] = group["peak"] * rate(step, course)
+                    group["lr"] = group["peak"] * learning_rate_share(step, course)
                 optimiser.step()
                 optimiser.zero_grad()
             losses.append(pupil.take_loss())
@@ -91,7 +91,7 @@ def teach(
     return losses
 
 
-def rate(step: int, course: Course) -> float:
+def learning_rate_share(step: int, course: SftSchedule) -> float:
     """Share of the peak learning rate: a linear ramp, then linear to `lr_final` at the
     last step.
     """
@@ -104,7 +104,7 @@ def batches(
     documents: Sequence[Document], tokens_max: int, random: np.random.Generator
 ) -> Iterator[list[Sample]]:
     """Endless epochs in random order, cut where a batch would exceed `tokens_max`; longest first
-    within a batch, so that every `PARTS`-th document makes parts of about equal work.
+    within a batch, so that every `BATCH_PARTS`-th document makes parts of about equal work.
     """
     samples = [_sample(one) for one in documents]
     batch: list[Sample] = []
@@ -137,32 +137,32 @@ def _sample(one: Document) -> Sample:
 
 
 @dataclass(slots=True)
-class _Lesson:
+class _PartGradients:
     gradients: Sequence[Tensor | None]
     loss: float
     tokens: int
 
 
-class _Pupil:
+class _GradientSum:
     """Gradients of parts of a batch: `study` runs in any thread, `add` in the order of
     the parts.
     """
 
-    def __init__(self, model: PreTrainedModel, policy: Policy, divisor: float) -> None:
+    def __init__(self, model: PreTrainedModel, policy: PolicyScorer, divisor: float) -> None:
         self._policy = policy
         self._parameters = list(model.parameters())
         self._divisor = divisor
         self._loss, self._tokens = 0.0, 0
 
-    def study(self, part: Sequence[Sample]) -> _Lesson | None:
+    def study(self, part: Sequence[Sample]) -> _PartGradients | None:
         if not part:
             return None
-        logprobs = self._policy(rows_of(part)).logprobs
+        logprobs = self._policy(token_rows(part)).logprobs
         loss = -logprobs.sum()
         gradients = torch.autograd.grad(loss / self._divisor, self._parameters, allow_unused=True)
-        return _Lesson(gradients, loss.item(), len(logprobs))
+        return _PartGradients(gradients, loss.item(), len(logprobs))
 
-    def add(self, lesson: _Lesson | None) -> None:
+    def add(self, lesson: _PartGradients | None) -> None:
         if lesson is None:
             return
         self._loss += lesson.loss
@@ -179,7 +179,7 @@ class _Pupil:
         return mean
 
 
-def _optimisers(model: torch.nn.Module, course: Course) -> list[torch.optim.Optimizer]:
+def _optimisers(model: torch.nn.Module, course: SftSchedule) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for embeddings and norms: with AdamW alone the working is not
     learnt in this time.
     """

@@ -1,7 +1,7 @@
 """The trainer's processes on this machine (`trainer.processes`), started, watched and ended as one.
 
 They learn one model together (docs/sharded.md), so none goes on without the others: once one has
-ended the rest have `END_S` seconds, and none is left when `run_group` returns, nor after a `kill
+ended the rest have `RANKS_END_S` seconds, and none is left when `run_rank_processes` returns, nor after a `kill
 -9` of this process (`lifeline.py`). Starting all again is the supervisor's: what died is a trainer.
 """
 
@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from consumers.settings import TrainerSettings
-from rollstream.children import ending
+from rollstream.children import describe_exit
 from rollstream.commands.signals import StopSignals
-from rollstream.lifeline import VARIABLE as PARENT
+from rollstream.lifeline import PARENT_VARIABLE as PARENT
 from rollstream.restarts import EXIT_REFUSED
 
-END_S = 10.0
+RANKS_END_S = 10.0
 """For the other ranks once one has ended: rank 0 asks round who is gone and says so, or, when the
 training is over, each closes what it has open.
 """
@@ -31,36 +31,36 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 log = logging.getLogger(__name__)
 
 
-def threads_of_rank(settings: TrainerSettings) -> int:
+def threads_per_rank(settings: TrainerSettings) -> int:
     """Torch threads of one process: its share of `trainer.threads`, at least one."""
     return max(1, settings.threads // settings.processes)
 
 
-def run_group(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
-    """Run `line` as so many ranks until all have ended, and return `code_of` them. What asks this
+def run_rank_processes(line: Sequence[str], settings: TrainerSettings, signals: StopSignals) -> int:
+    """Run `line` as so many ranks until all have ended, and return `group_exit_code` them. What asks this
     process to stop asks each of them; a second signal kills.
     """
-    shared = group_environment(settings, _free_port())
+    shared = rank_group_environment(settings, _free_port())
     processes: list[subprocess.Popen[bytes]] = []
     ended: dict[int, int] = {}
     try:
         for rank in range(settings.processes):
             processes.append(_start(line, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-        _watch(processes, ended, signals)
+        _watch_ranks(processes, ended, signals)
     finally:  # reaped, so that the next holder may be handed the nonce of their lease
         for process in processes:
             process.kill()
             process.wait()
-    return code_of(ended)
+    return group_exit_code(ended)
 
 
-def group_environment(
+def rank_group_environment(
     settings: TrainerSettings, port: int, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """What all ranks find: each other, on this machine alone, with whom they end, and their
     threads.
     """
-    threads = str(threads_of_rank(settings))
+    threads = str(threads_per_rank(settings))
     return {
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         **environment,
@@ -74,7 +74,7 @@ def group_environment(
     }
 
 
-def code_of(ended: Mapping[int, int]) -> int:
+def group_exit_code(ended: Mapping[int, int]) -> int:
     """One exit code for exit codes by rank, in the order of their ends; those that had to be killed
     are missing. A refusal of any is one of all, and when rank 0 has done its work it is done.
     """
@@ -97,7 +97,7 @@ def _start(line: Sequence[str], environment: Mapping[str, str]) -> subprocess.Po
     )
 
 
-def _watch(
+def _watch_ranks(
     processes: Sequence[subprocess.Popen[bytes]], ended: dict[int, int], signals: StopSignals
 ) -> None:
     """Fill `ended` until all are there, the time of the last ones is over, or there is a hurry."""
@@ -115,9 +115,9 @@ def _watch(
             if code is None or rank in ended:
                 continue
             ended[rank] = code
-            log.info("rank %d (process %d) ended: %s", rank, process.pid, ending(code))
+            log.info("rank %d (process %d) ended: %s", rank, process.pid, describe_exit(code))
             if deadline is None:
-                deadline = time.monotonic() + END_S
+                deadline = time.monotonic() + RANKS_END_S
 
 
 def _free_port() -> int:

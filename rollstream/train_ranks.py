@@ -14,23 +14,23 @@ from transformers import PreTrainedModel
 from consumers.trainer.device import device_of
 from consumers.trainer.paced_learner import PacedModel
 from consumers.trainer.sharded.launch import is_launched
-from rollstream.role_place import Place, set_threads
-from rollstream.starting import PACED, starting_model
-from rollstream.train_group import threads_of_rank
+from rollstream.role_place import RoleContext, set_torch_threads
+from rollstream.starting import PACED_LEARNER, starting_model
+from rollstream.train_group import threads_per_rank
 from streams.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from consumers.trainer.sharded.learner import ShardedModel
     from consumers.trainer.sharded.ranks import Ranks
-    from consumers.trainer.sharded.telling import Teller
+    from consumers.trainer.sharded.telling import RankCommander
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class RankGroup:
     """The ranks; `teller` is rank 0's alone."""
 
     ranks: "Ranks"
-    teller: "Teller | None"
+    teller: "RankCommander | None"
 
     @property
     def is_led(self) -> bool:
@@ -47,50 +47,50 @@ class Party:
 
 
 @contextmanager
-def together(place: Place) -> Generator[Party | None]:
+def join_rank_group(place: RoleContext) -> Generator[RankGroup | None]:
     """All ranks are there while the block runs, and the others end with rank 0; None where this is
     the only process.
     """
     if not is_launched():
         yield None
         return
-    from consumers.trainer.sharded.ranks import joined
-    from consumers.trainer.sharded.telling import Teller
+    from consumers.trainer.sharded.ranks import join_ranks
+    from consumers.trainer.sharded.telling import RankCommander
 
     settings = place.configuration.trainer
-    if settings.learner == PACED:
+    if settings.learner == PACED_LEARNER:
         raise ConfigurationError(
             'trainer.learner = "paced" must run as one process: it has no model to share; '
             "start it without torchrun"
         )
-    with joined(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
-        teller = Teller(ranks) if ranks.rank == 0 else None
+    with join_ranks(device_of(settings.device).type, settings.ranks_timeout_s) as ranks:
+        teller = RankCommander(ranks) if ranks.rank == 0 else None
         try:
-            yield Party(ranks, teller)
+            yield RankGroup(ranks, teller)
         except SystemExit:  # stopped while it waited for the lease
-            _end(teller)
+            _close_ranks(teller)
             raise
-        _end(teller)
+        _close_ranks(teller)
 
 
-def follow_rank_0(place: Place, ranks: "Ranks") -> bool:
+def follow_rank_0(place: RoleContext, ranks: "Ranks") -> bool:
     """True when rank 0 ended, and was not stopped as this one was."""
-    from consumers.trainer.sharded.follower import follow
+    from consumers.trainer.sharded.follower import run_follower
 
     c = place.configuration
-    set_threads(threads_of_rank(c.trainer))
+    set_torch_threads(threads_per_rank(c.trainer))
 
     def load() -> PreTrainedModel:
         model = starting_model(c, place.folder)
         assert isinstance(model, PreTrainedModel)
         return model
 
-    follow(load, place.store, ranks)
+    run_follower(load, place.store, ranks)
     return not place.stop.is_set()
 
 
-def _end(teller: "Teller | None") -> None:
-    from consumers.trainer.sharded.messages import Close
+def _close_ranks(teller: "RankCommander | None") -> None:
+    from consumers.trainer.sharded.messages import EndRanks
 
     if teller is not None:
-        teller.close(Close())
+        teller.close(EndRanks())

@@ -5,8 +5,8 @@ from typing import Any
 
 from producers.tasks.base import Task
 from producers.tasks.text_tokenizer import TextTokenizer
-from rollstream.config import Configuration
-from storage.checkpoint_folder import checkpoint_folder, configuration_of
+from rollstream.settings import Configuration
+from storage.checkpoint_folder import find_hf_folder, read_hf_config
 from streams.errors import ConfigurationError
 
 
@@ -18,11 +18,11 @@ def check_vocabulary(configuration: Configuration, task: Task) -> None:
     path = configuration.model.path
     if path is None:
         return  # the warm-up made it of the tokenizer's size
-    fields = configuration_of(checkpoint_folder(path))
+    fields = read_hf_config(find_hf_folder(path))
     text: Mapping[str, Any] = fields.get("text_config") or fields
     size = text.get("vocab_size")
     first = task.prompt(configuration.seed, 0).tokens
-    largest = max(_words(task) - 1, *task.stop, *first)
+    largest = max(_vocabulary_size(task) - 1, *task.stop, *first)
     if isinstance(size, int) and largest >= size:
         raise ConfigurationError(
             f"model.path: {path!r} knows {size} tokens, and the tokenizer of task {task.name!r} "
@@ -31,7 +31,7 @@ def check_vocabulary(configuration: Configuration, task: Task) -> None:
         )
 
 
-def _words(task: Task) -> int:
+def _vocabulary_size(task: Task) -> int:
     tokenizer = task.tokenizer()
     if isinstance(tokenizer, TextTokenizer):
         return max(tokenizer.light.get_vocab(with_added_tokens=False).values(), default=-1) + 1

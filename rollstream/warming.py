@@ -8,28 +8,28 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rollstream.children import Child, Seat, ending, last_lines
+from rollstream.children import ChildProcess, ProcessSpec, describe_exit, last_lines
 from rollstream.commands.signals import StopSignals
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import RunFolder
 from rollstream.lock import RunLock
 from streams.errors import RollstreamError
 
-LOOK_S = 0.25
+POLL_S = 0.25
 
 
 class WarmupFailed(RollstreamError):
     """The warm-up ended with an error; there is no model to start from."""
 
 
-class Warming:
+class WarmupProcess:
     """Makes `RUN/model` unless a model is given or there."""
 
     def __init__(
         self,
         configuration: Configuration,
         folder: RunFolder,
-        seat: Seat,
+        seat: ProcessSpec,
         console: Console,
         lock: RunLock,
     ) -> None:
@@ -44,7 +44,7 @@ class Warming:
             return True
         log = self._folder.logs / f"{self._seat.name}.log"
         log.unlink(missing_ok=True)
-        child = Child(self._seat, log, {}, self._lock.descriptor)
+        child = ChildProcess(self._seat, log, {}, self._lock.descriptor)
         try:
             code = self._watch(child, log, signals)
         finally:
@@ -53,10 +53,10 @@ class Warming:
             return False
         if code != 0 or not self._folder.model.exists():
             quoted = "\n".join(f"  | {line}" for line in last_lines(log))
-            raise WarmupFailed(f"warm-up failed ({ending(code)}); the end of {log}:\n{quoted}")
+            raise WarmupFailed(f"warm-up failed ({describe_exit(code)}); the end of {log}:\n{quoted}")
         return True
 
-    def _watch(self, child: Child, log: Path, signals: StopSignals) -> int | None:
+    def _watch(self, child: ChildProcess, log: Path, signals: StopSignals) -> int | None:
         """The exit code; None when it was stopped."""
         bar = Progress(
             TextColumn("warm-up"),
@@ -74,15 +74,15 @@ class Warming:
         with bar:
             task = bar.add_task("warm-up", total=self._steps, loss="–")
             while (code := child.reap()) is None:
-                if signals.stop.wait(LOOK_S):
+                if signals.stop.wait(POLL_S):
                     return None
-                if told := newest(log):
+                if told := newest_progress(log):
                     bar.update(task, completed=told["done"], loss=told["loss"])
         self._console.print(f"warm-up took {time.monotonic() - started:.0f} s", highlight=False)
         return code
 
 
-def newest(log: Path) -> dict[str, Any] | None:
+def newest_progress(log: Path) -> dict[str, Any] | None:
     """The last progress line in the log."""
     for line in reversed(last_lines(log, 3)):
         if line.startswith('{"done"') and line.endswith("}"):

@@ -18,12 +18,12 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from producers.tasks.base import Document, Task, Teacher
-from rollstream.teaching import Course, Progress, teach
+from rollstream.teaching import SftSchedule, SftProgress, train_sft
 from storage.model import build_model
 from storage.settings import ModelSettings
 from streams.errors import ConfigurationError
 
-__all__ = ["Course", "is_warm", "untaught", "warm_up"]
+__all__ = ["SftSchedule", "is_warmed_up", "untrained_model", "warm_up"]
 
 QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
     "hidden_size": 128,
@@ -37,13 +37,13 @@ QUICKSTART_SIZES: dict[str, int | float | bool | str] = {
 }
 """What `model.config` does not name."""
 
-COURSE = Course()
-_ACCOUNT = "warmup.json"
+DEFAULT_SCHEDULE = SftSchedule()
+_SUMMARY_FILE = "warmup.json"
 
 
-def is_warm(folder: Path) -> bool:
+def is_warmed_up(folder: Path) -> bool:
     """Whether a complete warm-up lies there."""
-    return (folder / _ACCOUNT).is_file()
+    return (folder / _SUMMARY_FILE).is_file()
 
 
 def warm_up(
@@ -52,14 +52,14 @@ def warm_up(
     seed: int,
     folder: Path,
     threads: int,
-    progress: Progress = lambda done, steps, loss: None,
-    course: Course = COURSE,
+    progress: SftProgress = lambda done, steps, loss: None,
+    course: SftSchedule = DEFAULT_SCHEDULE,
 ) -> None:
     """Write `folder` (float32 weights, configuration, tokenizer, `warmup.json`); one there is kept.
 
     1. Beside `folder`, what may fail before minutes of training. 2. Train. 3. The rest, and rename.
     """
-    if is_warm(folder):
+    if is_warmed_up(folder):
         return
     if not isinstance(task, Teacher):
         raise ConfigurationError(
@@ -70,16 +70,16 @@ def warm_up(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     task.tokenizer().save(partial)
-    policy = untaught(model, task, seed)
+    policy = untrained_model(model, task, seed)
     documents = task.documents(seed, course.documents)
-    losses = teach(policy, documents, course, seed, threads, progress)  # 2.
+    losses = train_sft(policy, documents, course, seed, threads, progress)  # 2.
     policy.save_pretrained(str(partial))  # 3.
-    account = _account(documents, course, seed, time.monotonic() - started, losses)
-    (partial / _ACCOUNT).write_text(json.dumps(account, indent=2) + "\n")
+    account = _summary(documents, course, seed, time.monotonic() - started, losses)
+    (partial / _SUMMARY_FILE).write_text(json.dumps(account, indent=2) + "\n")
     os.rename(partial, folder)
 
 
-def untaught(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
+def untrained_model(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
     """The model before the warm-up: `settings` over the quickstart's sizes, the task's
     vocabulary.
     """
@@ -88,8 +88,8 @@ def untaught(settings: ModelSettings, task: Task, seed: int) -> PreTrainedModel:
     return build_model(settings.architecture, fields | {"vocab_size": tokenizer.size}, seed)
 
 
-def _account(
-    documents: Sequence[Document], course: Course, seed: int, seconds: float, losses: list[float]
+def _summary(
+    documents: Sequence[Document], course: SftSchedule, seed: int, seconds: float, losses: list[float]
 ) -> dict[str, object]:
     """What was taught, for the report."""
     counts = Counter(one.style for one in documents)

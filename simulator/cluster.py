@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from producers.engines.paced.roofline import Roofline, batch_max
 from simulator.constants import CONSTANTS, Model
-from simulator.policies import Policy
+from simulator.policies import SchedulingPolicy
 from streams.errors import ConfigurationError
 
 
@@ -67,10 +67,10 @@ class Job:
     """
 
 
-Values = Mapping[str, float]
+ConstantValues = Mapping[str, float]
 
 
-def values(**changed: float) -> dict[str, float]:
+def constant_values(**changed: float) -> dict[str, float]:
     """The constants' values with `changed` ones replaced. Raises `ConfigurationError` for unknown
     names.
     """
@@ -82,7 +82,7 @@ def values(**changed: float) -> dict[str, float]:
     return {name: constant.value for name, constant in CONSTANTS.items()} | changed
 
 
-def cluster_of(model: Model, gpus: int, share: float, policy: Policy, constants: Values) -> Cluster:
+def cluster_of(model: Model, gpus: int, share: float, policy: SchedulingPolicy, constants: ConstantValues) -> Cluster:
     """`gpus` accelerators, of which `share` generate unless the policy time-shares all of them.
     Raises `ConfigurationError` if the model and one longest answer do not fit a replica.
     """
@@ -116,7 +116,7 @@ def cluster_of(model: Model, gpus: int, share: float, policy: Policy, constants:
     )
 
 
-def roofline_for(model: Model, constants: Values) -> Roofline:
+def roofline_for(model: Model, constants: ConstantValues) -> Roofline:
     """The roofline of one replica: `tp` GPUs share weights, cache and arithmetic, and synchronise
     twice per layer.
     """
@@ -132,7 +132,7 @@ def roofline_for(model: Model, constants: Values) -> Roofline:
     )
 
 
-def kv_tokens(model: Model, policy: Policy, constants: Values) -> int:
+def kv_tokens(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> int:
     """Tokens that fit a replica's cache beside the weights."""
     share = constants["memory_share_colocated" if policy.colocated else "memory_share"]
     free = model.tp * constants["gpu_memory"] * share - model.weight_bytes()
@@ -146,7 +146,7 @@ def kv_tokens(model: Model, policy: Policy, constants: Values) -> int:
     return tokens
 
 
-def transfers_s(model: Model, policy: Policy, constants: Values) -> tuple[float, float, float]:
+def transfers_s(model: Model, policy: SchedulingPolicy, constants: ConstantValues) -> tuple[float, float, float]:
     """Seconds that one version costs the rollout and the trainer, and seconds until rollouts can
     take it.
     """

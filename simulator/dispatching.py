@@ -7,52 +7,52 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from consumers.dispatch.admit import Pace, admissible, version_needed, wave_of
-from consumers.dispatch.outliers import Running
-from consumers.dispatch.place import Room
+from consumers.dispatch.admit import AdmissionPace, admissible_groups, version_needed, wave_of
+from consumers.dispatch.outliers import RunningRequest
+from consumers.dispatch.place import RolloutRoom
 from simulator.cluster import Job
-from simulator.foresight import Foresight
-from simulator.placing import Placing
-from simulator.policies import Policy
-from simulator.seat import OpenGroup, Seat
-from simulator.work import Work
+from simulator.foresight import LengthForecast
+from simulator.placing import WavePlacement
+from simulator.policies import SchedulingPolicy
+from simulator.seat import SimulatedGroup, SimulatedRollout
+from simulator.work import SimulatedTrajectory
 from simulator.workload import Workload
-from streams.records import Version
+from streams.values import Version
 
 UNBOUNDED = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class Dispatching:
+class SimulatedDispatch:
     """Admission, placement, and trajectories without a rollout. `groups` are the open ones."""
 
     slots: int
     job: Job
-    policy: Policy
+    policy: SchedulingPolicy
     workload: Workload
-    rollouts: dict[str, Seat]
-    pace: Pace
-    placing: Placing
-    foresight: Foresight
+    rollouts: dict[str, SimulatedRollout]
+    pace: AdmissionPace
+    placing: WavePlacement
+    foresight: LengthForecast
     quota: int
     admitted: int = 0
     closed: int = 0
     trained: int = 0
     version: int = 0
-    groups: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
-    unplaced: list[list[Work]] = field(default_factory=list[list[Work]])
+    groups: dict[int, SimulatedGroup] = field(default_factory=dict[int, SimulatedGroup])
+    unplaced: list[list[SimulatedTrajectory]] = field(default_factory=list[list[SimulatedTrajectory]])
     """Admitted and not assigned yet."""
-    parts: dict[str, list[list[Work]]] = field(default_factory=dict[str, list[list[Work]]])
+    parts: dict[str, list[list[SimulatedTrajectory]]] = field(default_factory=dict[str, list[list[SimulatedTrajectory]]])
     """By rollout: its parts of waves, which it takes one after another (policies with `wave =
     "own"`).
     """
-    unassigned: list[Work] = field(default_factory=list[Work])
+    unassigned: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     """Assigned before; their rollout died or gave them up."""
     restarts: int = 0
     lost_tokens: int = 0
     _ended: Counter[int] = field(default_factory=Counter[int])
 
-    def assignments(self) -> Iterator[tuple[Work, Seat]]:
+    def assignments(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Admit new groups and place waiting trajectories, as far as there is room."""
         yield from self._place_unassigned()
         self._admit()
@@ -61,7 +61,7 @@ class Dispatching:
         elif self.unplaced:
             yield from self._place_new()
 
-    def finish(self, trajectory: Work, rollout: Seat) -> list[Work] | None:
+    def finish(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> list[SimulatedTrajectory] | None:
         """Note a finished sample; returns all samples of its group if it was the last one."""
         group = self.groups[trajectory.group]
         group.missing -= 1
@@ -75,17 +75,17 @@ class Dispatching:
         del self.groups[trajectory.group]
         return group.finished
 
-    def assign(self, trajectory: Work, rollout: Seat) -> None:
+    def assign(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> None:
         """Count the trajectory's predicted tokens for this rollout."""
         rollout.tokens += trajectory.predicted
 
-    def restart_trajectory(self, trajectory: Work) -> None:
+    def restart_trajectory(self, trajectory: SimulatedTrajectory) -> None:
         """Restart the trajectory: no rollout holds its version, or it is deferred."""
         self.restarts += trajectory.done > 0
         self.lost_tokens += trajectory.done
         trajectory.restart()
 
-    def gains(self, rollout: Seat) -> bool:
+    def gains(self, rollout: SimulatedRollout) -> bool:
         """Whether the rollout, once empty, could take new work that it cannot take now."""
         stale = rollout.replica.version < self.version
         return stale or (self.policy.batches and rollout.drawn >= self.quota)
@@ -98,13 +98,13 @@ class Dispatching:
         return {wave: 1 - min(size, self._ended[wave]) / size for wave in waves}
 
     def running(
-        self, trajectory: Work, rollout: Seat, generated: int, unfinished: float
-    ) -> Running:
+        self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout, generated: int, unfinished: float
+    ) -> RunningRequest:
         """The service's view of a running trajectory."""
         left = None
         if self.pace.max_lag is not None:
             left = self.pace.max_lag - (self.version - trajectory.version)
-        return Running(
+        return RunningRequest(
             trajectory=trajectory.name,
             rollout=rollout.replica.name,
             version=Version(trajectory.version, 0),
@@ -118,7 +118,7 @@ class Dispatching:
         )
 
     def _admit(self) -> None:
-        allowed = admissible(self.pace, self.version, self.admitted, self.closed, self.trained)
+        allowed = admissible_groups(self.pace, self.version, self.admitted, self.closed, self.trained)
         if self.policy.wave == "all" and self.groups:
             allowed = min(allowed, -self.admitted % self.pace.groups_per_step)
         if allowed and self.policy.wave is None:
@@ -140,26 +140,26 @@ class Dispatching:
         predicted = self.foresight.mean(number) if self.policy.by_length else 0.0
         lengths, prompt = self.workload.group(number), self.workload.prompt_tokens
         self.admitted += 1
-        self.groups[number] = OpenGroup(wave, len(lengths))
+        self.groups[number] = SimulatedGroup(wave, len(lengths))
         self.unplaced.append([
-            Work(f"{number}.{i}", number, wave, prompt, length, predicted)
+            SimulatedTrajectory(f"{number}.{i}", number, wave, prompt, length, predicted)
             for i, length in enumerate(lengths)
         ])  # fmt: skip
 
-    def _rooms(self, wave: int) -> list[Room]:
+    def _rooms(self, wave: int) -> list[RolloutRoom]:
         """Rollouts with room for new trajectories of this wave, under a version that the wave
         allows.
         """
         needed = version_needed(self.pace, wave)
         return [
-            Room(name, room, rollout.tokens, rollout.speed)
+            RolloutRoom(name, room, rollout.tokens, rollout.speed)
             for name, rollout in self.rollouts.items()
             if rollout.is_open()
             and (rollout.replica.version >= needed or self.policy.on_update != "keep_version")
             and (room := self._room(rollout)) > 0
         ]
 
-    def _room(self, rollout: Seat) -> int:
+    def _room(self, rollout: SimulatedRollout) -> int:
         if self.policy.wave == "all":
             return UNBOUNDED - rollout.held()
         room = self.slots + int(self.job.queue_per_slot * self.slots) - rollout.held()
@@ -167,9 +167,9 @@ class Dispatching:
         quota = self.quota - rollout.drawn
         return max(0, min(room, quota)) if stale or self.policy.batches else max(0, room)
 
-    def _place_new(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_new(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Place unplaced groups, oldest wave first."""
-        rest: list[list[Work]] = []
+        rest: list[list[SimulatedTrajectory]] = []
         for wave, groups in _by_wave(self.unplaced):
             rooms = self._rooms(wave)
             if self.policy.by_length:  # long answers start first (`lost.in_turn`)
@@ -186,19 +186,19 @@ class Dispatching:
                 rest += [left] if left else []
         self.unplaced = rest
 
-    def _place_parts(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_parts(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Place whole waves as soon as any rollout is alive. A rollout takes its part of a wave
         when it has finished the previous part and holds a version that the wave allows.
         """
-        rest: list[list[Work]] = []
+        rest: list[list[SimulatedTrajectory]] = []
         for _, groups in _by_wave(self.unplaced):
             rooms = [
-                Room(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
+                RolloutRoom(name, UNBOUNDED, sum(w.predicted for p in self.parts.get(name, []) for w in p),
                      rollout.speed)
                 for name, rollout in self.rollouts.items() if rollout.alive
             ]  # fmt: skip
             plan = self.placing.plan(groups, rooms)
-            by_rollout: dict[str, list[Work]] = {}
+            by_rollout: dict[str, list[SimulatedTrajectory]] = {}
             for group in groups:
                 for trajectory in group:
                     if trajectory.name in plan:
@@ -217,7 +217,7 @@ class Dispatching:
                     self.assign(trajectory, rollout)
                     yield trajectory, rollout
 
-    def _place_unassigned(self) -> Iterator[tuple[Work, Seat]]:
+    def _place_unassigned(self) -> Iterator[tuple[SimulatedTrajectory, SimulatedRollout]]:
         """Place trajectories that lost their rollout. Under `keep_version` only a rollout with
         their version may resume them; without one they restart from the prompt.
         """
@@ -227,7 +227,7 @@ class Dispatching:
             able = [
                 rollout
                 for rollout in self.rollouts.values()
-                if rollout.is_open() and (not keeps or _may(trajectory, rollout, self.pace))
+                if rollout.is_open() and (not keeps or _can_resume(trajectory, rollout, self.pace))
             ]
             if able:
                 rollout = min(able, key=lambda s: (s.held(), s.replica.name))
@@ -239,14 +239,14 @@ class Dispatching:
             self.unassigned.append(trajectory)
 
 
-def _may(trajectory: Work, rollout: Seat, pace: Pace) -> bool:
+def _can_resume(trajectory: SimulatedTrajectory, rollout: SimulatedRollout, pace: AdmissionPace) -> bool:
     if trajectory.version >= 0:
         return rollout.replica.version == trajectory.version
     return rollout.replica.version >= version_needed(pace, trajectory.wave)
 
 
-def _by_wave(groups: Iterable[list[Work]]) -> Iterator[tuple[int, list[list[Work]]]]:
-    waves: dict[int, list[list[Work]]] = {}
+def _by_wave(groups: Iterable[list[SimulatedTrajectory]]) -> Iterator[tuple[int, list[list[SimulatedTrajectory]]]]:
+    waves: dict[int, list[list[SimulatedTrajectory]]] = {}
     for group in groups:
         waves.setdefault(group[0].wave, []).append(group)
     yield from sorted(waves.items())

@@ -5,39 +5,39 @@ of the GPUs.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from producers.engines.paced.lengths import Distribution, LogNormal, Mixture
-from simulator.cluster import Job, Values, cluster_of, values
+from producers.engines.paced.lengths import LengthDistribution, LogNormal, LogNormalMixture
+from simulator.cluster import Job, ConstantValues, cluster_of, constant_values
 from simulator.constants import MODELS, ROLLOUT_SHARES, Model
-from simulator.policies import Policy, ablation, policy_of
-from simulator.result import Result
-from simulator.settings import ClusterSettings, LengthSettings, SimulationSettings
+from simulator.policies import SchedulingPolicy, ablation, policy_of
+from simulator.result import SimulationResult
+from simulator.settings import ClusterSettings, AnswerLengthSettings, SimulationSettings
 from simulator.simulation import simulate
 from simulator.traces import read_lengths
-from simulator.workload import Lengths, Workload
+from simulator.workload import AnswerLengths, Workload
 from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PolicyRun:
     """A result, with the cluster and the share of generating GPUs that gave it."""
 
     cluster: ClusterSettings
     share: float
-    result: Result
+    result: SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SimulationSetup:
     """One model on a number of GPUs with one workload, on which policies run."""
 
     model: Model
     gpus: int
-    constants: Values
+    constants: ConstantValues
     settings: SimulationSettings
-    distribution: Distribution
+    distribution: LengthDistribution
     scale: int = 1
 
-    def run(self, policy: Policy, share: float) -> Result:
+    def run(self, policy: SchedulingPolicy, share: float) -> SimulationResult:
         """Simulate one policy under one split of the GPUs."""
         settings, constants = self.settings, self.constants
         cluster = cluster_of(self.model, max(1, self.gpus // self.scale), share, policy, constants)
@@ -61,12 +61,12 @@ class Bench:
         return simulate(cluster, job, policy, self.workload())
 
     def best(
-        self, policy: Policy, shares: tuple[float, ...] = ROLLOUT_SHARES
-    ) -> tuple[float, Result]:
+        self, policy: SchedulingPolicy, shares: tuple[float, ...] = ROLLOUT_SHARES
+    ) -> tuple[float, SimulationResult]:
         """The fastest share of `shares` and its result. Impossible shares are skipped; raises
         `ConfigurationError` if all are.
         """
-        found: list[tuple[float, Result]] = []
+        found: list[tuple[float, SimulationResult]] = []
         refused = ConfigurationError("rollout_share: none was given")
         for share in shares[:1] if policy.colocated else shares:
             try:
@@ -82,14 +82,14 @@ class Bench:
 
     def workload(self) -> Workload:
         constants = self.constants
-        lengths = Lengths(
+        lengths = AnswerLengths(
             self.distribution, constants["length_between_prompts"], int(constants["length_max"])
         )
         prompt = int(constants["prompt_tokens"])
         return Workload(lengths, self.samples(), self.settings.prompts, prompt, self.settings.seed)
 
 
-def bench_of(settings: SimulationSettings, cluster: ClusterSettings, constants: Values) -> Bench:
+def setup_of(settings: SimulationSettings, cluster: ClusterSettings, constants: ConstantValues) -> SimulationSetup:
     """Raises `ConfigurationError` for an unknown model."""
     if cluster.model not in MODELS:
         known = ", ".join(MODELS)
@@ -97,20 +97,20 @@ def bench_of(settings: SimulationSettings, cluster: ClusterSettings, constants: 
     model = MODELS[cluster.model]
     model = replace(model, tp=cluster.tp or model.tp)
     distribution = distribution_of(settings.lengths, constants)
-    return Bench(model, cluster.gpus, constants, settings, distribution, settings.scale)
+    return SimulationSetup(model, cluster.gpus, constants, settings, distribution, settings.scale)
 
 
-def distribution_of(settings: LengthSettings, constants: Values) -> Distribution:
+def distribution_of(settings: AnswerLengthSettings, constants: ConstantValues) -> LengthDistribution:
     """The length distribution: recorded, a mixture, or the constants' log-normal."""
     if settings.trace is not None:
         return read_lengths(settings.trace, settings.column)
     if settings.parts:
-        return Mixture(tuple((p.weight, LogNormal(p.median, p.p99)) for p in settings.parts))
+        return LogNormalMixture(tuple((p.weight, LogNormal(p.median, p.p99)) for p in settings.parts))
     median = constants["length_median"]
     return LogNormal(median, median * constants["length_p99_over_median"])
 
 
-def names_of(settings: SimulationSettings) -> list[str]:
+def policy_names(settings: SimulationSettings) -> list[str]:
     """The policies in their order, those of the ablation last. Raises `ConfigurationError` for
     unknown ones.
     """
@@ -122,19 +122,19 @@ def names_of(settings: SimulationSettings) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def runs(settings: SimulationSettings) -> Iterator[Run]:
+def run_policies(settings: SimulationSettings) -> Iterator[PolicyRun]:
     """Yield the result of every policy on every cluster as it finishes."""
-    constants = checked(values(**settings.constants))
-    names = names_of(settings)
+    constants = checked_constants(constant_values(**settings.constants))
+    names = policy_names(settings)
     for cluster in settings.clusters:
-        bench = bench_of(settings, cluster, constants)
+        bench = setup_of(settings, cluster, constants)
         shares = ROLLOUT_SHARES if cluster.rollout_share is None else (cluster.rollout_share,)
         for name in names:
             share, result = bench.best(policy_of(name), shares)
-            yield Run(cluster, share, result)
+            yield PolicyRun(cluster, share, result)
 
 
-def checked(constants: Mapping[str, float]) -> Values:
+def checked_constants(constants: Mapping[str, float]) -> ConstantValues:
     """Return the constants. Raises `ConfigurationError` if no run is possible with them."""
     for name in ("groups_per_step", "samples_per_group", "steps", "slots", "length_max",
                  "prompt_tokens", "waves_outstanding", "length_median"):  # fmt: skip

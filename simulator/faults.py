@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.repacking import Repacking
-from simulator.seat import Seat
+from simulator.repacking import SimulatedRepack
+from simulator.seat import SimulatedRollout
 from simulator.world import World
 
 
 @dataclass(slots=True, eq=False)
-class Faults:
+class FaultInjector:
     """Ends rollouts of the world and restarts them. `count` counts failures and preemptions."""
 
     world: World
-    repacking: Repacking
+    repacking: SimulatedRepack
     random: np.random.Generator
     count: int = 0
 
@@ -27,7 +27,7 @@ class Faults:
         for rollout in self.world.rollouts.values():
             self._plan(rollout)
 
-    def start_failing(self, rollout: Seat) -> None:
+    def start_failing(self, rollout: SimulatedRollout) -> None:
         """Let the rollout die at the end of its present decode step."""
         if not rollout.alive:
             return
@@ -38,7 +38,7 @@ class Faults:
         rollout.replica.interrupt(self.world.now)
         self.world.plan_wake(rollout)
 
-    def kill(self, rollout: Seat) -> None:
+    def kill(self, rollout: SimulatedRollout) -> None:
         """End the rollout between two decode steps; dispatch gets all its trajectories."""
         world, sudden = self.world, rollout.failing == "failure"
         self.repacking.cancel(rollout)
@@ -55,13 +55,13 @@ class Faults:
         world.plan(world.now + world.cluster.repair_s, "back", rollout)
         world.plan_dispatch()
 
-    def restart(self, rollout: Seat) -> None:
+    def restart(self, rollout: SimulatedRollout) -> None:
         """Restart the repaired rollout: it pulls the newest weights, then takes work."""
         rollout.alive = True
         self.world.pull(rollout)
         self._plan(rollout)
 
-    def _plan(self, rollout: Seat) -> None:
+    def _plan(self, rollout: SimulatedRollout) -> None:
         cluster = self.world.cluster
         per_s = (cluster.failures_per_hour + cluster.preemptions_per_hour) / 3600
         if per_s > 0:

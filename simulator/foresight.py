@@ -7,23 +7,23 @@ identified by number, so nothing is hashed. There is no history by task.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from consumers.dispatch.lengths import PROMPTS_MAX, Length, updated
+from consumers.dispatch.lengths import PROMPTS_MAX, ExpectedLength, with_sample
 from simulator.workload import Workload
 
 
 @dataclass(slots=True, eq=False)
-class Foresight:
+class LengthForecast:
     """Length histories, looked up by group number."""
 
     workload: Workload
-    _known: OrderedDict[int, Length] = field(default_factory=OrderedDict[int, Length])
+    _known: OrderedDict[int, ExpectedLength] = field(default_factory=OrderedDict[int, ExpectedLength])
 
     def mean(self, number: int) -> float:
         """Predicted tokens of one answer, 0 without history."""
         found = self.length_of(number)
         return 0.0 if found is None else found.mean
 
-    def length_of(self, number: int) -> Length | None:
+    def length_of(self, number: int) -> ExpectedLength | None:
         prompt = self.workload.prompt_of(number)
         if prompt not in self._known:
             for tokens in self.workload.earlier(prompt):
@@ -37,7 +37,7 @@ class Foresight:
     def _add(self, prompt: int, tokens: int) -> None:
         """Like `Lengths.note`: the least recently used history is evicted."""
         known = self._known
-        known[prompt] = updated(known.get(prompt), tokens)
+        known[prompt] = with_sample(known.get(prompt), tokens)
         known.move_to_end(prompt)
         if len(known) > PROMPTS_MAX:
             known.popitem(last=False)

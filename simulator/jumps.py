@@ -11,9 +11,9 @@ from math import ceil, sqrt
 from producers.engines.paced.roofline import Roofline
 
 
-def span_s(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
+def seconds_of_steps(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float:
     """Seconds that the next `steps` steps of the same rows take."""
-    free = min(steps, _computing(roofline, rows, kv_tokens))
+    free = min(steps, _compute_bound_steps(roofline, rows, kv_tokens))
     reading = steps - free
     row_s, step = rows * roofline.row_s, rows * roofline.kv_token_s
     first = roofline.weights_s + (kv_tokens + rows * free) * roofline.kv_token_s
@@ -22,19 +22,19 @@ def span_s(roofline: Roofline, rows: int, kv_tokens: float, steps: int) -> float
     return steps * roofline.overhead_s + both + free * row_s + read
 
 
-def steps_until(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+def steps_lasting(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
     """The smallest number of steps that takes at least `seconds`."""
     if seconds <= 0:
         return 0
-    steps = _guess(roofline, rows, kv_tokens, seconds)
-    while steps > 0 and span_s(roofline, rows, kv_tokens, steps - 1) >= seconds:
+    steps = _estimated_steps(roofline, rows, kv_tokens, seconds)
+    while steps > 0 and seconds_of_steps(roofline, rows, kv_tokens, steps - 1) >= seconds:
         steps -= 1
-    while span_s(roofline, rows, kv_tokens, steps) < seconds:
+    while seconds_of_steps(roofline, rows, kv_tokens, steps) < seconds:
         steps += 1
     return steps
 
 
-def faster(roofline: Roofline, speed: float) -> Roofline:
+def scaled_roofline(roofline: Roofline, speed: float) -> Roofline:
     """The roofline of a rollout that is `speed` times as fast."""
     return replace(
         roofline,
@@ -46,7 +46,7 @@ def faster(roofline: Roofline, speed: float) -> Roofline:
     )
 
 
-def _computing(roofline: Roofline, rows: int, kv_tokens: float) -> int:
+def _compute_bound_steps(roofline: Roofline, rows: int, kv_tokens: float) -> int:
     """Number of next steps that are bound by arithmetic, before the cache read takes longer."""
     over = rows * roofline.row_s - roofline.weights_s - kv_tokens * roofline.kv_token_s
     step = rows * roofline.kv_token_s
@@ -55,11 +55,11 @@ def _computing(roofline: Roofline, rows: int, kv_tokens: float) -> int:
     return ceil(over / step) if step > 0 and over / step < 1e15 else 1 << 50
 
 
-def _guess(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
+def _estimated_steps(roofline: Roofline, rows: int, kv_tokens: float, seconds: float) -> int:
     """The number of steps, correct up to rounding: linear while compute-bound, then the positive
     root of a quadratic.
     """
-    free = _computing(roofline, rows, kv_tokens)
+    free = _compute_bound_steps(roofline, rows, kv_tokens)
     row_s = rows * roofline.row_s
     computing_s = row_s + roofline.overhead_s
     if free and seconds <= free * computing_s:

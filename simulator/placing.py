@@ -7,53 +7,53 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from consumers.dispatch import place as planner
-from consumers.dispatch.layout import Layout, Worker, lay_out
-from simulator.policies import Policy
-from simulator.seat import Seat
-from simulator.work import Work
+from consumers.dispatch.layout import WaveLayout, RolloutSpeed, lay_out_wave
+from simulator.policies import SchedulingPolicy
+from simulator.seat import SimulatedRollout
+from simulator.work import SimulatedTrajectory
 
-WAVES_KEPT = 64  # layouts of older waves are dropped
+LAYOUTS_MAX = 64  # layouts of older waves are dropped
 
 
 @dataclass(slots=True, eq=False)
-class Placing:
+class WavePlacement:
     """The layouts by wave, each with the median predicted length."""
 
-    policy: Policy
+    policy: SchedulingPolicy
     samples: int
     slots: int
-    layouts: dict[int, tuple[Layout | None, float]] = field(
-        default_factory=dict[int, tuple[Layout | None, float]]
+    layouts: dict[int, tuple[WaveLayout | None, float]] = field(
+        default_factory=dict[int, tuple[WaveLayout | None, float]]
     )
 
-    def lay_out(self, wave: int, means: Sequence[float], rollouts: Sequence[Seat]) -> None:
+    def lay_out(self, wave: int, means: Sequence[float], rollouts: Sequence[SimulatedRollout]) -> None:
         """Decide which rollouts take which prompts of the wave, by the predicted
         lengths `means`.
         """
-        workers = [Worker(rollout.replica.name, rollout.speed) for rollout in rollouts]
+        workers = [RolloutSpeed(rollout.replica.name, rollout.speed) for rollout in rollouts]
         ascending = wave % 2 == 0
         if self.policy.ramp:
-            layout = lay_out(means, workers, ascending, self.samples, self.slots)
+            layout = lay_out_wave(means, workers, ascending, self.samples, self.slots)
         else:
-            layout = _even(means, workers, ascending)
+            layout = _even_layout(means, workers, ascending)
         self.layouts[wave] = (layout, median(means))
-        self.layouts.pop(wave - WAVES_KEPT, None)
+        self.layouts.pop(wave - LAYOUTS_MAX, None)
 
-    def plan(self, groups: Sequence[list[Work]], rooms: Sequence[planner.Room]) -> dict[str, str]:
+    def plan(self, groups: Sequence[list[SimulatedTrajectory]], rooms: Sequence[planner.RolloutRoom]) -> dict[str, str]:
         """Map trajectories to rollouts, by the service's planner."""
-        return dict(planner.place([self._work(group) for group in groups], rooms))
+        return dict(planner.place_samples([self._work(group) for group in groups], rooms))
 
-    def _work(self, group: list[Work]) -> planner.Work:
+    def _work(self, group: list[SimulatedTrajectory]) -> planner.PlacementWork:
         layout, middle = self.layouts.get(group[0].wave, (None, 0.0))
         mean = group[0].predicted
         names = tuple(trajectory.name for trajectory in group)
-        return planner.Work(names, mean, is_short=mean < middle, layout=layout)
+        return planner.PlacementWork(names, mean, is_short=mean < middle, layout=layout)
 
 
-def _even(means: Sequence[float], workers: Sequence[Worker], ascending: bool) -> Layout | None:
+def _even_layout(means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool) -> WaveLayout | None:
     """One ranking group per rollout: the first tier of HistoPipe alone."""
     ranked = tuple(sorted(means))
     if len(workers) < 2 or ranked[0] == ranked[-1]:
         return None
     names = [worker.rollout for worker in workers]
-    return Layout(ranked, tuple((name,) for name in (names if ascending else names[::-1])))
+    return WaveLayout(ranked, tuple((name,) for name in (names if ascending else names[::-1])))

@@ -14,7 +14,7 @@ from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SchedulingPolicy:
     """One way to overlap generation and training."""
 
     name: str
@@ -59,14 +59,14 @@ class Policy:
     """Outliers among the last unfinished trajectories move to other rollouts."""
 
 
-SYNCHRONOUS = Policy("synchronous", colocated=True, wave="all", lag=0)
-ONE_STEP = Policy("one_step", wave="all", lag=1)
+SYNCHRONOUS = SchedulingPolicy("synchronous", colocated=True, wave="all", lag=0)
+ONE_STEP = SchedulingPolicy("one_step", wave="all", lag=1)
 STREAM = replace(ONE_STEP, name="stream", early_start=True)
-PARTIAL = Policy("partial_rollout", on_update="in_flight_recompute")
-IN_FLIGHT = Policy("in_flight", on_update="in_flight")
-LAMINAR = Policy("laminar", relay=True, bounded=False, batches=True, repack=True)
-RHYMERL = Policy("rhymerl", wave="own", lag=1, by_length=True, ramp=True, migrate=True)
-OURS = Policy(
+PARTIAL = SchedulingPolicy("partial_rollout", on_update="in_flight_recompute")
+IN_FLIGHT = SchedulingPolicy("in_flight", on_update="in_flight")
+LAMINAR = SchedulingPolicy("laminar", relay=True, bounded=False, batches=True, repack=True)
+RHYMERL = SchedulingPolicy("rhymerl", wave="own", lag=1, by_length=True, ramp=True, migrate=True)
+OURS = SchedulingPolicy(
     "ours",
     relay=True,
     strict=True,
@@ -94,7 +94,7 @@ MECHANISMS = {
 }
 
 
-def policy_of(name: str) -> Policy:
+def policy_of(name: str) -> SchedulingPolicy:
     """The policy of this name. `laminar-repack` is `laminar` without repack."""
     base, *without = name.split("-")
     if base not in POLICIES:

@@ -6,12 +6,12 @@ step time.
 
 from dataclasses import dataclass, fields, replace
 
-from producers.engines.paced.lengths import Distribution
+from producers.engines.paced.lengths import LengthDistribution
 from producers.engines.paced.roofline import Roofline, batch_max
 from simulator.cluster import Cluster, Job
 from simulator.policies import IN_FLIGHT, OURS, PARTIAL
 from simulator.simulation import simulate
-from simulator.workload import Lengths, Recorded, Workload
+from simulator.workload import AnswerLengths, RecordedWorkload, Workload
 from streams.errors import ConfigurationError
 
 ROUND_S = 0.05  # the service's dispatch interval
@@ -19,7 +19,7 @@ POLICIES = {"keep_version": OURS, "in_flight": IN_FLIGHT, "in_flight_recompute":
 
 
 @dataclass(frozen=True, slots=True)
-class RealSettings:
+class RealRunSettings:
     """A run's configuration as far as it determines the speed. Seconds are as paced by
     the engine.
     """
@@ -29,7 +29,7 @@ class RealSettings:
     slots: int
     kv_capacity: int
     """Tokens of one rollout."""
-    lengths: Distribution
+    lengths: LengthDistribution
     length_max: int
     groups_per_step: int
     samples_per_group: int
@@ -66,7 +66,7 @@ class Prediction:
     idle_share: float
 
 
-def predict(settings: RealSettings) -> Prediction:
+def predict(settings: RealRunSettings) -> Prediction:
     """Simulate the run. Raises `ConfigurationError` for an unknown `on_update` and for answers that
     do not fit the cache.
     """
@@ -86,7 +86,7 @@ def predict(settings: RealSettings) -> Prediction:
     return Prediction(result.tokens_per_s, result.kv_utilisation, result.idle_share)
 
 
-def _cluster(settings: RealSettings) -> Cluster:
+def _cluster(settings: RealRunSettings) -> Cluster:
     return Cluster(
         rollouts=settings.rollouts,
         roofline=settings.roofline,
@@ -103,7 +103,7 @@ def _cluster(settings: RealSettings) -> Cluster:
     )
 
 
-def _job(settings: RealSettings) -> Job:
+def _job(settings: RealRunSettings) -> Job:
     return Job(
         groups_per_step=settings.groups_per_step,
         steps=settings.steps,
@@ -116,8 +116,8 @@ def _job(settings: RealSettings) -> Job:
     )
 
 
-def _workload(settings: RealSettings) -> Workload:
-    lengths = Lengths(settings.lengths, settings.correlation, settings.length_max)
+def _workload(settings: RealRunSettings) -> Workload:
+    lengths = AnswerLengths(settings.lengths, settings.correlation, settings.length_max)
     drawn = Workload(
         lengths,
         settings.samples_per_group,
@@ -128,4 +128,4 @@ def _workload(settings: RealSettings) -> Workload:
     if not settings.recorded:
         return drawn
     own = [getattr(drawn, one.name) for one in fields(drawn)]
-    return Recorded(*own, groups=settings.recorded)
+    return RecordedWorkload(*own, groups=settings.recorded)

@@ -3,56 +3,56 @@
 from dataclasses import dataclass, field
 
 from simulator.cluster import Cluster, Job
-from simulator.dispatching import Dispatching
-from simulator.policies import Policy
-from simulator.result import Arrow, Counts, Result, Row, lag_shares
-from simulator.seat import Seat
-from simulator.trainer import Step, Trainer
-from simulator.usage import Reading
+from simulator.dispatching import SimulatedDispatch
+from simulator.policies import SchedulingPolicy
+from simulator.result import TimelineArrow, SampleCounts, SimulationResult, RolloutBars, lag_shares
+from simulator.seat import SimulatedRollout
+from simulator.trainer import SimulatedStep, SimulatedTrainer
+from simulator.usage import UsageTotals
 
 ROWS_MAX = 32  # rollouts in the timeline
 ARROWS_MAX = 4_000
 
 
 @dataclass(slots=True, eq=False)
-class Recorder:
+class SimulationRecorder:
     """Usage totals at the borders of the measured window, and arrows of the timeline."""
 
     cluster: Cluster
     job: Job
-    policy: Policy
-    rollouts: dict[str, Seat]
-    dispatching: Dispatching
-    trainer: Trainer
+    policy: SchedulingPolicy
+    rollouts: dict[str, SimulatedRollout]
+    dispatching: SimulatedDispatch
+    trainer: SimulatedTrainer
     since_s: float = 0.0
-    before: Reading = field(default_factory=Reading)
+    before: UsageTotals = field(default_factory=UsageTotals)
     trainer_before_s: float = 0.0
     pulls: int = 0
-    arrows: list[Arrow] = field(default_factory=list[Arrow])
+    arrows: list[TimelineArrow] = field(default_factory=list[TimelineArrow])
 
-    def note_step(self, step: Step, trainer_busy_s: float) -> None:
+    def note_step(self, step: SimulatedStep, trainer_busy_s: float) -> None:
         """Note a finished step; the measurement starts when step `skip` ends."""
         if step.number == self.job.skip:
             self.since_s, self.before = step.ended_s, self._reading(step.ended_s)
             self.trainer_before_s = trainer_busy_s
 
-    def note_pull(self, rollout: Seat, now_s: float, lasts_s: float) -> None:
+    def note_pull(self, rollout: SimulatedRollout, now_s: float, lasts_s: float) -> None:
         """Note that the rollout pulls a version."""
         self.pulls += 1
         name = rollout.replica.name
-        self._draw(Arrow("pull", now_s, now_s + lasts_s, name, name))
+        self._draw(TimelineArrow("pull", now_s, now_s + lasts_s, name, name))
 
-    def note_move(self, source: Seat, target: Seat, now_s: float, lasts_s: float) -> None:
+    def note_move(self, source: SimulatedRollout, target: SimulatedRollout, now_s: float, lasts_s: float) -> None:
         """Note that trajectories move between two rollouts."""
         names = source.replica.name, target.replica.name
-        self._draw(Arrow("move", now_s, now_s + lasts_s, *names))
+        self._draw(TimelineArrow("move", now_s, now_s + lasts_s, *names))
 
-    def note_drain_start(self, rollout: Seat, now_s: float) -> None:
+    def note_drain_start(self, rollout: SimulatedRollout, now_s: float) -> None:
         """Note that from now on the rollout only finishes its work."""
         name = rollout.replica.name
-        self._draw(Arrow("drain", now_s, now_s, name, name))
+        self._draw(TimelineArrow("drain", now_s, now_s, name, name))
 
-    def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> Result:
+    def result(self, now_s: float, moves: int, moved_samples: int, failures: int) -> SimulationResult:
         """The measurements of a finished run that ends at `now_s`."""
         steps = tuple(self.trainer.steps)
         measured = steps[self.job.skip :]
@@ -61,7 +61,7 @@ class Recorder:
         trainer_s = self.trainer.busy_s - self.trainer_before_s
         offered_s = window_s - (trainer_s if self.policy.colocated else 0.0)
         kv_s = after.kv_s - self.before.kv_s
-        return Result(
+        return SimulationResult(
             policy=self.policy.name,
             tokens_per_s=sum(step.tokens for step in measured) / window_s,
             generated_per_s=(after.tokens - self.before.tokens) / window_s,
@@ -77,12 +77,12 @@ class Recorder:
             arrows=tuple(self.arrows),
         )
 
-    def _counts(self, after: Reading, moves: int, moved_samples: int, failures: int) -> Counts:
+    def _counts(self, after: UsageTotals, moves: int, moved_samples: int, failures: int) -> SampleCounts:
         dispatching, trainer = self.dispatching, self.trainer
         held = sum(rollout.held() for rollout in self.rollouts.values())
         waiting = [part for parts in dispatching.parts.values() for part in parts]
         unplaced = sum(map(len, [*dispatching.unplaced, *waiting])) + len(dispatching.unassigned)
-        return Counts(
+        return SampleCounts(
             admitted=dispatching.admitted * dispatching.workload.samples,
             trained=sum(step.samples for step in trainer.steps) + trainer.step_samples(),
             dropped=sum(step.dropped for step in trainer.steps),
@@ -102,15 +102,15 @@ class Recorder:
             prefilled_tokens=after.prefilled_tokens,
         )
 
-    def _reading(self, now_s: float) -> Reading:
-        return sum((rollout.replica.totals(now_s) for rollout in self.rollouts.values()), Reading())
+    def _reading(self, now_s: float) -> UsageTotals:
+        return sum((rollout.replica.totals(now_s) for rollout in self.rollouts.values()), UsageTotals())
 
-    def _rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[RolloutBars, ...]:
         shown = list(self.rollouts.values())[:ROWS_MAX]
         return tuple(
-            Row(rollout.replica.name, tuple(rollout.replica.usage.bars)) for rollout in shown
+            RolloutBars(rollout.replica.name, tuple(rollout.replica.usage.bars)) for rollout in shown
         )
 
-    def _draw(self, arrow: Arrow) -> None:
+    def _draw(self, arrow: TimelineArrow) -> None:
         if len(self.arrows) < ARROWS_MAX:
             self.arrows.append(arrow)

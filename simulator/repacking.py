@@ -8,34 +8,34 @@ decode steps of its source; the moved trajectories stand still for `move_s` and 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from consumers.dispatch.outliers import UNFINISHED_MAX, Running, plan_outliers
-from consumers.dispatch.repack import Load, plan_repack
-from consumers.dispatch.tempo import Budget, Steps, budget_of
-from simulator.seat import Seat
-from simulator.work import Work
+from consumers.dispatch.outliers import UNFINISHED_MAX, RunningRequest, plan_outliers
+from consumers.dispatch.repack import RolloutLoad, plan_repack
+from consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
+from simulator.seat import SimulatedRollout
+from simulator.work import SimulatedTrajectory
 from simulator.world import World
-from streams.records import Version
+from streams.values import Version
 
-AGAIN = ""  # in place of a target: the trajectory restarts
+RESTART = ""  # in place of a target: the trajectory restarts
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class ArrivingMove:
     """Moved trajectories that arrive at `target`."""
 
     target: str
-    trajectories: tuple[Work, ...]
+    trajectories: tuple[SimulatedTrajectory, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Repacking:
+class SimulatedRepack:
     """Plans moves and counts them. `deferred` counts trajectories that restart instead."""
 
     world: World
     moves: int = 0
     moved: int = 0
     deferred: int = 0
-    steps: Steps = field(default_factory=Steps)
+    steps: StepDuration = field(default_factory=StepDuration)
 
     def check(self) -> None:
         """Plan from the rollouts' present status, and ask the sources to give trajectories up."""
@@ -54,19 +54,19 @@ class Repacking:
             taking = {move.destination for move in moves}
             self._move_outliers([load for load in loads if load.rollout not in taking])
 
-    def send(self, rollout: Seat) -> None:
+    def send(self, rollout: SimulatedRollout) -> None:
         """Between two decode steps of the source: send the trajectories that still run on their
         way.
         """
         world, asked = self.world, rollout.moving or {}
         rollout.moving = None
-        by_target: dict[str, list[Work]] = {}
+        by_target: dict[str, list[SimulatedTrajectory]] = {}
         for name, target in asked.items():
             if name in rollout.replica.running:
                 trajectory = rollout.replica.remove(name)
                 rollout.tokens -= trajectory.predicted
                 by_target.setdefault(target, []).append(trajectory)
-        for trajectory in by_target.pop(AGAIN, []):
+        for trajectory in by_target.pop(RESTART, []):
             self.deferred += 1
             world.dispatching.restart_trajectory(trajectory)
             world.dispatching.unassigned.append(trajectory)
@@ -80,13 +80,13 @@ class Repacking:
                 rollout, world.rollouts[target], world.now, world.cluster.move_s
             )
             world.plan(
-                world.now + world.cluster.move_s, "land", Landing(target, tuple(trajectories))
+                world.now + world.cluster.move_s, "land", ArrivingMove(target, tuple(trajectories))
             )
         self._correct_expected(
             asked, {t: len(trajectories) for t, trajectories in by_target.items()}
         )
 
-    def receive(self, landing: Landing) -> None:
+    def receive(self, landing: ArrivingMove) -> None:
         """Resume the trajectories at their target if it is open and holds their version; otherwise
         dispatch places them.
         """
@@ -103,16 +103,16 @@ class Repacking:
         world.check_empty(rollout)
         world.plan_dispatch()
 
-    def cancel(self, rollout: Seat) -> None:
+    def cancel(self, rollout: SimulatedRollout) -> None:
         """Cancel the moves of a source that died before it gave trajectories up."""
         if rollout.moving is not None:
             self._correct_expected(rollout.moving, {})
             rollout.moving = None
 
-    def _request_moves(self, source: Seat) -> None:
+    def _request_moves(self, source: SimulatedRollout) -> None:
         assert source.moving is not None
         for target in source.moving.values():
-            if target != AGAIN:
+            if target != RESTART:
                 self.world.rollouts[target].expecting += 1
         source.replica.interrupt(self.world.now)
         self.world.plan_wake(source)
@@ -120,15 +120,15 @@ class Repacking:
     def _correct_expected(self, asked: dict[str, str], left: dict[str, int]) -> None:
         """Correct what the targets expect by the trajectories that finished meanwhile."""
         for target, count in Counter(asked.values()).items():
-            if target == AGAIN:
+            if target == RESTART:
                 continue
             rollout = self.world.rollouts[target]
             rollout.expecting -= count - left.get(target, 0)
             self.world.check_empty(rollout)
 
-    def _load(self, rollout: Seat) -> Load:
+    def _load(self, rollout: SimulatedRollout) -> RolloutLoad:
         replica = rollout.replica
-        return Load(
+        return RolloutLoad(
             rollout=replica.name,
             version=Version(replica.version, 0),
             running=len(replica.running),
@@ -141,7 +141,7 @@ class Repacking:
             gains=self.world.dispatching.gains(rollout),
         )
 
-    def _move_outliers(self, loads: list[Load]) -> None:
+    def _move_outliers(self, loads: list[RolloutLoad]) -> None:
         """Plan outliers of waves that are nearly done. Rollouts that take part in a repack are left
         out.
         """
@@ -150,13 +150,13 @@ class Repacking:
         running = {one.trajectory: one for one in self._running()}
         plan = plan_outliers(list(running.values()), free, self._budget())
         asked: dict[str, dict[str, str]] = {}
-        for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, AGAIN)}.items():
+        for name, target in {**plan.moves, **dict.fromkeys(plan.deferred, RESTART)}.items():
             asked.setdefault(running[name].rollout, {})[name] = target
         for source, names in asked.items():
             rollouts[source].moving = names
             self._request_moves(rollouts[source])
 
-    def _budget(self) -> Budget | None:
+    def _budget(self) -> LagBudget | None:
         """The time budget of a trajectory that starts now. A request's speed is that of the present
         batches on rollouts of the newest version.
         """
@@ -167,13 +167,13 @@ class Repacking:
             if rollout.replica.version == world.visible_version
             and (rows := len(rollout.replica.running))
         ]
-        return budget_of(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
+        return lag_budget(world.dispatching.pace.max_lag, self.steps.lasts_s, speeds)
 
-    def _running(self) -> list[Running]:
+    def _running(self) -> list[RunningRequest]:
         """Running trajectories of waves with a small unfinished share; no others can be
         outliers.
         """
-        world, found = self.world, list[Running]()
+        world, found = self.world, list[RunningRequest]()
         late = {w: s for w, s in world.dispatching.unfinished().items() if s <= UNFINISHED_MAX}
         for rollout in world.rollouts.values() if late else ():
             if not rollout.is_open():

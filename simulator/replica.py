@@ -1,7 +1,7 @@
 """One rollout's engine in virtual time: continuous batching over a KV cache of fixed size.
 
 The replica jumps from event to event. While no trajectory joins or leaves, the batch is constant,
-and the steps until the next answer ends or the cache is full last `span_s`. A request in the middle
+and the steps until the next answer ends or the cache is full last `seconds_of_steps`. A request in the middle
 of a step takes effect at the step's end. The cache never holds more than its capacity: the newest
 sequences return to the queue and are prefilled again later, as in vLLM.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from producers.engines.paced.roofline import Roofline
-from simulator.jumps import span_s, steps_until
-from simulator.usage import Reading, Usage
-from simulator.work import Work
+from simulator.jumps import seconds_of_steps, steps_lasting
+from simulator.usage import UsageTotals, ReplicaUsage
+from simulator.work import SimulatedTrajectory
 
 
 @dataclass(slots=True, eq=False)
@@ -29,9 +29,9 @@ class Replica:
     reserve: int
     longest_first: bool = False
     version: int = 0
-    running: dict[str, Work] = field(default_factory=dict[str, Work])
+    running: dict[str, SimulatedTrajectory] = field(default_factory=dict[str, SimulatedTrajectory])
     """In the order in which they were taken in."""
-    waiting: list[Work] = field(default_factory=list[Work])
+    waiting: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])
     ends: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """Heap of (step, trajectory that finishes then). Entries of trajectories that left
     are skipped.
@@ -44,9 +44,9 @@ class Replica:
     due_s: float | None = None
     ready_s: float = 0.0
     """The replica stands still until then."""
-    usage: Usage = field(default_factory=Usage)
+    usage: ReplicaUsage = field(default_factory=ReplicaUsage)
 
-    def submit(self, trajectory: Work, now_s: float) -> None:
+    def submit(self, trajectory: SimulatedTrajectory, now_s: float) -> None:
         """Queue the trajectory. It runs from the end of the present step on if it fits. Resumed
         trajectories come first.
         """
@@ -65,12 +65,12 @@ class Replica:
             self.due_s, self.jump = max(now_s, self.ready_s), 0
             return
         rows, into_s = len(self.running), now_s - self.begins_s
-        steps = steps_until(self.roofline, rows, self.kv, into_s)
+        steps = steps_lasting(self.roofline, rows, self.kv, into_s)
         if steps < self.jump:
             self.jump = steps
-            self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, steps)
+            self.due_s = self.begins_s + seconds_of_steps(self.roofline, rows, self.kv, steps)
 
-    def finish_jump(self, now_s: float) -> list[Work]:
+    def finish_jump(self, now_s: float) -> list[SimulatedTrajectory]:
         """Complete the jump; returns the trajectories that it finished."""
         rows, kv = len(self.running), self.kv
         self.steps += self.jump
@@ -78,7 +78,7 @@ class Replica:
         tokens = rows * self.jump
         self.usage.add_jump(self.begins_s, now_s, (kv, self.kv), tokens, self.version)
         self.jump = 0
-        finished: list[Work] = []
+        finished: list[SimulatedTrajectory] = []
         while self.ends and self.ends[0][0] <= self.steps:
             entry = heappop(self.ends)
             if self._is_current(entry):
@@ -115,14 +115,14 @@ class Replica:
             self.usage.add_prefill(self.kv, seconds)
             self.ready_s += seconds
 
-    def remove_all(self) -> list[Work]:
+    def remove_all(self) -> list[SimulatedTrajectory]:
         """Between two steps: remove and return all its trajectories."""
         left = [self.remove(name) for name in list(self.running)] + self.waiting
         self.waiting = []
         self.ends.clear()
         return left
 
-    def remove(self, name: str) -> Work:
+    def remove(self, name: str) -> SimulatedTrajectory:
         """Between two steps: remove and return a running trajectory."""
         trajectory = self.running.pop(name)
         trajectory.done = self.steps - trajectory.begun
@@ -142,12 +142,12 @@ class Replica:
         """
         return self.steps + (self._made(now_s) if self.jump and now_s > self.begins_s else 0)
 
-    def totals(self, now_s: float) -> Reading:
+    def totals(self, now_s: float) -> UsageTotals:
         """Its usage totals now, including the elapsed part of the present jump."""
         usage, kv = self.usage, self.kv_now(now_s)
         begins_s = min(max(self.begins_s, usage.until_s), now_s) if self.jump else now_s
         kv_s = self.kv * (begins_s - usage.until_s) + (self.kv + kv) / 2 * (now_s - begins_s)
-        return Reading(
+        return UsageTotals(
             usage.busy_s + now_s - begins_s,
             usage.kv_s + kv_s,
             usage.tokens + kv - self.kv,
@@ -159,9 +159,9 @@ class Replica:
 
     def _made(self, now_s: float) -> int:
         into_s = now_s - self.begins_s
-        return min(self.jump, steps_until(self.roofline, len(self.running), self.kv, into_s))
+        return min(self.jump, steps_lasting(self.roofline, len(self.running), self.kv, into_s))
 
-    def _fits(self, trajectory: Work) -> bool:
+    def _fits(self, trajectory: SimulatedTrajectory) -> bool:
         rows = len(self.running)
         free = self.capacity - self.reserve - self.kv - rows - 1  # minus the next step's tokens
         return rows < self.slots and (not rows or trajectory.cache_tokens() <= free)
@@ -196,12 +196,12 @@ class Replica:
         fitting = (self.capacity - self.kv) // rows
         assert fitting > 0, "a step was left room, and one sequence alone always fits"
         self.jump = min(self.ends[0][0] - self.steps, fitting)
-        self.due_s = self.begins_s + span_s(self.roofline, rows, self.kv, self.jump)
+        self.due_s = self.begins_s + seconds_of_steps(self.roofline, rows, self.kv, self.jump)
 
     def _is_current(self, entry: tuple[int, str]) -> bool:
         trajectory = self.running.get(entry[1])
         return trajectory is not None and trajectory.begun + trajectory.length == entry[0]
 
 
-def _urgency(trajectory: Work) -> tuple[bool, float]:
+def _urgency(trajectory: SimulatedTrajectory) -> tuple[bool, float]:
     return not trajectory.done, -trajectory.predicted

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.trainer import Step
+from simulator.trainer import SimulatedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SampleCounts:
     """Samples of the whole run. Every admitted sample is trained, dropped by lag, expired with its
     group, ready, finished in an incomplete group, or unfinished; `add_up` checks it (invariant 1).
     """
@@ -37,7 +37,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrow:
+class TimelineArrow:
     """A move between two rollouts, or a pull or drain of one (`target` is `source` then)."""
 
     kind: str
@@ -48,7 +48,7 @@ class Arrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RolloutBars:
     """Bars of a process in the timeline: start, end, version."""
 
     name: str
@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     """Measured from the end of step `skip` to the end of the last step; seconds are virtual."""
 
     policy: str
@@ -72,10 +72,10 @@ class Result:
     lags: dict[int, float]
     """Share of the trained tokens by lag at consumption."""
     seconds: float
-    counts: Counts
-    steps: tuple[Step, ...]
-    rows: tuple[Row, ...]
-    arrows: tuple[Arrow, ...]
+    counts: SampleCounts
+    steps: tuple[SimulatedStep, ...]
+    rows: tuple[RolloutBars, ...]
+    arrows: tuple[TimelineArrow, ...]
 
     def lag_mean(self) -> float:
         return sum(lag * share for lag, share in self.lags.items())
@@ -107,7 +107,7 @@ class Result:
         }
 
 
-def lag_shares(steps: Sequence[Step]) -> dict[int, float]:
+def lag_shares(steps: Sequence[SimulatedStep]) -> dict[int, float]:
     """Share of the steps' trained tokens by lag."""
     tokens: Counter[int] = Counter()
     for step in steps:

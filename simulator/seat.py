@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from simulator.replica import Replica
-from simulator.work import Work
+from simulator.work import SimulatedTrajectory
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SimulatedRollout:
     """A rollout as the dispatcher sees it, with its replica."""
 
     replica: Replica
@@ -41,9 +41,9 @@ class Seat:
 
 
 @dataclass(slots=True)
-class OpenGroup:
+class SimulatedGroup:
     """A group that is admitted and not complete."""
 
     wave: int
     missing: int
-    finished: list[Work] = field(default_factory=list[Work])
+    finished: list[SimulatedTrajectory] = field(default_factory=list[SimulatedTrajectory])

@@ -33,7 +33,7 @@ class LengthPart(Settings):
     """99th percentile of its answers' lengths, in tokens."""
 
 
-class LengthSettings(Settings):
+class AnswerLengthSettings(Settings):
     """Answer lengths; default: the constants' log-normal."""
 
     parts: tuple[LengthPart, ...] = Field(default=(), max_length=16)
@@ -79,7 +79,7 @@ class SimulationSettings(Settings):
     """Waiting assignments per slot, like `dispatch.queue_per_slot`."""
     dispatch_every_s: float = Field(default=0.25, ge=0)
     """Seconds between an event and the next dispatch round."""
-    lengths: LengthSettings = LengthSettings()
+    lengths: AnswerLengthSettings = AnswerLengthSettings()
     """Lengths of the answers."""
     faults: FaultSettings = FaultSettings()
     """Failures, preemptions and unequal speeds."""

@@ -7,12 +7,12 @@ comes from the workload's seed.
 import numpy as np
 
 from simulator.cluster import Cluster, Job
-from simulator.faults import Faults
-from simulator.policies import Policy
-from simulator.repacking import Landing, Repacking
-from simulator.result import Result
-from simulator.seat import Seat
-from simulator.work import Work
+from simulator.faults import FaultInjector
+from simulator.policies import SchedulingPolicy
+from simulator.repacking import ArrivingMove, SimulatedRepack
+from simulator.result import SimulationResult
+from simulator.seat import SimulatedRollout
+from simulator.work import SimulatedTrajectory
 from simulator.workload import Workload
 from simulator.world import Kind, World
 from streams.errors import ConfigurationError
@@ -20,7 +20,7 @@ from streams.errors import ConfigurationError
 STEP_S_MAX = 86_400.0  # virtual seconds without a step, after which the run counts as stuck
 
 
-def simulate(cluster: Cluster, job: Job, policy: Policy, workload: Workload) -> Result:
+def simulate(cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload) -> SimulationResult:
     """Run until the last step is trained. Raises `ConfigurationError` if a step cannot complete."""
     return Simulation(World(cluster, job, policy, workload)).run()
 
@@ -30,12 +30,12 @@ class Simulation:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.repacking = Repacking(world)
+        self.repacking = SimulatedRepack(world)
         random = np.random.default_rng([world.dispatching.workload.seed, 3])
-        self.faults = Faults(world, self.repacking, random)
+        self.faults = FaultInjector(world, self.repacking, random)
         self.trainer_busy = False
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Simulate to the end of the last step."""
         world = self.world
         world.plan_dispatch(0.0)
@@ -55,7 +55,7 @@ class Simulation:
 
     def _handle(self, kind: Kind, subject: object) -> None:
         world = self.world
-        if isinstance(subject, Seat):
+        if isinstance(subject, SimulatedRollout):
             if kind == "wake":
                 if subject.replica.due_s == world.now:
                     self._wake(subject)
@@ -75,10 +75,10 @@ class Simulation:
             self.repacking.check()
             world.plan(world.now + world.cluster.repack_every_s, "repack", None)
         else:
-            assert isinstance(subject, Landing)
+            assert isinstance(subject, ArrivingMove)
             self.repacking.receive(subject)
 
-    def _wake(self, rollout: Seat) -> None:
+    def _wake(self, rollout: SimulatedRollout) -> None:
         """Handle the end of the replica's present jump: completions, failure, update, moves."""
         world, replica = self.world, rollout.replica
         for trajectory in replica.finish_jump(world.now):
@@ -94,14 +94,14 @@ class Simulation:
         world.plan_wake(rollout)
         world.check_empty(rollout)
 
-    def _finish(self, trajectory: Work, rollout: Seat) -> None:
+    def _finish(self, trajectory: SimulatedTrajectory, rollout: SimulatedRollout) -> None:
         complete = self.world.dispatching.finish(trajectory, rollout)
         if complete is not None:
             self.world.trainer.receive(trajectory.group, complete)
             self._train()
         self.world.plan_dispatch()
 
-    def _pulled(self, rollout: Seat) -> None:
+    def _pulled(self, rollout: SimulatedRollout) -> None:
         """The rollout has loaded the version that it pulled."""
         if not rollout.alive or not rollout.pulling:
             return
@@ -110,7 +110,7 @@ class Simulation:
         self.world.check_empty(rollout)
         self.world.plan_dispatch()
 
-    def _take_in_flight(self, rollout: Seat) -> None:
+    def _take_in_flight(self, rollout: SimulatedRollout) -> None:
         world = self.world
         recompute = world.policy.on_update == "in_flight_recompute"
         world.recorder.note_pull(rollout, world.now, world.cluster.update_s)
@@ -169,7 +169,7 @@ class Simulation:
             self.repacking.check()
         world.plan_dispatch()
 
-    def _note_drain(self, rollout: Seat) -> None:
+    def _note_drain(self, rollout: SimulatedRollout) -> None:
         """Mark a rollout as draining: its quota is drawn and a newer version is visible."""
         world = self.world
         stale = world.keeps and rollout.alive and rollout.replica.version < world.visible_version

@@ -5,13 +5,13 @@
 
 from pathlib import Path
 
-from producers.engines.paced.lengths import Trace, read_trace
+from producers.engines.paced.lengths import LengthTrace, read_trace
 from streams.errors import ConfigurationError
 
 TOPIC = {"trajectories", "topic=trajectories"}
 
 
-def read_lengths(path: str, column: str) -> Trace:
+def read_lengths(path: str, column: str) -> LengthTrace:
     """Lengths ≥ 1 in ascending order. Raises `ConfigurationError`, which names the missing file or
     column.
     """
@@ -24,14 +24,14 @@ def read_lengths(path: str, column: str) -> Trace:
         raise ConfigurationError(str(error).replace("paced.lengths", "lengths")) from None
 
 
-def _of_parquet(where: Path, column: str) -> Trace:
+def _of_parquet(where: Path, column: str) -> LengthTrace:
     """Lengths of an archive's trajectories; of all files of the folder if it is not an archive."""
     files = sorted(where.rglob("*.parquet")) if where.is_dir() else [where]
     own = [file for file in files if TOPIC & set(file.parts)]
     found = sorted(n for file in own or files for n in _read(file, column) if n >= 1)
     if not found:
         raise ConfigurationError(f"lengths.trace: no lengths in column {column} of {where}")
-    return Trace(tuple(found))
+    return LengthTrace(tuple(found))
 
 
 def _read(file: Path, column: str) -> list[float]:

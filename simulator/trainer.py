@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from simulator.work import Work
+from simulator.work import SimulatedTrajectory
 
 CHUNKS = 16  # pieces of a step, at most, if it starts before all its groups are ready
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """One trained version: its times, its samples and tokens, and its tokens by lag."""
 
     number: int
@@ -28,7 +28,7 @@ class Step:
 
 
 @dataclass(slots=True, eq=False)
-class Trainer:
+class SimulatedTrainer:
     """`begin` starts the next piece of work and returns its duration, or None if it cannot start;
     `end` completes it.
     """
@@ -41,10 +41,10 @@ class Trainer:
     max_lag: int | None
     version: int = 0
     busy_s: float = 0.0
-    ready: list[tuple[int, int, tuple[Work, ...]]] = field(
-        default_factory=list[tuple[int, int, tuple[Work, ...]]]
+    ready: list[tuple[int, int, tuple[SimulatedTrajectory, ...]]] = field(
+        default_factory=list[tuple[int, int, tuple[SimulatedTrajectory, ...]]]
     )
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[SimulatedStep] = field(default_factory=list[SimulatedStep])
     expired: int = 0
     """Groups with no sample left to train."""
     samples_expired: int = 0
@@ -58,7 +58,7 @@ class Trainer:
     _masked: int = 0
     _lags: Counter[int] = field(default_factory=Counter[int])
 
-    def receive(self, group: int, samples: list[Work]) -> None:
+    def receive(self, group: int, samples: list[SimulatedTrajectory]) -> None:
         """Queue a complete group. The queue is ordered by the group's newest first version, then by
         number.
         """
@@ -85,14 +85,14 @@ class Trainer:
         self._lasts_s = seconds
         return seconds
 
-    def end(self, now_s: float) -> Step | None:
+    def end(self, now_s: float) -> SimulatedStep | None:
         """Complete the piece; returns the step if this was its last piece."""
         self.busy_s += self._lasts_s
         if self.taken < self.groups_per_step:
             return None
         assert self.begun_s is not None
         self.version += 1
-        step = Step(
+        step = SimulatedStep(
             self.version, self.begun_s, now_s, self._samples, self._tokens, self._lags,
             self._dropped, self._masked,
         )  # fmt: skip
@@ -113,10 +113,10 @@ class Trainer:
             self.samples_expired += len(heappop(self.ready)[2])
             self.expired += 1
 
-    def _is_late(self, trajectory: Work) -> bool:
+    def _is_late(self, trajectory: SimulatedTrajectory) -> bool:
         return self.max_lag is not None and self.version - trajectory.spans[0][0] > self.max_lag
 
-    def _take(self, trajectory: Work) -> int:
+    def _take(self, trajectory: SimulatedTrajectory) -> int:
         """Count the sample; returns the tokens that its training costs."""
         if self.keep_version and self._is_late(trajectory):
             self._dropped += 1

@@ -6,7 +6,7 @@ BARS_MAX = 2_000  # of one rollout in the timeline; later ones are not drawn
 
 
 @dataclass(slots=True)
-class Usage:
+class ReplicaUsage:
     """Totals since the start. `busy_s` is decoding and prefill, `kv_s` the integral of cached
     tokens; `bars` are times of decoding under one version.
     """
@@ -45,7 +45,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class UsageTotals:
     """The totals of one or several rollouts at one time."""
 
     busy_s: float = 0.0
@@ -53,8 +53,8 @@ class Reading:
     tokens: int = 0
     prefilled_tokens: int = 0
 
-    def __add__(self, other: "Reading") -> "Reading":
-        return Reading(
+    def __add__(self, other: "UsageTotals") -> "UsageTotals":
+        return UsageTotals(
             self.busy_s + other.busy_s,
             self.kv_s + other.kv_s,
             self.tokens + other.tokens,

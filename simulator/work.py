@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class SimulatedTrajectory:
     """`length` is the final length of the answer, hidden from all planners. `spans` are (version,
     tokens generated under it) in order (invariant 3).
     """

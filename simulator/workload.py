@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.paced.lengths import NORMAL, Distribution
+from producers.engines.paced.lengths import NORMAL, LengthDistribution
 
 EDGE, KNOTS = 6.0, 2_401
 """Quantiles are tabulated at this many normal deviates up to ±EDGE; beyond it is one
@@ -22,10 +22,10 @@ DEVIATES = np.linspace(-EDGE, EDGE, KNOTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class AnswerLengths:
     """Maps normal deviates to answer lengths, cut at `longest` as a token limit cuts them."""
 
-    distribution: Distribution
+    distribution: LengthDistribution
     correlation: float
     longest: int
     table: NDArray[np.float64] = field(init=False, repr=False, compare=False)
@@ -45,7 +45,7 @@ class Lengths:
 class Workload:
     """Prompts, repeated pass after pass, with `samples` answers each."""
 
-    lengths: Lengths
+    lengths: AnswerLengths
     samples: int
     prompts: int
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded(Workload):
+class RecordedWorkload(Workload):
     """The recorded answers of a run, group by group; missing groups are drawn. There is no history
     at the start.
     """

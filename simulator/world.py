@@ -8,17 +8,17 @@ the methods below and never import the loop.
 from heapq import heappop, heappush
 from typing import Literal
 
-from consumers.dispatch.admit import Pace
+from consumers.dispatch.admit import AdmissionPace
 from simulator.cluster import Cluster, Job
-from simulator.dispatching import Dispatching
-from simulator.foresight import Foresight
-from simulator.jumps import faster
-from simulator.placing import Placing
-from simulator.policies import Policy
-from simulator.record import Recorder
+from simulator.dispatching import SimulatedDispatch
+from simulator.foresight import LengthForecast
+from simulator.jumps import scaled_roofline
+from simulator.placing import WavePlacement
+from simulator.policies import SchedulingPolicy
+from simulator.record import SimulationRecorder
 from simulator.replica import Replica
-from simulator.seat import Seat
-from simulator.trainer import Trainer
+from simulator.seat import SimulatedRollout
+from simulator.trainer import SimulatedTrainer
 from simulator.workload import Workload
 
 Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pulled", "fail", "back"]
@@ -27,25 +27,25 @@ Kind = Literal["wake", "trained", "visible", "dispatch", "repack", "land", "pull
 class World:
     """The rollouts, the dispatcher, the trainer and the heap of planned events."""
 
-    def __init__(self, cluster: Cluster, job: Job, policy: Policy, workload: Workload) -> None:
+    def __init__(self, cluster: Cluster, job: Job, policy: SchedulingPolicy, workload: Workload) -> None:
         self.cluster, self.job, self.policy = cluster, job, policy
         self.keeps = policy.on_update == "keep_version"
         lag = job.max_lag if policy.lag is None else policy.lag
         bound = lag if policy.bounded else None
-        self.rollouts = {rollout.replica.name: rollout for rollout in seats_of(cluster, policy)}
+        self.rollouts = {rollout.replica.name: rollout for rollout in rollouts_of(cluster, policy)}
         outstanding = max(1, job.max_lag) * job.groups_per_step  # besides the groups in training
         waves = job.steps if job.ends else 1 << 40
-        self.dispatching = Dispatching(
+        self.dispatching = SimulatedDispatch(
             cluster.slots, job, policy, workload, self.rollouts,
-            Pace(job.groups_per_step, bound, outstanding, waves),
-            Placing(policy, workload.samples, cluster.slots), Foresight(workload),
+            AdmissionPace(job.groups_per_step, bound, outstanding, waves),
+            WavePlacement(policy, workload.samples, cluster.slots), LengthForecast(workload),
             job.quota or 2 * cluster.slots,
         )  # fmt: skip
-        self.trainer = Trainer(
+        self.trainer = SimulatedTrainer(
             job.groups_per_step, cluster.train_fixed_s, cluster.train_token_s,
             policy.early_start, self.keeps, bound if policy.strict else None,
         )  # fmt: skip
-        self.recorder = Recorder(
+        self.recorder = SimulationRecorder(
             cluster, job, policy, self.rollouts, self.dispatching, self.trainer
         )
         self.heap: list[tuple[float, int, Kind, object]] = []
@@ -76,12 +76,12 @@ class World:
             wait_s = self.job.dispatch_every_s if after_s is None else after_s
             self.plan(self.now + wait_s, "dispatch", None)
 
-    def plan_wake(self, rollout: Seat) -> None:
+    def plan_wake(self, rollout: SimulatedRollout) -> None:
         """Wake the rollout when its replica is due."""
         if rollout.replica.due_s is not None:
             self.plan(rollout.replica.due_s, "wake", rollout)
 
-    def check_empty(self, rollout: Seat) -> None:
+    def check_empty(self, rollout: SimulatedRollout) -> None:
         """If the rollout has no work left, let it take the newest weights and new work."""
         if not rollout.replica.is_empty() or rollout.expecting or not rollout.is_open():
             return
@@ -91,22 +91,22 @@ class World:
         if self.keeps and rollout.replica.version < self.visible_version:
             self.pull(rollout)
 
-    def pull(self, rollout: Seat) -> None:
+    def pull(self, rollout: SimulatedRollout) -> None:
         """Load the version that is newest now; the rollout takes no work until it is loaded."""
         rollout.pulling, rollout.wanted = True, self.visible_version
         self.recorder.note_pull(rollout, self.now, self.cluster.update_s)
         self.plan(self.now + self.cluster.update_s, "pulled", rollout)
 
 
-def seats_of(cluster: Cluster, policy: Policy) -> list[Seat]:
+def rollouts_of(cluster: Cluster, policy: SchedulingPolicy) -> list[SimulatedRollout]:
     """The cluster's rollouts; the entries of `speeds` repeat in order."""
     width = len(str(cluster.rollouts - 1))
     reserve = int(cluster.kv_reserve * cluster.kv_capacity)
     return [
-        Seat(
+        SimulatedRollout(
             Replica(
                 f"rollout-{index:0{width}}",
-                faster(cluster.roofline, cluster.speeds[index % len(cluster.speeds)]),
+                scaled_roofline(cluster.roofline, cluster.speeds[index % len(cluster.speeds)]),
                 cluster.slots,
                 cluster.kv_capacity,
                 reserve,

@@ -31,18 +31,18 @@ class BlobKey(NamedTuple):
     found: str
 
 
-def hour_of(time_s: float) -> str:
+def upload_hour(time_s: float) -> str:
     """`2026-11-21T13`, UTC."""
     return time.strftime(_FORM, time.gmtime(time_s))
 
 
-def key_of(topic: str, hour: str, found: str) -> str:
+def blob_key(topic: str, hour: str, found: str) -> str:
     """The blob's key; `found` is the hash of its content."""
     return f"blobs/{topic}/{hour}/{found}"
 
 
-def parsed_key(key: str) -> BlobKey | None:
-    """The parts of a key; None for a key that `key_of` does not make."""
+def parse_blob_key(key: str) -> BlobKey | None:
+    """The parts of a key; None for a key that `blob_key` does not make."""
     match = _KEY.fullmatch(key)
     return None if match is None else BlobKey(*match.groups())
 
@@ -53,21 +53,21 @@ def collect_blobs(bus: Bus, store: ObjectStore) -> int:
     topics = {topic.name for topic in catalogue()}
     needed_from: dict[str, str] = {}  # hours in time order are in text order
     for blob in list(store.list("blobs/")):
-        named = parsed_key(blob.key)
+        named = parse_blob_key(blob.key)
         if named is None or named.topic not in topics:
             continue  # an object of another program
         if named.topic not in needed_from:
-            needed_from[named.topic] = _last_hour_unneeded(bus, named.topic)
+            needed_from[named.topic] = _first_hour_needed(bus, named.topic)
         if named.hour < needed_from[named.topic]:
             store.delete(blob.key)
             count += 1
     return count
 
 
-def _last_hour_unneeded(bus: Bus, topic: str) -> str:
+def _first_hour_needed(bus: Bus, topic: str) -> str:
     """The first hour that kept records may need; "" (before any hour) if all may be needed."""
     oldest_s = float("inf")
     for partition, offset in bus.begin(topic).items():
         for message in bus.read(topic, {partition: offset}, records_max=1):
             oldest_s = min(oldest_s, message.timestamp_ms / 1000)
-    return hour_of(oldest_s - MARGIN_S) if oldest_s < float("inf") else ""
+    return upload_hour(oldest_s - MARGIN_S) if oldest_s < float("inf") else ""

@@ -15,7 +15,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def checkpoint_folder(path: str) -> Path:
+def find_hf_folder(path: str) -> Path:
     """The folder that `path` names; `path` itself if there is neither a checkpoint nor a cached
     snapshot.
     """
@@ -32,7 +32,7 @@ def checkpoint_folder(path: str) -> Path:
     return Path(found).parent if isinstance(found, str) else folder
 
 
-def configuration_of(folder: Path) -> Mapping[str, Any]:
+def read_hf_config(folder: Path) -> Mapping[str, Any]:
     """The folder's `config.json`. Raises `ConfigurationError` if it is missing or cannot be
     read.
     """
@@ -52,10 +52,10 @@ def configuration_of(folder: Path) -> Mapping[str, Any]:
     return cast(dict[str, Any], fields)
 
 
-def vocabulary_in(folder: Path) -> int | None:
+def hf_vocabulary_size(folder: Path) -> int | None:
     """The vocabulary size in the checkpoint's configuration; None if it is not stated there."""
     try:
-        fields = configuration_of(folder)
+        fields = read_hf_config(folder)
     except ConfigurationError:
         return None
     text: Mapping[str, Any] = fields.get("text_config") or fields
@@ -63,7 +63,7 @@ def vocabulary_in(folder: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def check_weights(folder: Path) -> None:
+def check_hf_weights(folder: Path) -> None:
     """Raise `ConfigurationError`, naming the first weight file that is missing."""
     if not (folder / INDEX).is_file():
         if not (folder / WEIGHTS).is_file():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storage.documents import FORMAT, create_same, seal, unseal
+from storage.documents import FORMAT, create_idempotent, seal, unseal
 from storage.hashing import content_hash
 from storage.manifest import FileEntry, TensorFiles
 from storage.objects import ObjectStore
@@ -78,7 +78,7 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """The newest checkpoint that can be read (None: there is none), and why newer ones cannot."""
 
     checkpoint: Checkpoint | None
@@ -103,12 +103,12 @@ def write_checkpoint(
     wanted = CheckpointId(term, step)
     text = json.dumps(state, sort_keys=True, allow_nan=False, indent=1).encode()
     files = write_shards(store, wanted.folder, "state", tensors, shard_bytes)  # 1
-    entry = FileEntry(STATE, len(text), create_same(store, f"{wanted.folder}/{STATE}", text))  # 2
+    entry = FileEntry(STATE, len(text), create_idempotent(store, f"{wanted.folder}/{STATE}", text))  # 2
     pointer = read_pointer(store)
     if pointer is not None and pointer[0].term > term:
         raise Fenced(f"checkpoint {wanted} is not completed: term {pointer[0].term} has taken over")
     manifest = seal(CheckpointManifest(step, term, files, entry))
-    create_same(store, _manifest_key(wanted), manifest)  # 3
+    create_idempotent(store, _manifest_key(wanted), manifest)  # 3
     return wanted
 
 
@@ -139,7 +139,7 @@ def checkpoint_state(store: ObjectStore, wanted: CheckpointId) -> dict[str, Any]
     return _read_state(store, wanted, checkpoint_manifest(store, wanted))
 
 
-def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restored:
+def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> RestoredCheckpoint:
     """The newest checkpoint that can be read, of those up to `step_max`; `skipped` gives the reason
     for each newer one.
     """
@@ -148,10 +148,10 @@ def newest_checkpoint(store: ObjectStore, step_max: int | None = None) -> Restor
         if step_max is not None and stored.id.step > step_max:
             continue
         try:
-            return Restored(read_checkpoint(store, stored.id), tuple(skipped))
+            return RestoredCheckpoint(read_checkpoint(store, stored.id), tuple(skipped))
         except (ObjectMissing, CorruptObject) as error:
             skipped.append((stored.id, str(error)))
-    return Restored(None, tuple(skipped))
+    return RestoredCheckpoint(None, tuple(skipped))
 
 
 def stored_checkpoints(store: ObjectStore) -> list[StoredCheckpoint]:

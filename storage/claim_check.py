@@ -21,20 +21,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from storage.blobs import hour_of, key_of, parsed_key
+from storage.blobs import upload_hour, blob_key, parse_blob_key
 from storage.hashing import content_hash
 from storage.keys import KeyRefused
 from storage.objects import ObjectStore
-from streams.bus import Bus, Entry, GroupReader, Message
+from streams.bus import Bus, AppendEntry, GroupReader, Message
 from streams.codec import CLAIM_START, Envelope, decode, encode, envelope_of
 from streams.errors import CorruptObject, DecodeError, ObjectMissing
-from streams.forwarding import Forwarding
+from streams.forwarding import BusWrapper
 from streams.records import Claim
 from streams.refusals import check_entries
 from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
 
 
-class ClaimCheck(Forwarding):
+class ClaimCheck(BusWrapper):
     """A `Bus`: `log` carries records up to `bytes_max`, `store` the larger ones."""
 
     def __init__(
@@ -63,7 +63,7 @@ class ClaimCheck(Forwarding):
         whole = max(carried.record_bytes_max, self._record_bytes_max.get(topic, 0))
         return dataclasses.replace(carried, record_bytes_max=whole)
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         if not any(self._is_large(entry) for entry in entries):
             return super().append(topic, entries)
         settings = self.settings(topic)
@@ -95,7 +95,7 @@ class ClaimCheck(Forwarding):
         return self._redeem_batch(messages, bytes_max)
 
     def join(self, group: str, topic: str, member: str) -> GroupReader:
-        return _Redeeming(self, super().join(group, topic, member))
+        return _ClaimCheckGroupReader(self, super().join(group, topic, member))
 
     def redeem(self, message: Message) -> Message:
         """The message with the bytes that were appended, or unchanged if they cannot be read or
@@ -117,7 +117,7 @@ class ClaimCheck(Forwarding):
         """The bytes of the claim's blob. At most one byte more than the claim states is fetched, so
         a claim on an object of 100 GB costs no more than an honest one.
         """
-        named = parsed_key(claim.blob)
+        named = parse_blob_key(claim.blob)
         if named is None or (named.topic, named.found) != (topic, claim.hash):
             return None
         if not 0 < claim.bytes <= self.settings(topic).record_bytes_max:
@@ -134,13 +134,13 @@ class ClaimCheck(Forwarding):
         limit = min(topic.record_bytes_max, self._bytes_max + KEY_BYTES_MAX)
         return dataclasses.replace(topic, record_bytes_max=limit)
 
-    def _is_large(self, entry: Entry) -> bool:
+    def _is_large(self, entry: AppendEntry) -> bool:
         return entry.value is not None and len(entry.value) > self._bytes_max
 
-    def _check_in(self, topic: str, entry: Entry) -> Entry:
+    def _check_in(self, topic: str, entry: AppendEntry) -> AppendEntry:
         assert entry.value is not None
         found = content_hash(entry.value)
-        key = key_of(topic, hour_of(self._clock()), found)
+        key = blob_key(topic, upload_hour(self._clock()), found)
         self._store.put(key, entry.value)  # 1
         claim = Claim(blob=key, bytes=len(entry.value), hash=found)
         return replace(entry, value=encode(claim, _envelope(entry.value)))  # 2
@@ -162,7 +162,7 @@ class ClaimCheck(Forwarding):
         return redeemed
 
 
-class _Redeeming:
+class _ClaimCheckGroupReader:
     """A group member whose messages are redeemed."""
 
     def __init__(self, bus: ClaimCheck, inner: GroupReader) -> None:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _OTHER_DIGITS = str.maketrans("0123456789abcdef", "123456789abcdef0")
 
 
-def check_conditions(store: ObjectStore, where: str, draw: str) -> None:
+def check_conditional_writes(store: ObjectStore, where: str, draw: str) -> None:
     """Raise `ConfigurationError` if the store at `where` ignores a condition. `draw` names the
     probe's object: each process has its own, so any number of processes may start at once.
 

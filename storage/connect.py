@@ -5,7 +5,7 @@ from typing import Literal
 from storage.file_store import FileStore
 from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
-from storage.s3.place import parse_place
+from storage.s3.place import parse_s3_url
 from streams.errors import ConfigurationError
 
 
@@ -28,7 +28,7 @@ def open_store(url: str, sync: Literal["normal", "full"] = "normal") -> ObjectSt
 
 def _open_s3(url: str) -> ObjectStore:
     # boto3 is an extra and takes half a second to import, so only runs with a bucket import it.
-    place = parse_place(url)
+    place = parse_s3_url(url)
     try:
         from storage.s3_store import S3Store
     except ModuleNotFoundError as error:

@@ -15,7 +15,7 @@ import msgspec
 from storage.hashing import content_hash
 from storage.objects import Data, ObjectStore
 from streams.errors import CorruptObject, NewerRelease, ObjectExists, StoreError
-from streams.release import advice
+from streams.release import upgrade_advice
 
 FORMAT = 1
 """The highest format that this release reads, and the one that it writes."""
@@ -27,12 +27,12 @@ class _Numbered(msgspec.Struct):
     format: int = 1
 
 
-def encode(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """The value's canonical JSON, indented for people."""
     return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1)
 
 
-def decode(data: bytes, type_: type[_T], key: str) -> _T:
+def decode_json(data: bytes, type_: type[_T], key: str) -> _T:
     """The value in `data`, which was read from `key`. Raises `CorruptObject` if it is not one,
     `NewerRelease` if its format is newer than this release reads.
     """
@@ -42,7 +42,7 @@ def decode(data: bytes, type_: type[_T], key: str) -> _T:
         number = FORMAT
     if number > FORMAT:
         raise NewerRelease(
-            f"object {key} has format {number}, and formats up to {FORMAT} are known; {advice('')}"
+            f"object {key} has format {number}, and formats up to {FORMAT} are known; {upgrade_advice('')}"
         )
     try:
         return msgspec.json.decode(data, type=type_)
@@ -63,13 +63,13 @@ def seal(value: Any) -> bytes:
 
 def unseal(data: bytes, type_: type[_T], key: str) -> _T:
     """The sealed value; raises `CorruptObject` if a single bit of it changed."""
-    sealed = decode(data, _Sealed, key)
+    sealed = decode_json(data, _Sealed, key)
     if content_hash(bytes(sealed.body)) != sealed.hash:
         raise CorruptObject(f"object {key} differs from the hash in it")
-    return decode(bytes(sealed.body), type_, key)
+    return decode_json(bytes(sealed.body), type_, key)
 
 
-def create_same(store: ObjectStore, key: str, data: Data) -> str:
+def create_idempotent(store: ObjectStore, key: str, data: Data) -> str:
     """Create the object, or find it with exactly this content. Returns its hash.
 
     Idempotent: a writer that was killed half-way calls it again. Other content under the key is a

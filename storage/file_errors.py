@@ -14,7 +14,7 @@ _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY}
 
 
 @contextmanager
-def store_errors(action: str, path: Path) -> Generator[None]:
+def translate_os_errors(action: str, path: Path) -> Generator[None]:
     """Raise an `OSError` of the block as a `StoreError` with advice."""
     try:
         yield

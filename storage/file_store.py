@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from storage.file_errors import store_errors
+from storage.file_errors import translate_os_errors
 from storage.file_locks import FileLocks
 from storage.hashing import content_hash
 from storage.keys import check_key, check_prefix, is_key
-from storage.objects import Data, Entry, Stat
+from storage.objects import Data, ListedObject, ObjectStat
 from streams.errors import ObjectExists, ObjectMissing, SwapLost
 
 LEFTOVER_AGE_S = 3600.0  # no write of one object takes this long: its writer was killed
@@ -37,14 +37,14 @@ class FileStore:
         self._temporary = self._root / "~writing"
         self._locks = FileLocks(self._root / "~locks")
         self._sync = sync == "full"
-        with store_errors("open", self._root):
+        with translate_os_errors("open", self._root):
             self._root.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(self._temporary, time.time() - LEFTOVER_AGE_S)
 
     def put(self, key: str, data: Data) -> str:
         target = self.path(key)
         with (
-            store_errors("write", target),
+            translate_os_errors("write", target),
             self._temporary_file(data) as source,
             self._locks.hold(key),
         ):
@@ -53,7 +53,7 @@ class FileStore:
 
     def create(self, key: str, data: Data) -> str:
         target = self.path(key)
-        with store_errors("create", target), self._temporary_file(data) as source:
+        with translate_os_errors("create", target), self._temporary_file(data) as source:
             try:
                 self._take_name(os.link, source, target)
             except FileExistsError:
@@ -63,7 +63,7 @@ class FileStore:
     def swap(self, key: str, data: Data, etag: str) -> str:
         target = self.path(key)
         with (
-            store_errors("swap", target),
+            translate_os_errors("swap", target),
             self._temporary_file(data) as source,
             self._locks.hold(key),
         ):
@@ -79,29 +79,29 @@ class FileStore:
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         assert 0 <= start <= (start if end is None else end), (key, start, end)
         path = self.path(key)
-        with store_errors("read", path), path.open("rb") as file:
+        with translate_os_errors("read", path), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(start)
             return file.read(max(0, size - start if end is None else min(end, size) - start))
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         content, etag = self.read(key)
-        return Stat(key, len(content), etag)
+        return ObjectStat(key, len(content), etag)
 
     def read(self, key: str) -> tuple[bytes, str]:
         content = self.get(key)
         return content, content_hash(content)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
         folder = self._root / prefix.rpartition("/")[0]
-        with store_errors("list", folder):
+        with translate_os_errors("list", folder):
             entries = [entry for entry in self._walk(folder) if entry.key.startswith(prefix)]
         return iter(sorted(entries, key=lambda entry: entry.key))
 
     def delete(self, key: str) -> None:
         path = self.path(key)
-        with store_errors("delete", path), self._locks.hold(key):
+        with translate_os_errors("delete", path), self._locks.hold(key):
             with suppress(NotADirectoryError, IsADirectoryError):
                 path.unlink(missing_ok=True)
             self._remove_empty(path.parent)
@@ -156,7 +156,7 @@ class FileStore:
                 folder.rmdir()
                 folder = folder.parent
 
-    def _walk(self, folder: Path) -> Iterator[Entry]:
+    def _walk(self, folder: Path) -> Iterator[ListedObject]:
         for path, folders, files in os.walk(folder, onerror=_unless_missing):
             folders[:] = [name for name in folders if "~" not in name]
             for name in files:
@@ -164,7 +164,7 @@ class FileStore:
                 key = file.relative_to(self._root).as_posix()
                 with suppress(FileNotFoundError):  # deleted during the walk
                     if is_key(key):
-                        yield Entry(key, file.stat().st_size)
+                        yield ListedObject(key, file.stat().st_size)
 
 
 def _unless_missing(error: OSError) -> None:

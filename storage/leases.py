@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.objects import ObjectStore
 from storage.roles import RoleRecord, read_role, role_key
 from streams.errors import Fenced, LeaseHeld, ObjectExists, SwapLost
-from streams.figures import Figures
+from streams.figures import MetricValues
 
 POLLS_PER_DURATION = 10  # a takeover is at most a tenth of the duration late
 POLL_S_MAX = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LeaseCandidate:
     """A process that wants a role.
 
     `nonce` is random and used by this process alone; `handed_nonce` is the nonce of the reaped
@@ -72,14 +72,14 @@ class Lease:
             if not self._record.released:
                 self._swap(replace(self._record, released=True))
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Metrics of the holder's lease."""
         record = self._record
         return {"lease_term": record.term, "lease_renewals_total": record.renewals}
 
     def _swap(self, wanted: RoleRecord) -> None:
         try:
-            etag = self._store.swap(role_key(self.role), encode(wanted), self._etag)
+            etag = self._store.swap(role_key(self.role), encode_json(wanted), self._etag)
         except SwapLost:
             etag = self._etag_of(wanted)
         self._record, self._etag = wanted, etag
@@ -101,13 +101,13 @@ class Lease:
         )
 
 
-class Claim:
+class LeaseClaim:
     """One candidate's attempts to take a role, to be polled. It remembers the lease that it saw
     last.
     """
 
     def __init__(
-        self, store: ObjectStore, candidate: Candidate, clock: Callable[[], float] = time.monotonic
+        self, store: ObjectStore, candidate: LeaseCandidate, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
         self._candidate = candidate
@@ -136,17 +136,17 @@ class Claim:
         record = RoleRecord(who.role, term, who.holder, who.nonce, 0, who.duration_s, False)
         try:
             if before:
-                taken = self._store.swap(role_key(who.role), encode(record), etag)
+                taken = self._store.swap(role_key(who.role), encode_json(record), etag)
             else:
-                taken = self._store.create(role_key(who.role), encode(record))
+                taken = self._store.create(role_key(who.role), encode_json(record))
         except (SwapLost, ObjectExists):
             return None
         return Lease(self._store, record, taken)
 
 
-def acquire(
+def acquire_lease(
     store: ObjectStore,
-    candidate: Candidate,
+    candidate: LeaseCandidate,
     wait_s: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -154,7 +154,7 @@ def acquire(
     """The role's lease under the next term. Raises `LeaseHeld` if it is not free within
     `wait_s`.
     """
-    claim = Claim(store, candidate, clock)
+    claim = LeaseClaim(store, candidate, clock)
     give_up = clock() + wait_s
     while True:
         lease = claim.attempt()
@@ -162,11 +162,11 @@ def acquire(
             return lease
         left = give_up - clock()
         if left <= 0:
-            raise _held(store, candidate.role, wait_s)
+            raise _lease_held(store, candidate.role, wait_s)
         sleep(min(left, POLL_S_MAX, candidate.duration_s / POLLS_PER_DURATION))
 
 
-def _held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
+def _lease_held(store: ObjectStore, role: str, wait_s: float) -> LeaseHeld:
     present = read_role(store, role)
     by = f"{present[0].holder} (term {present[0].term})" if present else "another process"
     return LeaseHeld(

@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
-from storage.delta.coded import Coding, Values, element_of
-from storage.documents import decode, encode
+from storage.delta.coded import Coding, ValueCoding, element_of
+from storage.documents import decode_json, encode_json
 from storage.hashing import content_hash
 from storage.objects import ObjectStore
 from streams.errors import CorruptObject
-from streams.records import Version
+from streams.values import Version
 
 _VERSION = re.compile(r"v(\d{8,})-t(\d{4,})")
 
@@ -85,7 +85,7 @@ class DeltaEntry:
 
     base: str
     coding: Coding
-    values: Values
+    values: ValueCoding
     changed: int
     file: str
     start: int
@@ -136,7 +136,7 @@ class Manifest:
     @property
     def hash(self) -> str:
         """Hash of the manifest object: the identity of everything in the version."""
-        return content_hash(encode(self))
+        return content_hash(encode_json(self))
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -182,7 +182,7 @@ def read_manifest(
         raise CorruptObject(
             f"object {key} has hash {content_hash(data)}, announced {manifest_hash}"
         )
-    manifest = decode(data, Manifest, key)
+    manifest = decode_json(data, Manifest, key)
     _check(manifest, version, key)
     return manifest
 

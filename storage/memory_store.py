@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from storage.hashing import content_hash
 from storage.keys import check_key, check_prefix
-from storage.objects import Data, Entry, Stat
+from storage.objects import Data, ListedObject, ObjectStat
 from streams.errors import ObjectExists, ObjectMissing, SwapLost
 
 
@@ -43,19 +43,19 @@ class MemoryStore:
         assert 0 <= start <= (start if end is None else end), (key, start, end)
         return self._content(key)[start:end]
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         content = self._content(key)
-        return Stat(key, len(content), content_hash(content))
+        return ObjectStat(key, len(content), content_hash(content))
 
     def read(self, key: str) -> tuple[bytes, str]:
         content = self._content(key)
         return content, content_hash(content)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
         with self._lock:
             present = sorted(self._objects.items())
-        return (Entry(key, len(data)) for key, data in present if key.startswith(prefix))
+        return (ListedObject(key, len(data)) for key, data in present if key.startswith(prefix))
 
     def delete(self, key: str) -> None:
         with self._lock:

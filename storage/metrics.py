@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from storage.file_errors import store_errors
+from storage.file_errors import translate_os_errors
 from streams.errors import CorruptObject
 
 TAIL_BYTES = 1 << 16  # longest line; a torn line is searched for in this many last bytes
@@ -25,7 +25,7 @@ class MetricsFile:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        with store_errors("open", self._path):
+        with translate_os_errors("open", self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             _remove_torn_line(self._file)
@@ -33,7 +33,7 @@ class MetricsFile:
     def append(self, line: Mapping[str, Any]) -> None:
         """Append one line completely, or not at all and raise `StoreError`."""
         data = msgspec.json.encode(line) + b"\n"
-        with store_errors("write", self._path):
+        with translate_os_errors("write", self._path):
             size = os.fstat(self._file).st_size
             written = os.write(self._file, data)
             if written < len(data):
@@ -61,15 +61,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     Raises `CorruptObject`, which names the line, if a line is not JSON.
     """
     try:
-        with store_errors("read", Path(path)):
+        with translate_os_errors("read", Path(path)):
             data = Path(path).read_bytes()
     except FileNotFoundError:
         return []
     lines = data.split(b"\n")[:-1]  # bytes after the last newline are being written, or torn
-    return [_parsed(line, number, path) for number, line in enumerate(lines, start=1)]
+    return [_parse_line(line, number, path) for number, line in enumerate(lines, start=1)]
 
 
-def _parsed(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
+def _parse_line(line: bytes, number: int, path: str | Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as error:

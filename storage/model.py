@@ -23,13 +23,13 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from storage.checkpoint_folder import check_weights, checkpoint_folder, configuration_of
+from storage.checkpoint_folder import check_hf_weights, find_hf_folder, read_hf_config
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.tensors import untie
-from storage.versions.fetch import fetch, fetch_file
+from storage.versions.fetch import fetch_tensors, fetch_model_file
 from streams.errors import ConfigurationError, CorruptObject
-from streams.records import Version
+from streams.values import Version
 
 Setting = int | float | bool | str
 
@@ -58,12 +58,12 @@ def build_model(architecture: str, config: Mapping[str, Setting], seed: int) -> 
 
 
 def load_model(path: str) -> PreTrainedModel:
-    """The causal language model of a Hugging Face checkpoint (`checkpoint_folder`) in fp32,
+    """The causal language model of a Hugging Face checkpoint (`find_hf_folder`) in fp32,
     whatever its stored dtype and number of files. Raises `ConfigurationError` if anything is
     missing or wrong.
     """
-    folder = checkpoint_folder(path)
-    fields = configuration_of(folder)
+    folder = find_hf_folder(path)
+    fields = read_hf_config(folder)
     if "quantization_config" in fields:
         raise ConfigurationError(
             f"model.path: {folder} holds quantised weights, which have no masters to train; "
@@ -71,7 +71,7 @@ def load_model(path: str) -> PreTrainedModel:
         )
     for architecture in fields.get("architectures") or ():
         _model_class(architecture, f"model.path: {folder}")
-    check_weights(folder)
+    check_hf_weights(folder)
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -96,7 +96,7 @@ def model_from_version(
     store: ObjectStore, version: Version, manifest_hash: str | None = None
 ) -> PreTrainedModel:
     """The model of a stored version as fp32, every tensor verified."""
-    manifest, tensors = fetch(store, version, manifest_hash)
+    manifest, tensors = fetch_tensors(store, version, manifest_hash)
     config = config_from_version(store, manifest)
     architecture = (config.architectures or [""])[0]
     model = _new_model(_model_class(architecture), config, seed=0)
@@ -109,7 +109,7 @@ def model_from_version(
 
 def config_from_version(store: ObjectStore, manifest: Manifest) -> PreTrainedConfig:
     """The model configuration in a version; it names the architecture."""
-    fields = json.loads(fetch_file(store, manifest, "config.json"))
+    fields = json.loads(fetch_model_file(store, manifest, "config.json"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 

@@ -22,7 +22,7 @@ Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedObject:
     """One object of a listing. It has no etag, because a back end may have to read the object for
     it.
     """
@@ -32,7 +32,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
+class ObjectStat:
     """Size and the etag that `swap` compares."""
 
     key: str
@@ -57,7 +57,7 @@ class ObjectStore(Protocol):
         """Bytes `[start, end)`; a range past the end is cut off. Raises `ObjectMissing`."""
         ...
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         """Size and etag. Raises `ObjectMissing`."""
         ...
 
@@ -65,7 +65,7 @@ class ObjectStore(Protocol):
         """Content and etag of the same moment: the start of a compare-and-swap."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """Objects whose key starts with `prefix`, by key."""
         ...
 

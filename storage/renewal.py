@@ -16,7 +16,7 @@ from streams.errors import Fenced, StoreError
 log = logging.getLogger(__name__)
 
 
-def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
+def renew_once(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
     """Renew once and return the time from which the lease is known to be held.
 
     If the store failed, that is `held_s` again. Raises `Fenced` if a higher term has the role, or
@@ -35,7 +35,7 @@ def renewed(lease: Lease, held_s: float, clock: Callable[[], float]) -> float:
     return now
 
 
-class Renewal:
+class LeaseRenewal:
     """Keeps a lease while the block runs. If it cannot, `lost` is set and `on_lost` is called
     once.
 
@@ -55,7 +55,7 @@ class Renewal:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"renew-{lease.role}", daemon=True)
 
-    def __enter__(self) -> "Renewal":
+    def __enter__(self) -> "LeaseRenewal":
         self._thread.start()
         return self
 
@@ -67,7 +67,7 @@ class Renewal:
         held_s = self._clock()
         try:
             while not self._stop.wait(self._lease.duration_s / 3):
-                held_s = renewed(self._lease, held_s, self._clock)
+                held_s = renew_once(self._lease, held_s, self._clock)
         except Fenced as error:
             self._lose(error)
         except Exception as error:  # the thread ends here, so the role must not be held silently

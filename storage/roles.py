@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage.documents import decode, encode
+from storage.documents import decode_json, encode_json
 from storage.objects import ObjectStore
 from streams.errors import ObjectExists, ObjectMissing, StoreError, SwapLost
 
@@ -58,7 +58,7 @@ def read_role(store: ObjectStore, role: str) -> tuple[RoleRecord, str] | None:
         data, etag = store.read(key)
     except ObjectMissing:
         return None
-    return decode(data, RoleRecord, key), etag
+    return decode_json(data, RoleRecord, key), etag
 
 
 def next_term(
@@ -78,8 +78,8 @@ def next_term(
             data, etag = store.read(key)
         except ObjectMissing:
             data, etag = b"", ""
-        term = decode(data, NameRecord, key).term + 1 if data else 1
-        wanted = encode(NameRecord(role, name, term))
+        term = decode_json(data, NameRecord, key).term + 1 if data else 1
+        wanted = encode_json(NameRecord(role, name, term))
         try:
             if etag:
                 store.swap(key, wanted, etag)
@@ -92,16 +92,16 @@ def next_term(
     raise StoreError(f"{key}: lost {SWAPS_MAX} swaps in a row; do many processes use {name}?")
 
 
-def term_of(store: ObjectStore, role: str, name: str) -> int:
+def newest_term(store: ObjectStore, role: str, name: str) -> int:
     """The newest term of this name; 0 before the first."""
     key = f"roles/{role}/{name}.json"
     try:
-        return decode(store.get(key), NameRecord, key).term
+        return decode_json(store.get(key), NameRecord, key).term
     except ObjectMissing:
         return 0
 
 
-def names_of(store: ObjectStore, role: str) -> list[str]:
+def role_names(store: ObjectStore, role: str) -> list[str]:
     """All names that have ever taken a term."""
     prefix, suffix = f"roles/{role}/", ".json"
     keys = [entry.key for entry in store.list(prefix)]

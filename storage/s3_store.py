@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from storage.keys import KEY_BYTES_MAX, KeyRefused, check_key, check_prefix, is_key
-from storage.objects import Data, Entry, Stat
+from storage.objects import Data, ListedObject, ObjectStat
 from storage.s3.client import S3Client
-from storage.s3.failures import Kind, S3Failure, told
-from storage.s3.place import S3Place
-from storage.s3.reading import Reader
-from storage.s3.retries import Attempts, limits_of
-from storage.s3.writing import Writer
+from storage.s3.failures import FailureKind, S3Failure, translate_s3_errors
+from storage.s3.place import S3Address
+from storage.s3.reading import S3Reader
+from storage.s3.retries import Attempts, time_limits
+from storage.s3.writing import S3Writer
 from streams.deadline import Deadline
 from streams.errors import ObjectExists, StoreError, SwapLost
 
@@ -30,71 +30,71 @@ class S3Store:
     request is in doubt, but nothing acknowledged is.
     """
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Address) -> None:
         self._place = place
         self._folder = f"{place.prefix}/" if place.prefix else ""
-        self._limits = limits_of(place.deadline_s)
+        self._limits = time_limits(place.deadline_s)
         self._client = S3Client(place, self._limits)
         pool = ThreadPoolExecutor(IN_FLIGHT_MAX, "s3")
-        self._reader = Reader(self._client, pool, self._limits)
-        self._writer = Writer(self._client, self._reader, pool, self._limits)
+        self._reader = S3Reader(self._client, pool, self._limits)
+        self._writer = S3Writer(self._client, self._reader, pool, self._limits)
 
     def put(self, key: str, data: Data) -> str:
         name = self._name(key)
-        with told("write", self._where(key)):
+        with translate_s3_errors("write", self._where(key)):
             return self._writer.put(name, data)
 
     def create(self, key: str, data: Data) -> str:
         name = self._name(key)
-        with told("create", self._where(key)):
+        with translate_s3_errors("create", self._where(key)):
             try:
                 return self._writer.create(name, data)
             except S3Failure as failure:
-                if failure.kind is not Kind.PRECONDITION:
+                if failure.kind is not FailureKind.PRECONDITION:
                     raise
         raise ObjectExists(f"object {self._where(key)} already exists")
 
     def swap(self, key: str, data: Data, etag: str) -> str:
         name = self._name(key)
-        with told("swap", self._where(key)):
+        with translate_s3_errors("swap", self._where(key)):
             try:
                 return self._writer.swap(name, data, etag)
             except S3Failure as failure:
-                if failure.kind not in (Kind.PRECONDITION, Kind.MISSING):
+                if failure.kind not in (FailureKind.PRECONDITION, FailureKind.MISSING):
                     raise
         raise SwapLost(f"object {self._where(key)} no longer has etag {etag}")
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         assert 0 <= start <= (start if end is None else end), (key, start, end)
         name = self._name(key)
-        with told("read", self._where(key)):
+        with translate_s3_errors("read", self._where(key)):
             return self._reader.read(name, start, end).data
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         name = self._name(key)
-        with told("read", self._where(key)):
+        with translate_s3_errors("read", self._where(key)):
             found = self._reader.head(name)
-        return Stat(key, found.size, found.etag)
+        return ObjectStat(key, found.size, found.etag)
 
     def read(self, key: str) -> tuple[bytes, str]:
         name = self._name(key)
-        with told("read", self._where(key)):
+        with translate_s3_errors("read", self._where(key)):
             content = self._reader.read(name)
         return content.data, content.found.etag
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._listed(self._folder + check_prefix(prefix), self._where(prefix))
 
     def delete(self, key: str) -> None:
         name = self._name(key)
-        with told("delete", self._where(key)):
+        with translate_s3_errors("delete", self._where(key)):
             self._attempts().run(lambda: self._client.delete(name))
 
-    def _listed(self, prefix: str, where: str) -> Iterator[Entry]:
+    def _listed(self, prefix: str, where: str) -> Iterator[ListedObject]:
         more: str | None = None
         last = ""
         while True:
-            with told("list", where):
+            with translate_s3_errors("list", where):
                 page = self._attempts().run(
                     lambda token=more: self._client.list_page(prefix, token)
                 )
@@ -106,7 +106,7 @@ class S3Store:
                     )
                 last, key = name, name[len(self._folder) :]
                 if is_key(key):
-                    yield Entry(key, size)
+                    yield ListedObject(key, size)
             if page.more is None:
                 return
             more = page.more

@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from storage.documents import create_same
+from storage.documents import create_idempotent
 from storage.manifest import FileEntry, TensorEntry, TensorFiles
 from storage.objects import Data, ObjectStore
-from storage.spread import Spread, Tensors
+from storage.spread import DistributedTensors, Tensors
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash, tensor_of, untie
 from streams.errors import CorruptObject
 
@@ -30,7 +30,7 @@ RANGE_BYTES_MAX = 64 << 20
 """Largest request for several tensors: smaller ones are processed while the next one arrives."""
 
 
-class Placed(Protocol):
+class FileRange(Protocol):
     """Bytes `[start, end)` of a file."""
 
     @property
@@ -42,7 +42,7 @@ class Placed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardPart:
     """One tensor of a file to be written."""
 
     name: str
@@ -66,7 +66,7 @@ def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
     return shards
 
 
-def join(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+def join_shard(parts: Sequence[ShardPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
     """One safetensors file of these parts in their order, and the `[start, end)` of each one
     in it.
     """
@@ -91,15 +91,15 @@ def join(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
     return data, places
 
 
-def pack(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
+def pack_tensors(tensors: Mapping[str, torch.Tensor], file: str) -> tuple[bytes, dict[str, TensorEntry]]:
     """One safetensors file and the place of each tensor in it; equal tensors give equal bytes."""
     # Wide types come first, which keeps every tensor aligned to its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     parts = [
-        Part(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+        ShardPart(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
         for name, tensor in ordered
     ]
-    data, places = join(parts)
+    data, places = join_shard(parts)
     entries = {
         part.name: TensorEntry(
             file,
@@ -125,7 +125,7 @@ def write_shards(
     shard_bytes: int,
 ) -> TensorFiles:
     """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
-    if isinstance(tensors, Spread):
+    if isinstance(tensors, DistributedTensors):
         return tensors.write_shards(store, folder, stem, shard_bytes)
     kept, tied = untie(tensors)
     shards = plan_shards({name: tensor.nbytes for name, tensor in kept.items()}, shard_bytes)
@@ -133,8 +133,8 @@ def write_shards(
     entries: dict[str, TensorEntry] = {}
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
-        data, placed = pack({name: kept[name] for name in names}, file)
-        files.append(FileEntry(file, len(data), create_same(store, f"{folder}/{file}", data)))
+        data, placed = pack_tensors({name: kept[name] for name in names}, file)
+        files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
         entries.update(placed)
     return TensorFiles(tuple(files), entries, tied)
 
@@ -149,7 +149,7 @@ class FetchRange:
     names: tuple[str, ...]
 
 
-def plan_ranges(entries: Mapping[str, Placed]) -> list[FetchRange]:
+def plan_ranges(entries: Mapping[str, FileRange]) -> list[FetchRange]:
     """The requests that fetch these ranges: adjacent and near ones share a request up to a size."""
     ranges: list[FetchRange] = []
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].file, item[1].start)):

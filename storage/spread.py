@@ -20,7 +20,7 @@ from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
 _V = TypeVar("_V")
 
 
-class Spread(ABC):
+class DistributedTensors(ABC):
     """Every call raises an error that any of the processes raised."""
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Spread(ABC):
         """As `shards.write_shards`; the files of each process have a stem of their own."""
 
     @abstractmethod
-    def differences(self, parent: Manifest, base: "Spread") -> "SpreadDifferences":
+    def differences(self, parent: Manifest, base: "DistributedTensors") -> "DistributedDifferences":
         """As `differences.encode_version`; `base` are the parent's tensors, distributed alike."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Spread(ABC):
         """Hash by name, and the names that share another tensor's memory."""
 
 
-class SpreadDifferences(ABC):
+class DistributedDifferences(ABC):
     """Encoded tensors, each in the process that holds the tensor."""
 
     weights: TensorFiles
@@ -50,19 +50,19 @@ class SpreadDifferences(ABC):
         """As `differences.write_delta`."""
 
 
-Tensors = Mapping[str, torch.Tensor] | Spread
+Tensors = Mapping[str, torch.Tensor] | DistributedTensors
 """Tensors of one process, or distributed over several."""
 
 
-def whole(tensors: Tensors) -> Mapping[str, torch.Tensor]:
+def local_tensors(tensors: Tensors) -> Mapping[str, torch.Tensor]:
     """The tensors of one process; distributed ones are a programmer error."""
-    assert not isinstance(tensors, Spread), "these tensors are in several processes"
+    assert not isinstance(tensors, DistributedTensors), "these tensors are in several processes"
     return tensors
 
 
-def identities(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
+def tensor_hashes(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
     """Hash of each tensor by name, tied ones once, and the tied names."""
-    if isinstance(tensors, Spread):
+    if isinstance(tensors, DistributedTensors):
         return tensors.identities()
     kept, tied = untie(tensors)
     hashes = {
@@ -72,24 +72,24 @@ def identities(tensors: Tensors) -> tuple[dict[str, str], dict[str, str]]:
     return hashes, tied
 
 
-def merged_files(parts: Iterable[TensorFiles]) -> TensorFiles:
+def merge_files(parts: Iterable[TensorFiles]) -> TensorFiles:
     """The files of all processes as one."""
     found = list(parts)
     return TensorFiles(
         tuple(chain.from_iterable(part.files for part in found)),
-        merged(part.tensors for part in found),
-        merged(part.tied for part in found),
+        merge_disjoint(part.tensors for part in found),
+        merge_disjoint(part.tied for part in found),
     )
 
 
-def merged_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
+def merge_delta(parts: Iterable[Delta], parent: Manifest) -> Delta:
     """The delta files of all processes as one."""
     found = list(parts)
     files = tuple(chain.from_iterable(part.files for part in found))
-    return Delta(parent.hash, files, merged(part.tensors for part in found))
+    return Delta(parent.hash, files, merge_disjoint(part.tensors for part in found))
 
 
-def merged(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
+def merge_disjoint(parts: Iterable[Mapping[str, _V]]) -> dict[str, _V]:
     """The union of disjoint parts."""
     found: dict[str, _V] = {}
     for part in parts:

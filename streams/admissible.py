@@ -4,7 +4,7 @@
 `trajectories` and `annotations` have many writers, so a record there is only a claim until this
 rule has checked it. An accepted trajectory fits the model and the learner's arrays and gives finite
 float32 losses and gradients. A refused one is a dead member of its group and is counted by its
-`Kind`.
+`RefusalKind`.
 """
 
 from bisect import bisect_right
@@ -14,10 +14,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory, Version
+from streams.records import ENVIRONMENT, GENERATED, Annotation, Trajectory
+from streams.values import Version
 
-Kind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+RefusalKind = Literal["tokens", "arrays", "spans", "version", "logprobs", "temperature", "reward", "label"]
+REFUSAL_KINDS: tuple[RefusalKind, ...] = get_args(RefusalKind)
 """All kinds of refusal: a metric label has no other value."""
 
 LOGPROB_MIN, LOGPROB_MAX = -1e5, 0.1
@@ -46,7 +47,7 @@ class TrainingBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class BelievedVersions:
     """The versions that were believed at some moment: all numbers up to `highest`. `terms` holds
     the term of each number as pairs (first number, term) in ascending order; the terms of numbers
     before the first pair are unknown.
@@ -64,11 +65,11 @@ class Believed:
         at = bisect_right(self.terms, version.number, key=lambda pair: pair[0])
         return not at or self.terms[at - 1][1] == version.term
 
-    def up_to(self, version: Version | None) -> "Believed | None":
+    def up_to(self, version: Version | None) -> "BelievedVersions | None":
         """The versions that were believed while `version` was the highest; None if `version` is
         None, that is unknown.
         """
-        return None if version is None else Believed(version.number, self.terms)
+        return None if version is None else BelievedVersions(version.number, self.terms)
 
 
 def believed_terms(
@@ -90,7 +91,7 @@ def believed_terms(
 class Refusal:
     """Why a record cannot be trained."""
 
-    kind: Kind
+    kind: RefusalKind
     detail: str
 
     def __str__(self) -> str:
@@ -98,28 +99,28 @@ class Refusal:
 
 
 def refusal(
-    record: Trajectory, bounds: TrainingBounds, believed: Believed | None = None
+    record: Trajectory, bounds: TrainingBounds, believed: BelievedVersions | None = None
 ) -> Refusal | None:
     """Why the finished trajectory cannot be trained, or None if it can. Without `believed` version
     numbers have no upper bound.
     """
     generated = int(np.count_nonzero(record.sources == GENERATED))
     return (
-        _of_tokens(record, bounds, generated)
-        or _of_spans(record, bounds, generated)
-        or _of_versions(record, believed)
-        or _of_logprobs(record)
-        or _of_temperature(record)
-        or _of_numbers(record)
+        _refuse_tokens(record, bounds, generated)
+        or _refuse_spans(record, bounds, generated)
+        or _refuse_versions(record, believed)
+        or _refuse_logprobs(record)
+        or _refuse_temperature(record)
+        or _refuse_numbers(record)
     )
 
 
-def is_number(value: float) -> bool:
+def is_bounded_number(value: float) -> bool:
     """Return whether a reward, score or annotation value is finite and within the bounds."""
     return -NUMBER_MAX <= value <= NUMBER_MAX  # false for NaN
 
 
-def is_usable(note: Annotation) -> bool:
+def is_usable_annotation(note: Annotation) -> bool:
     """Return whether an annotation holds values within the bounds, or a reason why there
     are none.
     """
@@ -136,7 +137,7 @@ def refused_counts(refusals: Iterable[Refusal]) -> Mapping[str, int]:
     return counts
 
 
-def _of_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
+def _refuse_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
     tokens, sources = record.tokens, record.sources
     if len(sources) != len(tokens):
         return Refusal("arrays", f"{len(tokens)} tokens but {len(sources)} sources")
@@ -158,7 +159,7 @@ def _of_tokens(record: Trajectory, bounds: TrainingBounds, generated: int) -> Re
     return None
 
 
-def _of_spans(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
+def _refuse_spans(record: Trajectory, bounds: TrainingBounds, generated: int) -> Refusal | None:
     edges = [0, *(span.end for span in record.spans)]
     is_tiled = edges[-1] == generated and all(
         start == span.start < span.end for start, span in zip(edges, record.spans, strict=False)
@@ -170,7 +171,7 @@ def _of_spans(record: Trajectory, bounds: TrainingBounds, generated: int) -> Ref
     return None
 
 
-def _of_versions(record: Trajectory, believed: Believed | None) -> Refusal | None:
+def _refuse_versions(record: Trajectory, believed: BelievedVersions | None) -> Refusal | None:
     numbers = [span.version.number for span in record.spans]
     if min(numbers) < 0:
         return Refusal("version", "the number of a version is below 0")
@@ -180,7 +181,7 @@ def _of_versions(record: Trajectory, believed: Believed | None) -> Refusal | Non
     return None
 
 
-def _of_logprobs(record: Trajectory) -> Refusal | None:
+def _refuse_logprobs(record: Trajectory) -> Refusal | None:
     low, high = float(record.logprobs.min()), float(record.logprobs.max())  # NaN passes through
     if not np.isfinite([low, high]).all():
         return Refusal("logprobs", "a log-probability is not finite")
@@ -191,7 +192,7 @@ def _of_logprobs(record: Trajectory) -> Refusal | None:
     return None
 
 
-def _of_temperature(record: Trajectory) -> Refusal | None:
+def _refuse_temperature(record: Trajectory) -> Refusal | None:
     if TEMPERATURE_MIN <= record.temperature <= TEMPERATURE_MAX:
         return None
     what = f"it was sampled at temperature {record.temperature:g}; train with"
@@ -199,11 +200,11 @@ def _of_temperature(record: Trajectory) -> Refusal | None:
     return Refusal("temperature", what)
 
 
-def _of_numbers(record: Trajectory) -> Refusal | None:
+def _refuse_numbers(record: Trajectory) -> Refusal | None:
     scores = record.scores or {}
-    if record.reward is not None and not is_number(record.reward):
+    if record.reward is not None and not is_bounded_number(record.reward):
         return Refusal("reward", f"a reward of {record.reward:g}, beyond ±{NUMBER_MAX:g}")
-    if not all(map(is_number, scores.values())):
+    if not all(map(is_bounded_number, scores.values())):
         return Refusal("reward", f"a score beyond ±{NUMBER_MAX:g}")
     if len(scores) > SCORES_MAX or any(len(name) > LABEL_MAX for name in (record.task, *scores)):
         what = f"more than {SCORES_MAX} scores, or a name of more than {LABEL_MAX} characters"

@@ -25,7 +25,7 @@ from streams.records import Position
 from streams.topics import Topic
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class AppendEntry(msgspec.Struct, frozen=True, gc=False):
     """One record to append. A `value` of None is a tombstone. Without `partition` the key chooses
     the partition (`partition_of`).
     """
@@ -88,7 +88,7 @@ class Bus(Protocol):
 
     def partitions(self, topic: str) -> int: ...
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         """Append the entries and return their offsets in the same order, once all are durable."""
         ...
 

@@ -13,7 +13,7 @@ LEASE_S = 10.0  # a member that does not poll for this long loses its partitions
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class PartitionLease:
     """`owner` holds something until `expires_s` on the bus's clock."""
 
     owner: str
@@ -21,7 +21,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PartitionClaim:
     """What a member holds after its poll: `held` partitions are renewed, `released` ones go back to
     the group.
     """
@@ -30,13 +30,13 @@ class Claim:
     released: frozenset[int]
 
 
-def claim(
+def claim_partitions(
     member: str,
     members: Mapping[str, float],
-    leases: Mapping[int, Lease],
+    leases: Mapping[int, PartitionLease],
     partitions: int,
     now_s: float,
-) -> Claim:
+) -> PartitionClaim:
     """Compute the partitions of `member`. `members` maps names to expiry times, and `member` itself
     counts as alive; `leases` are by partition.
     """
@@ -44,4 +44,4 @@ def claim(
     share = {p for p in range(partitions) if alive[p % len(alive)] == member}
     mine = {p for p, lease in leases.items() if lease.owner == member and lease.expires_s > now_s}
     taken = {p for p, lease in leases.items() if lease.expires_s > now_s} - mine
-    return Claim(frozenset(share - taken), frozenset(mine - share))
+    return PartitionClaim(frozenset(share - taken), frozenset(mine - share))

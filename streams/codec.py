@@ -41,7 +41,7 @@ from streams.records import SCHEMAS, Claim, Record
 __all__ = [
     "Decoded",
     "Envelope",
-    "content_hash",
+    "record_hash",
     "decode",
     "encode",
     "envelope_of",
@@ -112,7 +112,7 @@ _decoder = msgspec.json.Decoder(Decoded)
 _any_decoder = msgspec.json.Decoder(_AnyHeader)
 
 
-def content_hash(data: bytes) -> str:
+def record_hash(data: bytes) -> str:
     """xxh3-64 of an encoded record's bytes in hex: the identity of a record in the ledger."""
     return xxh3_64_hexdigest(data)
 

@@ -43,9 +43,9 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
     """
     if not url.startswith("kafka://"):
         return
-    from streams.kafka.address import parse
+    from streams.kafka.address import parse_kafka_url
 
-    address, why = parse(url), ""
+    address, why = parse_kafka_url(url), ""
     for server in address.servers:
         host, _, port = server.rpartition(":")
         try:
@@ -59,10 +59,10 @@ def check_reachable(url: str, wait_s: float = 5.0) -> None:
 
 def _kafka(url: str, clock: Callable[[], float]) -> Bus:
     """The Kafka modules are imported here because an embedded run has no Kafka client installed."""
-    from streams.kafka.address import parse, secrets_of
+    from streams.kafka.address import parse_kafka_url, read_secrets
 
-    address = parse(url)
-    secrets = secrets_of(address, os.environ)
+    address = parse_kafka_url(url)
+    secrets = read_secrets(address, os.environ)
     try:
         from streams.kafka_bus import KafkaBus
     except ImportError as error:

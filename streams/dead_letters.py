@@ -17,7 +17,7 @@ from streams.codec import decode
 from streams.errors import BusError, DecodeError, PositionLost
 from streams.records import Dead
 from streams.topics import DEAD_BYTES_EXTRA, RECORD_BYTES_MAX
-from streams.writer import Keyed, publish_all
+from streams.writer import KeyedRecord, publish_all
 
 ORIGINAL_BYTES_MAX = RECORD_BYTES_MAX - DEAD_BYTES_EXTRA
 """Most original bytes that a dead letter keeps; the rest is cut off, so that no dead letter needs
@@ -42,10 +42,10 @@ class DeadLetterWriter:
         if self._appended_to is None:
             self._appended_to = self._read_appended()
         appended_to = dict(self._appended_to)
-        entries: list[Keyed] = []
+        entries: list[KeyedRecord] = []
         for message, reason in unreadable:
             if message.offset > appended_to.get(message.partition, -1):
-                entries.append(_letter(message, reason))
+                entries.append(_dead_letter(message, reason))
                 appended_to[message.partition] = message.offset
         self._appended_to = None  # in doubt until the append is acknowledged
         if entries:
@@ -82,7 +82,7 @@ class DeadLetterWriter:
         return appended_to
 
 
-def _letter(message: Message, reason: str) -> Keyed:
+def _dead_letter(message: Message, reason: str) -> KeyedRecord:
     value = message.value or b""
     original = np.frombuffer(value[:ORIGINAL_BYTES_MAX], np.uint8)
     cut = len(value) if len(value) > ORIGINAL_BYTES_MAX else 0

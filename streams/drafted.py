@@ -9,15 +9,15 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from streams.records import Drafts
+from streams.values import Drafts
 
 
-def right_of(drafts: Drafts) -> int:
+def accepted_tokens(drafts: Drafts) -> int:
     """The number of draft tokens that the model accepted."""
     return sum(drafts.runs[1::2])
 
 
-def marks(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
+def accepted_mask(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
     """Of `count` generated tokens, which were accepted draft tokens. Runs that are too long are cut
     off.
     """
@@ -29,7 +29,7 @@ def marks(drafts: Drafts | None, count: int) -> NDArray[np.bool_]:
     return found
 
 
-def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
+def join_drafts(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     """The drafts of consecutive parts, each given with the number of its generated tokens; None if
     no part has any.
     """
@@ -37,10 +37,10 @@ def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     if all(drafts is None for _, drafts in known):
         return None
     runs = [0]
-    whole = [drafts or _alone(count) for count, drafts in known]
+    whole = [drafts or _undrafted(count) for count, drafts in known]
     for drafts in whole:
         for index, length in enumerate(drafts.runs):
-            extend(runs, length, guessed=index % 2 == 1)
+            extend_runs(runs, length, guessed=index % 2 == 1)
     return Drafts(
         tuple(runs),
         sum(drafts.steps for drafts in whole),
@@ -51,7 +51,7 @@ def joined(parts: Iterable[tuple[int, Drafts | None]]) -> Drafts | None:
     )
 
 
-def extend(runs: list[int], length: int, *, guessed: bool) -> None:
+def extend_runs(runs: list[int], length: int, *, guessed: bool) -> None:
     """Append a run of `length` tokens; adjacent runs of one kind become one."""
     assert runs, "runs begin with the tokens before the first draft, perhaps 0"
     if len(runs) % 2 == (not guessed):
@@ -60,5 +60,5 @@ def extend(runs: list[int], length: int, *, guessed: bool) -> None:
         runs.append(length)
 
 
-def _alone(count: int) -> Drafts:
+def _undrafted(count: int) -> Drafts:
     return Drafts((count,), count, 0, 0, 0, 0.0)

@@ -26,16 +26,16 @@ from streams.errors import SequenceGap
 from streams.records import Fence
 
 
-class Verdict(Enum):
+class FenceVerdict(Enum):
     """Whether a record counts."""
 
     LIVE = "live"
     VOID = "void"
 
 
-def advance(
+def advance_fence(
     fence: Fence, envelope: Envelope, *, opens: bool, compacted: bool
-) -> tuple[Fence, Verdict]:
+) -> tuple[Fence, FenceVerdict]:
     """The fence after a record, and whether the record counts; `opens` if it is an `Opened`.
 
     Raises `SequenceGap` as described above.
@@ -43,19 +43,19 @@ def advance(
     presumed = not opens and (fence.presumed or fence == Fence())
     after = Fence(envelope.term, envelope.sequence + 1, presumed)
     if envelope.term < fence.term:
-        return fence, Verdict.VOID
+        return fence, FenceVerdict.VOID
     if envelope.term > fence.term:
         if not (opens or compacted or presumed):
             raise SequenceGap(
                 f"{envelope.role} term {envelope.term} wrote #{envelope.sequence} before any "
                 f"`Opened` of it was read (fence at term {fence.term}); the log lost a record"
             )
-        return after, Verdict.LIVE
+        return after, FenceVerdict.LIVE
     if envelope.sequence < fence.sequence:
-        return fence, Verdict.VOID
+        return fence, FenceVerdict.VOID
     if envelope.sequence > fence.sequence and not compacted:
         raise SequenceGap(
             f"{envelope.role} term {envelope.term} wrote #{envelope.sequence} where "
             f"#{fence.sequence} comes next; the log lost a record"
         )
-    return after, Verdict.LIVE
+    return after, FenceVerdict.LIVE

@@ -9,11 +9,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
-SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+LAG_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
 
 
-class Tally:
+class MetricHistogram:
     """A histogram: how many values were at most each of `bounds`, or above all of them. One thread
     adds; any thread reads.
     """
@@ -32,11 +32,11 @@ class Tally:
         return tuple(self._counts)
 
 
-Figure: TypeAlias = float | Mapping[str, float] | Tally
+MetricValue: TypeAlias = float | Mapping[str, float] | MetricHistogram
 """A number; numbers by the value of the metric's one label; or a histogram."""
-Figures: TypeAlias = Mapping[str, Figure]
+MetricValues: TypeAlias = Mapping[str, MetricValue]
 
 
 @runtime_checkable
-class TellsFigures(Protocol):
-    def figures(self) -> Figures: ...
+class ProvidesMetrics(Protocol):
+    def figures(self) -> MetricValues: ...

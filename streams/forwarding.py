@@ -5,13 +5,13 @@ A bus wrapper (claim check, fault injection) derives from it and overrides only 
 
 from collections.abc import Mapping, Sequence
 
-from streams.bus import Bus, Entry, GroupReader, Message
-from streams.figures import Figures, TellsFigures
+from streams.bus import Bus, AppendEntry, GroupReader, Message
+from streams.figures import MetricValues, ProvidesMetrics
 from streams.records import Position
 from streams.topics import Topic
 
 
-class Forwarding:
+class BusWrapper:
     """A `Bus` with the guarantees of `below`; closing it closes `below`."""
 
     def __init__(self, below: Bus) -> None:
@@ -26,7 +26,7 @@ class Forwarding:
     def partitions(self, topic: str) -> int:
         return self._below.partitions(topic)
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         return self._below.append(topic, entries)
 
     def read(
@@ -66,9 +66,9 @@ class Forwarding:
     def join(self, group: str, topic: str, member: str) -> GroupReader:
         return self._below.join(group, topic, member)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """The metrics of the bus below; most buses have none."""
-        return self._below.figures() if isinstance(self._below, TellsFigures) else {}
+        return self._below.figures() if isinstance(self._below, ProvidesMetrics) else {}
 
     def close(self) -> None:
         self._below.close()

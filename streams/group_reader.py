@@ -1,4 +1,4 @@
-"""One member of a consumer group, over any bus that keeps commits and leases (`Coordinator`).
+"""One member of a consumer group, over any bus that keeps commits and leases (`GroupCoordinator`).
 
 Delivery is at least once: records that were read but not committed are read again by the
 partition's next owner.
@@ -15,7 +15,7 @@ from streams.records import Position
 CLAIM_EVERY_S = 0.2  # within this time a waiting member notices that partitions were freed
 
 
-class Coordinator(Protocol):
+class GroupCoordinator(Protocol):
     """A bus that also keeps the group's leases."""
 
     def claim(self, group: str, topic: str, member: str) -> frozenset[int]:
@@ -37,7 +37,7 @@ class LeasedGroupReader:
     """A `GroupReader` (bus.py) based on leases that `poll` renews."""
 
     def __init__(
-        self, bus: Bus, coordinator: Coordinator, group: str, topic: str, member: str
+        self, bus: Bus, coordinator: GroupCoordinator, group: str, topic: str, member: str
     ) -> None:
         self._bus = bus
         self._coordinator = coordinator

@@ -13,16 +13,16 @@ import msgspec
 
 from streams.codec import Decoded, Envelope, decode, envelope_of
 from streams.errors import DecodeError, UnknownSchema
-from streams.fence import Verdict, advance
+from streams.fence import FenceVerdict, advance_fence
 from streams.records import Claim, Fence, Opened, Record
-from streams.release import lacking
-from streams.topics import BELONGS
+from streams.release import missing_features
+from streams.topics import SCHEMAS_BY_TOPIC
 
 REASON_MAX = 1000  # characters of an error's text that are kept
 BLOB_SHOWN = 300  # characters of a claim's key
 
 
-class Judgement(msgspec.Struct, frozen=True, gc=False):
+class ClassifiedMessage(msgspec.Struct, frozen=True, gc=False):
     """`reason` is empty for a record. `decoded` is set whenever the bytes could be decoded.
 
     `newer` names what this release lacks to act on the record; it is "" if nothing is lacking or
@@ -41,24 +41,24 @@ class Judgement(msgspec.Struct, frozen=True, gc=False):
         return None if self.reason or self.decoded is None else self.decoded.record
 
 
-def judge(
+def classify_message(
     value: bytes, fence: Fence, *, topic: str, fenced: bool, compacted: bool
-) -> tuple[Fence, Judgement]:
+) -> tuple[Fence, ClassifiedMessage]:
     """The fence after a message of `topic`, and the message's classification; `fenced` in topics
     that one role writes.
 
     Raises `SequenceGap` if the log lost a record before this one.
     """
-    decoded, envelope, reason, newer = _opened_up(value, topic, fenced)
+    decoded, envelope, reason, newer = _decode_with_envelope(value, topic, fenced)
     void = False
     if fenced and envelope is not None:
         opens = decoded is not None and isinstance(decoded.record, Opened)
-        fence, verdict = advance(fence, envelope, opens=opens, compacted=compacted)
-        void = verdict is Verdict.VOID
-    return fence, Judgement(decoded, envelope, reason, void, "" if void else newer)
+        fence, verdict = advance_fence(fence, envelope, opens=opens, compacted=compacted)
+        void = verdict is FenceVerdict.VOID
+    return fence, ClassifiedMessage(decoded, envelope, reason, void, "" if void else newer)
 
 
-def _opened_up(
+def _decode_with_envelope(
     value: bytes, topic: str, fenced: bool
 ) -> tuple[Decoded | None, Envelope | None, str, str]:
     """Decode the bytes. Returns the record, its envelope (known even for an unknown schema, so that
@@ -78,19 +78,19 @@ def _opened_up(
         return None, envelope, reason, reason if is_newer else ""
     reason = newer = ""
     if isinstance(decoded.record, Opened) and fenced:
-        newer = _lacked(decoded.record)
+        newer = _missing_features(decoded.record)
     if isinstance(decoded.record, Claim):
         blob = decoded.record.blob[:BLOB_SHOWN]
         reason = f"the object {blob} is missing, damaged or not the one that this claim describes"
     elif fenced and decoded.envelope is None:
         reason = "a record without an envelope in a topic that one role writes"
-    elif topic in BELONGS and (schema := decoded.record.schema()) not in BELONGS[topic]:
+    elif topic in SCHEMAS_BY_TOPIC and (schema := decoded.record.schema()) not in SCHEMAS_BY_TOPIC[topic]:
         reason = f"schema {schema} does not belong in {topic}"
     return decoded, decoded.envelope, reason, newer
 
 
-def _lacked(opened: Opened) -> str:
-    features = lacking(opened.needs)
+def _missing_features(opened: Opened) -> str:
+    features = missing_features(opened.needs)
     if not features:
         return ""
     return (

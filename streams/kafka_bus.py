@@ -12,36 +12,20 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from streams.bus import Entry, GroupReader, Message
+from streams.bus import AppendEntry, GroupReader, Message
 from streams.claims import LEASE_S
 from streams.errors import BusError
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.kafka.address import KafkaAddress, Secrets
 from streams.kafka.appending import Appender
-from streams.kafka.bound import ByteBound
-from streams.kafka.client import (
-    FETCH_WAIT_MS,
-    Admin,
-    Consumer,
-    OutOfRange,
-    Producer,
-    base_settings,
-)
-from streams.kafka.control import ANSWER_S, Control, insisting
+from streams.kafka.bound import ByteSemaphore
+from streams.kafka.client import FETCH_WAIT_MS, Admin, Consumer, OffsetOutOfRange, Producer, base_settings
+from streams.kafka.control import ANSWER_S, RetryingAdmin, call_with_retries
 from streams.kafka.cursor import Cursor, check_kept
-from streams.kafka.cursors import Cursors
-from streams.kafka.followed import Followed
+from streams.kafka.cursors import CursorPool
+from streams.kafka.followed import PrefetchConsumer
 from streams.kafka.member import KafkaGroupReader
-from streams.kafka.topic_settings import (
-    BATCH_ROOM_BYTES,
-    BrokerTopic,
-    check_unbounded,
-    configs_of,
-    recorded,
-    single_copies,
-    topic_of,
-    with_writer,
-)
+from streams.kafka.topic_settings import BATCH_ROOM_BYTES, BrokerTopic, check_unbounded, configs_of, with_recorded_partitions, unreplicated_topics, topic_of, with_writer
 from streams.records import Fence, Position
 from streams.refusals import check_entries, check_same_settings, missing_topic
 from streams.topics import Topic, partition_of
@@ -76,11 +60,11 @@ class KafkaBus:
         self._topics: dict[str, Topic] = {}
         self._process = os.getpid()
         where = str(address)
-        self._control = Control(where, lambda: Admin(self._settings), answer_s)
-        bound = ByteBound(address.in_flight_bytes)
+        self._control = RetryingAdmin(where, lambda: Admin(self._settings), answer_s)
+        bound = ByteSemaphore(address.in_flight_bytes)
         self._appender = Appender(where, self._producer, bound, address.when_full, answer_s)
-        self._cursors = Cursors(self._cursor)
-        self._followed = Followed(self._consumer)
+        self._cursors = CursorPool(self._cursor)
+        self._followed = PrefetchConsumer(self._consumer)
 
     def create(self, topics: Sequence[Topic]) -> None:
         """As `Bus.create`. If a topic has more partitions than requested, only the first ones are
@@ -100,7 +84,7 @@ class KafkaBus:
             self._control.call("create topics", lambda admin: admin.create(missing, copies))
             existing = self._described([topic.name for topic in topics])
         for topic in topics:
-            found = recorded(
+            found = with_recorded_partitions(
                 with_writer(existing[topic.name].topic, topic.writer), topic.partitions
             )
             check_same_settings(found, topic)
@@ -113,7 +97,7 @@ class KafkaBus:
     def partitions(self, topic: str) -> int:
         return self._topic(topic).partitions
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         settings = self._topic(topic)
         check_entries(settings, entries)
         records = [
@@ -150,7 +134,7 @@ class KafkaBus:
         if not exact:
             try:
                 followed = self._followed.read(topic, positions, records_max, bytes_max, wait_s)
-            except OutOfRange:
+            except OffsetOutOfRange:
                 check_kept(self, topic, positions)
                 followed = None  # in range by now: a partition leader was behind
             if followed is not None:
@@ -162,7 +146,7 @@ class KafkaBus:
                 return cursor.read(positions, records_max, bytes_max, wait_s, answer_s)
 
         what = f"read {topic!r} at {self._address}"
-        return insisting(what, self._answer_s, once, lambda _: None)
+        return call_with_retries(what, self._answer_s, once, lambda _: None)
 
     def begin(self, topic: str) -> dict[int, int]:
         return self._offsets(topic, ends=False)
@@ -171,7 +155,7 @@ class KafkaBus:
         return self._offsets(topic, ends=True)
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
-        offsets = {p: (at.offset, _fence_text(at.fence)) for p, at in positions.items()}
+        offsets = {p: (at.offset, _format_fence(at.fence)) for p, at in positions.items()}
         names = self._group(group, topic), self._address.topic(topic)
         self._control.call(
             f"commit positions of {group!r} in {topic!r}",
@@ -185,7 +169,7 @@ class KafkaBus:
             f"look up positions of {group!r} in {topic!r}",
             lambda admin: admin.committed(*names, partitions),
         )
-        return {p: Position(offset, _fence(text)) for p, (offset, text) in found.items()}
+        return {p: Position(offset, _parse_fence(text)) for p, (offset, text) in found.items()}
 
     def truncate(self, topic: str, before: Mapping[int, int]) -> None:
         if self._topic(topic).cleanup == "compact":
@@ -209,7 +193,7 @@ class KafkaBus:
             self, group, topic, lambda: Consumer(settings, *names), self._answer_s
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Metrics of the prefetch consumer that all polling loops of this process share
         (`followed.py`).
         """
@@ -256,7 +240,7 @@ class KafkaBus:
             found = self._described([topic])
             if topic not in found:
                 raise missing_topic(topic, str(self._address))
-            self._topics[topic] = recorded(found[topic].topic)
+            self._topics[topic] = with_recorded_partitions(found[topic].topic)
         return self._topics[topic]
 
     def _warn(self, topics: Sequence[Topic], found: Mapping[str, BrokerTopic]) -> None:
@@ -273,9 +257,9 @@ class KafkaBus:
                 self._address,
                 ", ".join(grown),
             )
-        if single_copies(found, brokers=2):
+        if unreplicated_topics(found, brokers=2):
             brokers = self._control.call("look up brokers", lambda admin: admin.brokers())
-            if lacking := single_copies(found, brokers):
+            if lacking := unreplicated_topics(found, brokers):
                 log.warning("%s: %s", self._address, lacking)
 
     def _described(self, topics: Sequence[str]) -> dict[str, BrokerTopic]:
@@ -295,11 +279,11 @@ class KafkaBus:
         return found
 
 
-def _fence_text(fence: Fence) -> str:
+def _format_fence(fence: Fence) -> str:
     return json.dumps([fence.term, fence.sequence]) if fence != Fence() else ""
 
 
-def _fence(text: str) -> Fence:
+def _parse_fence(text: str) -> Fence:
     """The fence in a commit's metadata; empty if it carried none, as commits of foreign tools
     do.
     """

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streams.bus import Entry, GroupReader, Message
-from streams.claims import LEASE_S, Lease, claim
+from streams.bus import AppendEntry, GroupReader, Message
+from streams.claims import LEASE_S, PartitionLease, claim_partitions
 from streams.deadline import Deadline
 from streams.group_reader import LeasedGroupReader
 from streams.records import Position
@@ -62,7 +62,7 @@ class _Group:
 
     committed: dict[int, Position] = field(default_factory=dict[int, Position])
     members: dict[str, float] = field(default_factory=dict[str, float])
-    leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
+    leases: dict[int, PartitionLease] = field(default_factory=dict[int, PartitionLease])
 
 
 class MemoryBus:
@@ -90,7 +90,7 @@ class MemoryBus:
     def partitions(self, topic: str) -> int:
         return self._topic(topic)[0].partitions
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         with self._changed:
             settings, partitions = self._topic(topic)
             check_entries(settings, entries)
@@ -162,12 +162,12 @@ class MemoryBus:
         with self._changed:
             state, now_s = self._group(group, topic), self._clock()
             partitions = self._topic(topic)[0].partitions
-            claimed = claim(member, state.members, state.leases, partitions, now_s)
+            claimed = claim_partitions(member, state.members, state.leases, partitions, now_s)
             state.members[member] = now_s + self._lease_s
             for partition in claimed.released:
                 del state.leases[partition]
             for partition in claimed.held:
-                state.leases[partition] = Lease(member, now_s + self._lease_s)
+                state.leases[partition] = PartitionLease(member, now_s + self._lease_s)
             return claimed.held
 
     def commit_held(

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from streams.bus import Bus, Message
-from streams.codec import Decoded, Envelope, content_hash, decode
+from streams.codec import Decoded, Envelope, record_hash, decode
 from streams.dead_letters import DeadLetterWriter
 from streams.deadline import Deadline
 from streams.errors import BusError, DecodeError, NewerRelease, PositionLost
-from streams.judging import judge
-from streams.records import Address, Opened, Position, Record
-from streams.release import advice
+from streams.judging import classify_message
+from streams.values import Address
+from streams.records import Opened, Position, Record
+from streams.release import upgrade_advice
 from streams.truncation import truncated_begin
 
-NEAR = 512  # addresses within this many offsets share one read
+NEAR_OFFSETS = 512  # addresses within this many offsets share one read
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -43,7 +44,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def hash(self) -> str:
-        return content_hash(self.data)
+        return record_hash(self.data)
 
 
 def from_begin(bus: Bus, topic: str) -> dict[int, Position]:
@@ -72,7 +73,7 @@ def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Rece
     for partition in {address.partition for address in wanted}:
         offsets = sorted({one.offset for one in wanted if one.partition == partition})
         while offsets:
-            near = [offset for offset in offsets if offset - offsets[0] < NEAR]
+            near = [offset for offset in offsets if offset - offsets[0] < NEAR_OFFSETS]
             most = near[-1] - near[0] + 1
             messages = bus.read(topic, {partition: near[0]}, records_max=most)
             by_offset = {message.offset: message for message in messages}
@@ -80,12 +81,12 @@ def read_all_at(bus: Bus, topic: str, addresses: Iterable[Address]) -> list[Rece
                 at = Address(partition, near[0])
                 raise PositionLost(f"{topic}: no record at {at}; it was compacted away")
             there = [offset for offset in near if offset in by_offset]
-            found |= {Address(partition, at): _held(topic, by_offset[at]) for at in there}
+            found |= {Address(partition, at): _received_at(topic, by_offset[at]) for at in there}
             offsets = [offset for offset in offsets if offset not in by_offset]
     return [found[address] for address in wanted]
 
 
-def _held(topic: str, message: Message) -> Received:
+def _received_at(topic: str, message: Message) -> Received:
     if message.value is None:
         raise DecodeError(f"{topic}: tombstone at {message.partition}:{message.offset}")
     return _received(message, decode(message.value), message.value)
@@ -199,7 +200,7 @@ class TopicReader:
             value = message.value
             if value is None:
                 continue
-            fences[message.partition], judged = judge(
+            fences[message.partition], judged = classify_message(
                 value,
                 fences[message.partition],
                 topic=self._topic,
@@ -208,7 +209,7 @@ class TopicReader:
             )
             if judged.newer:
                 where = f"{self._topic}/{message.partition} offset {message.offset}"
-                raise NewerRelease(f"{where}: {judged.newer}; {advice(self._release)}")
+                raise NewerRelease(f"{where}: {judged.newer}; {upgrade_advice(self._release)}")
             if judged.decoded is not None and isinstance(judged.decoded.record, Opened):
                 self._release = judged.decoded.record.release
             if judged.void:

@@ -5,7 +5,7 @@ positions that are gone.
 import dataclasses
 from collections.abc import Sequence
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.errors import BusError, PositionLost, RecordTooLarge
 from streams.topics import Topic
 
@@ -28,7 +28,7 @@ def check_same_settings(existing: Topic, wanted: Topic) -> None:
         )
 
 
-def check_entries(topic: Topic, entries: Sequence[Entry]) -> None:
+def check_entries(topic: Topic, entries: Sequence[AppendEntry]) -> None:
     """Raise, before anything is written, if an entry is too large or names a partition that does
     not exist.
     """

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 
 from streams.errors import NewerRelease
 from streams.records import SCHEMAS, Opened
-from streams.topics import BELONGS
+from streams.topics import SCHEMAS_BY_TOPIC
 
 RELEASE = "0.2.0"
 
-FIRST = frozenset(
+FIRST_RELEASE_SCHEMAS = frozenset(
     f"{name}/1"
     for name in (
         "opened", "prompt", "admitted", "assignment", "partial", "rollout_status", "relay_status",
@@ -26,33 +26,33 @@ FIRST = frozenset(
 )  # fmt: skip
 """Schemas that every release reads: those of 0.1.0, whose `Opened` states nothing."""
 
-NEEDS: Mapping[str, tuple[str, ...]] = {
+NEEDED_BY_TOPIC: Mapping[str, tuple[str, ...]] = {
     "ledger": ("superseded/1", "take_failed/1", "take_retried/1"),
 }
 """By topic: the features that a reader of its single-holder role must know. It lists every schema
-that such a role writes and that is not in `FIRST`.
+that such a role writes and that is not in `FIRST_RELEASE_SCHEMAS`.
 """
 
-NEEDED = tuple(sorted({feature for needs in NEEDS.values() for feature in needs}))
+NEEDED_FEATURES = tuple(sorted({feature for needs in NEEDED_BY_TOPIC.values() for feature in needs}))
 """All features that a role needs to act on a run once a trainer of this release has."""
 
-SHARED = frozenset[str]().union(*BELONGS.values()) - FIRST
-"""Schemas beyond `FIRST` that this release writes in topics of many writers."""
+SHARED_FEATURES = frozenset[str]().union(*SCHEMAS_BY_TOPIC.values()) - FIRST_RELEASE_SCHEMAS
+"""Schemas beyond `FIRST_RELEASE_SCHEMAS` that this release writes in topics of many writers."""
 
-KNOWN = frozenset(SCHEMAS) - FIRST
+KNOWN_FEATURES = frozenset(SCHEMAS) - FIRST_RELEASE_SCHEMAS
 """Features that this release understands."""
 
 
-def lacking(needs: Collection[str], known: Collection[str] = KNOWN) -> tuple[str, ...]:
+def missing_features(needs: Collection[str], known: Collection[str] = KNOWN_FEATURES) -> tuple[str, ...]:
     """The features of `needs` that are not in `known`, sorted."""
     return tuple(sorted(set(needs) - set(known)))
 
 
-def check_read_by(opened: Opened, written: Collection[str] = SHARED) -> None:
+def check_readable_by(opened: Opened, written: Collection[str] = SHARED_FEATURES) -> None:
     """Raise `NewerRelease` if the acting role cannot read the features `written` here in topics of
     many writers: it would dead-letter every record.
     """
-    features = lacking(written, opened.knows)
+    features = missing_features(written, opened.knows)
     if features:
         raise NewerRelease(
             f"{opened.role} term {opened.term} (release {opened.release or '0.1.0'}) does not read "
@@ -61,7 +61,7 @@ def check_read_by(opened: Opened, written: Collection[str] = SHARED) -> None:
         )
 
 
-def advice(release: str) -> str:
+def upgrade_advice(release: str) -> str:
     """What to do about a log or store that another release wrote; `release` may be unknown ("")."""
     newer = f"release {release}" if release else "a newer release"
     return f"this is rollstream {RELEASE}: run {newer} or a later one here (docs/upgrade.md)"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from streams.bus import Entry, GroupReader, Message
+from streams.bus import AppendEntry, GroupReader, Message
 from streams.claims import LEASE_S
 from streams.deadline import Deadline
 from streams.errors import BusError
@@ -21,8 +21,8 @@ from streams.group_reader import LeasedGroupReader
 from streams.records import Position
 from streams.refusals import missing_topic
 from streams.sqlite.database import Database, Sync
-from streams.sqlite.groups import Groups
-from streams.sqlite.mounts import network_type, present_mounts
+from streams.sqlite.groups import SqliteGroups
+from streams.sqlite.mounts import network_file_system, read_mounts
 from streams.sqlite.topic_log import TopicLog
 from streams.topics import Topic
 
@@ -62,13 +62,13 @@ class SqliteBus:
                 f"cannot make the bus's folder {self._folder}: {error.strerror or error}; "
                 "choose a folder that can be written"
             ) from error
-        found = network_type(str(self._folder.resolve()), present_mounts())
+        found = network_file_system(str(self._folder.resolve()), read_mounts())
         if found is not None:
             raise BusError(
                 f"{self._folder} is on a network file system ({found}), where SQLite loses data; "
                 "use a local folder, or a Kafka bus to span machines"
             )
-        self._groups = Groups(self._folder / "groups.db", sync, lease_s)
+        self._groups = SqliteGroups(self._folder / "groups.db", sync, lease_s)
 
     def create(self, topics: Sequence[Topic]) -> None:
         for topic in topics:
@@ -85,7 +85,7 @@ class SqliteBus:
     def partitions(self, topic: str) -> int:
         return self._log(topic).settings.partitions
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         offsets = self._log(topic).append(entries, int(self._clock() * 1000))
         self._written = next(self._writes)
         return offsets

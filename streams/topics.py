@@ -30,7 +30,7 @@ class Topic:
     """The single-holder role that writes it; "" for topics of many writers (invariant 7)."""
 
 
-BELONGS: dict[str, frozenset[str]] = {
+SCHEMAS_BY_TOPIC: dict[str, frozenset[str]] = {
     "partials": frozenset({"partial/1"}),
     "status": frozenset({"rollout_status/1", "relay_status/1"}),
     "trajectories": frozenset({"trajectory/1"}),
@@ -50,7 +50,7 @@ def partition_of(key: bytes, partitions: int) -> int:
     return crc32(key) % partitions
 
 
-def is_in_place(group: int, partition: int, partitions: int) -> bool:
+def is_in_key_partition(group: int, partition: int, partitions: int) -> bool:
     """Return whether a record of this group is in the partition of its key. A record in another
     partition has no place in the order of its group, so the first completion would depend on the
     order in which a reader takes the partitions (invariant 2).

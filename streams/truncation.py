@@ -2,7 +2,7 @@
 
 What this stops: `Opened 3` is truncated, and the first kept record was written by a zombie of term
 2 after it. A reader that starts there without a fence would accept that record. So the position
-with its fence is committed under the group `TRUNCATED` before anything is truncated, and
+with its fence is committed under the group `TRUNCATED_GROUP` before anything is truncated, and
 `reader.from_begin` starts from it. A crash between the two steps only keeps records that no reader
 needs.
 """
@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping
 from streams.bus import Bus
 from streams.codec import envelope_of
 from streams.errors import PositionLost
-from streams.records import Address, Fence, Position
+from streams.values import Address
+from streams.records import Fence, Position
 
-TRUNCATED = "truncated"
+TRUNCATED_GROUP = "truncated"
 """Consumer group that holds the positions below which a topic is truncated."""
-REBUILDING, ARCHIVING = "dispatch", "archive"
+DISPATCH_GROUP, ARCHIVE_GROUP = "dispatch", "archive"
 """Groups under which dispatch commits the positions from which it can rebuild, and the archive how
 far it has archived.
 """
-REBUILT = ("admissions", "trajectories", "ledger", "applied")
+REBUILD_TOPICS = ("admissions", "trajectories", "ledger", "applied")
 """Topics that dispatch rebuilds its state from and that other roles need too."""
 
 
@@ -33,20 +34,20 @@ def truncate(bus: Bus, topic: str, before: Mapping[int, Position]) -> dict[int, 
     ahead = {p: at for p, at in before.items() if at.offset > begin[p]}
     if not ahead:
         return {}
-    known = bus.committed(TRUNCATED, topic)
-    bus.commit(TRUNCATED, topic, {p: _later(at, known.get(p)) for p, at in ahead.items()})  # 1
+    known = bus.committed(TRUNCATED_GROUP, topic)
+    bus.commit(TRUNCATED_GROUP, topic, {p: _later(at, known.get(p)) for p, at in ahead.items()})  # 1
     bus.truncate(topic, {p: at.offset for p, at in ahead.items()})  # 2
     return {p: at.offset - begin[p] for p, at in ahead.items()}
 
 
 def truncated_begin(bus: Bus, topic: str) -> dict[int, Position]:
     """Positions of the first records that count, with the fence there."""
-    known = bus.committed(TRUNCATED, topic)
+    known = bus.committed(TRUNCATED_GROUP, topic)
     begin = bus.begin(topic).items()
     return {p: _later(Position(offset), known.get(p)) for p, offset in begin}
 
 
-def earliest(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
+def earliest_positions(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position]:
     """The least position of each partition. A partition that any candidate lacks is left out: that
     candidate's need is unknown.
     """
@@ -57,7 +58,7 @@ def earliest(candidates: Iterable[Mapping[int, Position]]) -> dict[int, Position
     return {p: min((b[p] for b in bounds), key=lambda at: at.offset) for p in sorted(partitions)}
 
 
-def before_record(bus: Bus, topic: str, address: Address) -> Position:
+def position_before(bus: Bus, topic: str, address: Address) -> Position:
     """The position of a record that counts, with the fence before it."""
     messages = bus.read(topic, {address.partition: address.offset}, records_max=1)
     if not messages or messages[0].offset != address.offset or messages[0].value is None:
@@ -68,7 +69,7 @@ def before_record(bus: Bus, topic: str, address: Address) -> Position:
     return Position(address.offset, Fence(envelope.term, envelope.sequence))
 
 
-def before_oldest(
+def move_back_to_oldest(
     bus: Bus, topic: str, positions: Mapping[int, Position], addresses: Iterable[Address]
 ) -> dict[int, Position]:
     """These positions, moved back to the oldest of these records if one is before them."""
@@ -78,7 +79,7 @@ def before_oldest(
     before = dict(positions)
     for partition, address in oldest.items():
         if address.offset < before[partition].offset:
-            before[partition] = before_record(bus, topic, address)
+            before[partition] = position_before(bus, topic, address)
     return before
 
 

@@ -10,19 +10,20 @@ import threading
 import time
 from collections.abc import Sequence
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.codec import Envelope, encode
 from streams.deadline import Deadline
 from streams.errors import BusError, RecordTooLarge
-from streams.records import Address, Fence, Opened, Position, Record
+from streams.values import Address
+from streams.records import Fence, Opened, Position, Record
 from streams.refusals import check_entries
-from streams.release import KNOWN, NEEDS, RELEASE
+from streams.release import KNOWN_FEATURES, NEEDED_BY_TOPIC, RELEASE
 from streams.topics import partition_of
 
 RETRY_S = 20.0  # how long a batch in doubt is sent again
 RETRY_PAUSE_S = 0.1
 
-Keyed = tuple[str, Record] | tuple[str, Record, int]
+KeyedRecord = tuple[str, Record] | tuple[str, Record, int]
 """Key and record, and a partition if it is not the key's."""
 
 
@@ -30,17 +31,17 @@ def publish(
     bus: Bus, topic: str, key: str, record: Record, partition: int | None = None
 ) -> Address:
     """Append one record and return its address once it is durable."""
-    keyed: Keyed = (key, record) if partition is None else (key, record, partition)
+    keyed: KeyedRecord = (key, record) if partition is None else (key, record, partition)
     return publish_all(bus, topic, [keyed])[0]
 
 
-def publish_all(bus: Bus, topic: str, records: Sequence[Keyed]) -> list[Address]:
+def publish_all(bus: Bus, topic: str, records: Sequence[KeyedRecord]) -> list[Address]:
     """Append records and return their addresses once all are durable. Raises `RecordTooLarge`
     before any is written.
     """
     partitions = bus.partitions(topic)
     entries = [
-        Entry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
+        AppendEntry(key.encode(), encode(record), _partition(key.encode(), named, partitions))
         for key, record, *named in records
     ]
     return _addresses(entries, bus.append(topic, entries))
@@ -68,13 +69,13 @@ class FencedWriter:
         """Append `Opened` to every partition. Returns its offset by partition; the role reads up to
         them before it acts.
         """
-        needs = NEEDS.get(self._topic.name, ())
-        opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN)))
+        needs = NEEDED_BY_TOPIC.get(self._topic.name, ())
+        opened = Opened(self._role, self._term, RELEASE, needs, tuple(sorted(KNOWN_FEATURES)))
         partitions = range(self._topic.partitions)
         at = self.append([(f"opened/{self._role}", opened, number) for number in partitions])
         return {address.partition: address.offset for address in at}
 
-    def append(self, records: Sequence[Keyed]) -> list[Address]:
+    def append(self, records: Sequence[KeyedRecord]) -> list[Address]:
         """Append records and return their addresses once all are durable, in this order per
         partition.
 
@@ -105,7 +106,7 @@ class FencedWriter:
                 )
             }
 
-    def _entry(self, keyed: Keyed, sequences: list[int]) -> Entry:
+    def _entry(self, keyed: KeyedRecord, sequences: list[int]) -> AppendEntry:
         """The record, encoded with the next sequence number of its partition, which `sequences`
         counts.
         """
@@ -115,9 +116,9 @@ class FencedWriter:
         partition = _partition(key.encode(), named, self._topic.partitions)
         envelope = Envelope(self._role, self._term, sequences[partition])
         sequences[partition] += 1
-        return Entry(key.encode(), encode(record, envelope), partition)
+        return AppendEntry(key.encode(), encode(record, envelope), partition)
 
-    def _append_surely(self, entries: Sequence[Entry]) -> list[int]:
+    def _append_surely(self, entries: Sequence[AppendEntry]) -> list[int]:
         deadline = Deadline(self._retry_s)
         while True:
             try:
@@ -135,7 +136,7 @@ def _partition(key: bytes, named: Sequence[int], partitions: int) -> int:
     return named[0] if named else partition_of(key, partitions)
 
 
-def _addresses(entries: Sequence[Entry], offsets: Sequence[int]) -> list[Address]:
+def _addresses(entries: Sequence[AppendEntry], offsets: Sequence[int]) -> list[Address]:
     """The addresses of appended entries, which must name their partitions."""
     return [
         Address(entry.partition or 0, offset)

@@ -17,17 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from storage.connect import open_store
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.hashing import content_hash
 from storage.manifest import FileEntry, Manifest, TensorFiles, manifest_key, version_folder
 from storage.objects import ObjectStore
-from storage.relay.directory import Directory
-from storage.relay.pace import Pace
+from storage.relay.directory import RelayDirectory
+from storage.relay.pace import BandwidthLimiter
 from storage.relay.pushing import PushingStore
 from storage.relay.reading import RelayStore
 from streams.bus import Bus
 from streams.connect import open_bus
-from streams.records import Version, WeightsAnnounced
+from streams.values import Version
+from streams.records import WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 from testbed.waiting import WAIT_S, wait_for
@@ -130,8 +131,8 @@ class RelayNet:
         return RelayStore(self.store, relay.folder)
 
     def pushing(self, bytes_max: int = 1 << 30, bytes_per_s: float = 0) -> PushingStore:
-        directory = Directory(self.bus, 5.0)
-        return PushingStore(self.store, directory, bytes_max, Pace(bytes_per_s))
+        directory = RelayDirectory(self.bus, 5.0)
+        return PushingStore(self.store, directory, bytes_max, BandwidthLimiter(bytes_per_s))
 
     def write(
         self,
@@ -145,7 +146,7 @@ class RelayNet:
         for name, data in files.items():
             store.create(f"{version_folder(version)}/{name}", data)
         manifest = manifest_of(version, files, parent)
-        store.create(manifest_key(version), encode(manifest))
+        store.create(manifest_key(version), encode_json(manifest))
         return manifest
 
     def announce(self, manifest: Manifest) -> Version:

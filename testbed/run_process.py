@@ -17,7 +17,7 @@ import psutil
 from producers.settings import TaskSettings
 from producers.tasks.registry import load_task
 from rollstream.config import load
-from rollstream.folder import run_log, store_url
+from rollstream.folder import open_run_log_for_writing, store_url
 from storage.archive.whole import whole_topic
 from storage.connect import open_store
 from storage.metrics import read_metrics
@@ -108,7 +108,7 @@ def read(folder: Path, topic: str, kind: type[Kind]) -> list[Kind]:
     if not (folder / "config.json").exists():
         return []
     configuration = load(folder / "config.json")
-    bus = run_log(configuration, folder)
+    bus = open_run_log_for_writing(configuration, folder)
     try:
         bus.settings(topic)
         store = open_store(store_url(configuration, folder))

@@ -23,13 +23,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.case import Case, alone, paired
-from rollstream.analysis.place import find_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_run
+from rollstream.analysis.session import QuerySession
 from storage.archive.columns import table_of
-from storage.archive.names import key_of
+from storage.archive.names import archive_key
 from streams.bus import Message
 from streams.codec import encode
-from streams.records import Span, Trajectory, Version
+from streams.values import Span, Version
+from streams.records import Trajectory
 
 ROWS, QUICK_ROWS = 1_000_000, 100_000
 FILE_ROWS = 50_000
@@ -61,7 +62,7 @@ def _overhead(folder: Path, rows: int, pairs: int) -> Case:
     files = f"{folder}/archive/topic=trajectories/**/*.parquet"
     by_hand = f"read_parquet('{files}', hive_partitioning = true)"
     connection = duckdb.connect()
-    with Session(find_place(str(folder)), _fail) as session:
+    with QuerySession(locate_run(str(folder)), _fail) as session:
 
         def views(question: str) -> list[tuple[object, ...]]:
             answer = session.answer(question.format(t="trajectories"))
@@ -131,7 +132,7 @@ def _archive(folder: Path, rows: int) -> None:
         table = _replaced(base, "offset", pa.array(numbers))
         table = _replaced(table, "group", pa.array(numbers // 8))
         table = _replaced(table, "trajectory", pa.array([f"{n // 8}.{n % 8}" for n in numbers]))
-        path = folder / key_of("trajectories", "generated", 0, first, STARTED_MS)
+        path = folder / archive_key("trajectories", "generated", 0, first, STARTED_MS)
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
             writer.write_table(table)

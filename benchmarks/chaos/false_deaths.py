@@ -2,8 +2,8 @@
 taken to be dead, and the dead must still be found.
 
 Virtual time. Real are the records and the log (in memory, nothing compacted, as in the active
-segment of a broker), the heartbeats that a busy loop has repeated (`Repeats`), and dispatch's
-readers, state and judgement (`Inbox`, `DispatchState`, `forget_silent`). Every rollout stands still
+segment of a broker), the heartbeats that a busy loop has repeated (`StatusRepeats`), and dispatch's
+readers, state and judgement (`DispatchInbox`, `DispatchState`, `drop_silent_rollouts`). Every rollout stands still
 for 30 s at each version, all about the same time; dispatch stands still for 2 to 12 s every few
 seconds; some rollouts die and some loops deadlock, also during either.
 
@@ -21,13 +21,14 @@ from dataclasses import replace as with_fields
 from msgspec.structs import replace
 
 from benchmarks.case import Case, alone
-from consumers.dispatch.inbox import Inbox
-from consumers.dispatch.service import forget_silent
+from consumers.dispatch.inbox import DispatchInbox
+from consumers.dispatch.service import drop_silent_rollouts
 from consumers.dispatch.state import DispatchState
-from producers.rollout.pulse import Repeats
+from producers.rollout.pulse import StatusRepeats
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import RolloutStatus, Version
+from streams.records import RolloutStatus
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import publish_all
 
@@ -44,7 +45,7 @@ class Simulated:
 
     name: str
     updates: Sequence[float]
-    repeats: Repeats
+    repeats: StatusRepeats
     dies_s: float = float("inf")
     sticks_s: float = float("inf")
 
@@ -91,7 +92,7 @@ class Simulation:
         draw = self.draw = random.Random(self.seed)
         first = range(20, int(self.lasts_s), int(UPDATE_EVERY_S))
         self.rollouts = [
-            Simulated(f"r{n}", [u + draw.uniform(0, 3) for u in first], Repeats(STATUS_S, 0.0))
+            Simulated(f"r{n}", [u + draw.uniform(0, 3) for u in first], StatusRepeats(STATUS_S, 0.0))
             for n in range(ROLLOUTS)
         ]
         doomed = draw.sample(self.rollouts, DEAD + STUCK)
@@ -99,7 +100,7 @@ class Simulation:
             one.dies_s = draw.uniform(5.0, self.lasts_s - 60.0)
         for one in doomed[DEAD:]:
             one.sticks_s = draw.uniform(5.0, self.lasts_s - STUCK_S - 60.0)
-        self.inbox = Inbox(self.bus, self.state, lambda: self.now_s, timeout_s=TIMEOUT_S)
+        self.inbox = DispatchInbox(self.bus, self.state, lambda: self.now_s, timeout_s=TIMEOUT_S)
         self.inbox.rebuild({topic: {0: -1} for topic in ("admissions", "assignments")}, {})
         self.reader = TopicReader(self.bus, "status", from_begin(self.bus, "status"))
 
@@ -152,7 +153,7 @@ class Simulation:
     def _judged(self) -> list[str]:
         if not self.is_old:
             self.inbox.read()
-            return forget_silent(self.state, self.inbox, TIMEOUT_S)
+            return drop_silent_rollouts(self.state, self.inbox, TIMEOUT_S)
         for received in self.reader.follow():
             if isinstance(received.record, RolloutStatus) and not received.record.stalled_s:
                 self.state.apply_status(received.record, self.now_s)

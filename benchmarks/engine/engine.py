@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from benchmarks.case import Case, paired
-from producers.engines.base import Request
+from producers.engines.base import GenerationRequest
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from streams.records import Sampling, Version
+from streams.values import Sampling, Version
 
 TRACE = Path(__file__).parent / "traces" / "longtail-512.json"
 BATCH, CONTEXT, PROMPT, VOCABULARY, SAMPLES = 32, 512, 7, 18, 8
@@ -110,7 +110,7 @@ def _engine(model: PreTrainedModel, lengths: list[int], slots: int) -> Callable[
     prompts = _prompts(len(lengths))
     nothing, sources = np.zeros(0, np.float32), np.zeros(PROMPT, np.uint8)
     requests = [
-        Request(f"t{i}", i // SAMPLES, tokens, sources, Sampling(tokens_max=length), 0, nothing)
+        GenerationRequest(f"t{i}", i // SAMPLES, tokens, sources, Sampling(tokens_max=length), 0, nothing)
         for i, (tokens, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
 

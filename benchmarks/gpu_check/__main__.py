@@ -23,7 +23,7 @@ import torch
 from benchmarks.gpu_check.cards import peak_of
 from benchmarks.gpu_check.read import Seen, seen
 from benchmarks.gpu_check.setup import DRY, ON_A_GPU, Size, configuration, make_model
-from producers.engines.vllm_engine.environment import INSTALL, installed
+from producers.engines.vllm_engine.environment import INSTALL, installed_release
 from testbed.run_process import kill_all, run_line
 
 NO_GPU = (
@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not asked.cpu_dry_run and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2
-    if installed() is None:
+    if installed_release() is None:
         print(f"vLLM is not installed; get {INSTALL}", file=sys.stderr)
         return 2
     if asked.model is not None and not (asked.model / "config.json").is_file():
@@ -150,7 +150,7 @@ def report(check: Check, found: Seen, bare: float | None) -> list[str]:
     which = "random weights" if check.is_random else check.model.name
     lines = [
         f"gpu-check {time.strftime('%Y-%m-%d')} · {card} · torch {torch.__version__}, vLLM "
-        f"{installed()}",
+        f"{installed_release()}",
         f"model         {which}; vLLM has {check.share:g} of the card, the trainer shares it",
         f"steps         {len(found.steps)} of {check.size.steps}",
         f"bare vLLM     {_per_s(bare)}",

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from rollstream.config import load
-from rollstream.folder import run_log
+from rollstream.folder import open_run_log_for_writing
 from streams.errors import BusError
 from streams.reader import TopicReader, from_begin
 from streams.records import Applied, Record, StepDone, Take, Trajectory
@@ -62,7 +62,7 @@ class Seen:
 def seen(folder: Path) -> Seen:
     """A run that ended, or was stopped; nothing of it may be there."""
     configuration = load(folder / "config.json")
-    log = run_log(configuration, folder)
+    log = open_run_log_for_writing(configuration, folder)
     try:
         ledger = _read(log, "ledger")
         answers = [r for _, r in _read(log, "trajectories") if isinstance(r, Trajectory)]

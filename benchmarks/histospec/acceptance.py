@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.case import Case, against
 from benchmarks.runs.epochs import Pass, history_of
-from producers.engines.drafts import History, prompt_key
-from producers.engines.drafts.chances import Agreement, Chances
-from producers.engines.drafts.plan import Row
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.engines.drafts.chances import HistoryAgreement, AcceptanceCurve
+from producers.engines.drafts.plan import DraftRow
 from streams.records import PROMPT, Trajectory
 
 DEPTH, LEAST_CHANCE, FACTOR = 24, 0.1, 1.0  # vLLM's defaults; drafts are as long as trees are deep
@@ -107,7 +107,7 @@ def _loaded(path: str) -> Any:
 
 
 def replayed_as_often(
-    history: History, answers: Sequence[Trajectory], per_token: float
+    history: AnswerHistory, answers: Sequence[Trajectory], per_token: float
 ) -> Replayed:
     """With as many tokens verified per token gained, or as nearly as can be: drafts that are never
     cut may have fewer, and those of the surest tokens alone more.
@@ -121,20 +121,20 @@ def replayed_as_often(
     return min(tried, key=lambda one: abs(one.per_token - per_token))
 
 
-def replayed(history: History, answers: Sequence[Trajectory], least: float) -> Replayed:
+def replayed(history: AnswerHistory, answers: Sequence[Trajectory], least: float) -> Replayed:
     """Drafts end before the first token at which the chance that all is right is below `least`."""
-    chances, total = Chances(MOST), Replayed()
+    chances, total = AcceptanceCurve(MOST), Replayed()
     for answer in answers:
         tokens = answer.tokens.tolist()
         first = at = int((answer.sources == PROMPT).sum())
-        key, agreement = prompt_key(answer.tokens, answer.sources), Agreement()
+        key, agreement = prompt_key(answer.tokens, answer.sources), HistoryAgreement()
         passes = guessed = right = 0
         while at < len(tokens):
             newest = tokens[max(0, at - history.context) : at]
             most = min(MOST, len(tokens) - at - 1)
             draft = history.draft(key, newest, most)
             coming = agreement.looked_up(draft, history.context)[:most]
-            length = Row(len(coming), 0.0, chances.odds(agreement.known)).worth_while(least)
+            length = DraftRow(len(coming), 0.0, chances.odds(agreement.known)).worth_while(least)
             same = equal(coming[:length], tokens[at:])
             chances.add(agreement.known, length, same)
             agreement.verified(length, same)

@@ -35,8 +35,8 @@ from benchmarks.runs.epochs import (
     recorded,
     requests,
 )
-from producers.engines.drafts import History, prompt_key
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.engines.drafts.switch import DraftGate
 from streams.records import PROMPT, Trajectory
 
 WINDOW = 8  # tokens asked for in a look-up
@@ -100,7 +100,7 @@ def structure(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
     answers, later = passes[-2].answers, passes[-1].answers
     tokens = sum(int((a.sources != PROMPT).sum()) for a in answers)
     say(f"{len(answers)} answers inserted, {sizes.lookups} look-ups")
-    history = History(1 << 18)
+    history = AnswerHistory(1 << 18)
     began = time.process_time()
     for some in batched(answers):
         history.insert_all(some)
@@ -113,7 +113,7 @@ def structure(passes: Sequence[Pass], sizes: Sizes) -> Iterator[Case]:
 
 
 def _lookup(
-    history: History, answers: Sequence[Trajectory], later: Sequence[Trajectory], count: int
+    history: AnswerHistory, answers: Sequence[Trajectory], later: Sequence[Trajectory], count: int
 ) -> Case:
     """Contexts of the next pass, looked up in the last."""
     drawn = np.random.default_rng(0)
@@ -220,14 +220,14 @@ def _pairs(
     batch: int,
     count: int,
     pairs: int,
-    known: Callable[[Pass], History] = history_of,
+    known: Callable[[Pass], AnswerHistory] = history_of,
 ) -> tuple[list[Generated], list[Generated]]:
     """With drafts and without, over passes and the histories that they draft from. One switch for
     all, as a rollout has one for all of its passes.
     """
     drafted: list[Generated] = []
     plain: list[Generated] = []
-    switch = Switch()
+    switch = DraftGate()
     for number in range(pairs):
         now, history = fitting[number % len(fitting)]
         say(f"batch {batch}, pair {number + 1} of {pairs}, {count} answers")
@@ -236,7 +236,7 @@ def _pairs(
             if with_drafts:
                 drafted.append(generate(now, asked, batch, known(history), switch))
             else:
-                plain.append(generate(now, asked, batch, None, Switch()))
+                plain.append(generate(now, asked, batch, None, DraftGate()))
     return drafted, plain
 
 

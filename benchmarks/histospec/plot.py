@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from rollstream.report.charts import HEIGHT, WIDTH, Chart, draw
+from rollstream.report.charts import HEIGHT, WIDTH, Chart, draw_chart
 from rollstream.report.drafted import draft_charts
 from rollstream.report.opening import open_history, run_folder
 
@@ -49,7 +49,7 @@ def picture(charts: Sequence[Chart]) -> str:
     parts: list[str] = []
     for index, chart in enumerate(charts):
         top = index * (HEAD + HEIGHT)
-        drawn = draw(chart).replace(
+        drawn = draw_chart(chart).replace(
             "<svg ", f'<svg y="{top + HEAD:g}" width="{WIDTH:g}" height="{HEIGHT:g}" ', 1
         )
         names = ", ".join(series.name for series in chart.series)

@@ -14,17 +14,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from consumers.trainer.learner import Learner
-from consumers.trainer.packing import pack
-from consumers.trainer.prepare import prepare, rule_of
-from producers.engines.base import Emission, Engine, Request, Update
+from consumers.trainer.learner import TorchLearner
+from consumers.trainer.packing import pack_micro_batches
+from consumers.trainer.prepare import prepare_group, training_rule
+from producers.engines.base import Emission, Engine, GenerationRequest, WeightUpdate
 from producers.engines.connect import open_engine
 from producers.engines.options import EngineOptions
 from producers.tasks.base import Task
-from rollstream.config import Configuration, load
-from rollstream.run_task import task_of
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.run_task import load_run_task
 from storage.model import load_model
-from streams.records import GENERATED, PROMPT, Sampling, Span, Trajectory, Version
+from streams.records import GENERATED, PROMPT, Trajectory
+from streams.values import Sampling, Span, Version
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
     slots = settings.groups_per_step * settings.samples_per_group
     tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
     config = model.config
-    learner = Learner(model, settings)
+    learner = TorchLearner(model, settings)
     engine = open_engine(
         "torch",
         config,
@@ -52,8 +54,8 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
         Version(0, 1),
         EngineOptions(slots=slots, context_max=c.rollouts.context_max),
     )
-    task = task_of(c, Path(c.folder or "."))
-    rule = rule_of(settings, None, keep_version=False)
+    task = load_run_task(c, Path(c.folder or "."))
+    rule = training_rule(settings, None, keep_version=False)
     tokens, generate_s, began = 0, 0.0, time.perf_counter()
     for step in range(settings.steps):
         started = time.perf_counter()
@@ -62,14 +64,14 @@ def run(c: Configuration, threads: int) -> dict[str, float]:
         samples = [
             sample
             for group, records in groups.items()
-            for sample in prepare(
+            for sample in prepare_group(
                 group, records, {r.trajectory: r.reward or 0.0 for r in records}, rule, step
             ).samples
         ]
-        for batch in pack(samples, settings.micro_batch_tokens):
+        for batch in pack_micro_batches(samples, settings.micro_batch_tokens):
             learner.submit(batch)
         learner.finish_update()
-        engine.update(Update(Version(step + 1, 1), learner.snapshot("float32")), "in_flight")
+        engine.update(WeightUpdate(Version(step + 1, 1), learner.snapshot("float32")), "in_flight")
         tokens += sum(len(sample.logprobs) for sample in samples)
     seconds = time.perf_counter() - began
     return {
@@ -93,7 +95,7 @@ def generate(
         sources = np.full(len(tokens), PROMPT, np.uint8)
         for index in range(c.trainer.samples_per_group):
             name, empty = f"{group}.{index}", np.empty(0, np.float32)
-            engine.submit(Request(name, group, tokens, sources, sampling, c.seed, empty))
+            engine.submit(GenerationRequest(name, group, tokens, sources, sampling, c.seed, empty))
     emissions: dict[str, list[Emission]] = {}
     while engine.stats().running or engine.stats().waiting:
         for emission in engine.poll(1.0):

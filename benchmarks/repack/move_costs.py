@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollstream.config import load
 from rollstream.folder import bus_url
-from rollstream.live.moves import MOVES, moves_of
+from rollstream.live.moves import MOVES_FILE, parse_moves
 from storage.metrics import read_metrics
 from streams.bus import Bus
 from streams.connect import open_bus
@@ -54,7 +54,7 @@ def cost_of(folder: Path) -> Cost:
     return Cost(
         tuple(given[key] - asked[key] for key in moved),
         tuple(begun[key] - given[key] for key in moved if key in begun),
-        tuple(1000 * move.plan_s for move in moves_of(read_metrics(folder / "metrics" / MOVES))),
+        tuple(1000 * move.plan_s for move in parse_moves(read_metrics(folder / "metrics" / MOVES_FILE))),
         again,
     )
 

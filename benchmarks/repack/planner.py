@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.case import Case, alone
-from consumers.dispatch.repack import Load, plan_repack
-from streams.records import Version
+from consumers.dispatch.repack import RolloutLoad, plan_repack
+from streams.values import Version
 
 ROLLOUTS = 10_000
 SLOTS = 64
@@ -31,12 +31,12 @@ def cases(quick: bool) -> Iterator[Case]:
     yield alone("planner_10000_ms", value, "ms", at_most=GOAL_MS, note=note)
 
 
-def _load(number: int, kv_of_request: int) -> Load:
+def _load(number: int, kv_of_request: int) -> RolloutLoad:
     draw = random.Random(number)
     is_full = number % 2 == 0
     running = SLOTS if is_full else draw.randint(1, SLOTS - 1)
     used = min(KV, round(running * kv_of_request * draw.uniform(0.5, 1.5)))
-    return Load(
+    return RolloutLoad(
         rollout=f"rollout-{number:05d}",
         version=Version(41, 1),
         running=running,
@@ -48,7 +48,7 @@ def _load(number: int, kv_of_request: int) -> Load:
     )
 
 
-def _plan_ms(loads: list[Load], times: int) -> float:
+def _plan_ms(loads: list[RolloutLoad], times: int) -> float:
     taken: list[float] = []
     for _ in range(times):
         started = time.perf_counter()

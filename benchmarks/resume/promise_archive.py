@@ -10,25 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from storage.archive.files import encoded
-from storage.archive.names import key_of
+from storage.archive.files import encode_file
+from storage.archive.names import archive_key
 from storage.objects import ObjectStore
 from streams.bus import Message
-from streams.codec import Envelope, content_hash, encode
-from streams.records import (
-    Address,
-    Admitted,
-    Fence,
-    GroupMembers,
-    Member,
-    Opened,
-    Record,
-    Span,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-)
+from streams.codec import Envelope, record_hash, encode
+from streams.values import Address, GroupMembers, Member, Span, Version
+from streams.records import Admitted, Fence, Opened, Record, StepDone, Take, Trajectory
 
 RUN = "recorded"
 SAMPLES, GROUPS, TAKES = 8, 8, 4  # of a group, of a step, of a step
@@ -58,7 +46,7 @@ def record_run(store: ObjectStore, tokens: int, steps: int) -> int:
                 at, places[partition] = places[partition], places[partition] + 1
                 found[partition].append(_message("trajectories", partition, at, value, group))
                 place = Address(partition, at)
-                members.append(Member(names[index], place, content_hash(value)))
+                members.append(Member(names[index], place, record_hash(value)))
             begun.append(GroupMembers(group, tuple(members)))
         ledger += _step(step, begun, tokens)
     for partition, messages in enumerate(found):
@@ -126,5 +114,5 @@ def _message(topic: str, partition: int, at: int, value: bytes, group: int) -> M
 
 
 def _write(store: ObjectStore, topic: str, partition: int, messages: Sequence[Message]) -> None:
-    key = key_of(topic, RUN, partition, 0, messages[0].timestamp_ms)
-    store.create(key, encoded(topic, messages, Fence()).data)
+    key = archive_key(topic, RUN, partition, 0, messages[0].timestamp_ms)
+    store.create(key, encode_file(topic, messages, Fence()).data)

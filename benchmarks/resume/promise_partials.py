@@ -1,7 +1,7 @@
 """What partials cost beside the trajectory that they secure: bytes written to `partials` per byte
 of the trajectory's own record, at 16 384 generated tokens.
 
-The rollout's own path (`Growing`, `Voice`, `Outbox`, the codec, a SQLite bus); only the engine is
+The rollout's own path (`RunningTrajectory`, `RolloutPublisher`, `BackgroundSender`, the codec, a SQLite bus); only the engine is
 made up: a token of each trajectory a poll, under a version that changes every 4 096 tokens. A
 partial lands before the next token comes, so none is longer than `partial_tokens`: the most bytes
 that the default can cost. A rollout whose log is slower writes fewer and longer ones.
@@ -15,13 +15,14 @@ import numpy as np
 
 from benchmarks.case import Case, alone
 from producers.engines.base import Emission
-from producers.rollout.growing import Growing
-from producers.rollout.outbox import Outbox
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
+from producers.rollout.growing import RunningTrajectory
+from producers.rollout.outbox import BackgroundSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
 from producers.settings import RolloutSettings
 from streams.bus import Bus, Message
-from streams.records import Assignment, Sampling, Tokens, Version
+from streams.records import Assignment
+from streams.values import Sampling, Tokens, Version
 from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
 
@@ -53,9 +54,9 @@ def cases(quick: bool) -> Iterator[Case]:
 def _roll_out(bus: Bus, tokens: int) -> None:
     """Some trajectories beside each other, a token of each at a time, to their ends."""
     now = [0.0]
-    outbox, settings = Outbox(bus), RolloutSettings()
-    voice = Voice(bus, outbox, "rollout-0", 3, settings, Pulse(1.0), clock=lambda: now[0])
-    growing = [Growing.start(_order(index), None, 0.0) for index in range(RUNNING)]
+    outbox, settings = BackgroundSender(bus), RolloutSettings()
+    voice = RolloutPublisher(bus, outbox, "rollout-0", 3, settings, StatusSchedule(1.0), clock=lambda: now[0])
+    growing = [RunningTrajectory.start(_order(index), None, 0.0) for index in range(RUNNING)]
     random = np.random.default_rng(0)
     drawn = random.integers(0, 150_000, (tokens, RUNNING, 1), np.uint32)
     logprobs = -random.random((tokens, RUNNING, 1), np.float32)

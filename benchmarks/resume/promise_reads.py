@@ -21,22 +21,22 @@ import pyarrow.parquet as pq
 from benchmarks.case import Case, paired
 from benchmarks.resume.promise_archive import MAX_LAG, RUN, record_run
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
+from consumers.audit.lag import AuditPolicy
 from consumers.replay.recorded import read_recorded
 from consumers.settings import TrainerSettings
 from consumers.trainer.intake import fetch_group
-from consumers.trainer.prepare import rule_of
+from consumers.trainer.prepare import training_rule
 from storage.archive.reading import archived_files, local_path
-from storage.archive.whole_log import WholeLog
+from storage.archive.whole_log import LogWithArchive
 from storage.connect import open_store
 from storage.objects import ObjectStore
-from streams.records import Member
+from streams.values import Member
 
 STEPS = {512: 400, 8192: 26}
 """By tokens per trajectory: about 125 MB of trajectories each."""
 QUICK = 4
 GOAL = 0.5
-RULE = rule_of(TrainerSettings(), MAX_LAG, keep_version=False)
+RULE = training_rule(TrainerSettings(), MAX_LAG, keep_version=False)
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -73,12 +73,12 @@ def _pyarrow_alone(store: ObjectStore) -> None:
 
 
 def _audit(store: ObjectStore) -> None:
-    tallies = Audit(None, store, RUN, Policy(MAX_LAG, rule=RULE)).check()
+    tallies = Audit(None, store, RUN, AuditPolicy(MAX_LAG, rule=RULE)).check()
     assert not sum(tally.violations for tally in tallies), tallies
 
 
 def _replay(store: ObjectStore) -> None:
-    log = WholeLog(None, store, RUN)
+    log = LogWithArchive(None, store, RUN)
     for members in _taken(log):
         for member in members:
             at = member.at
@@ -87,12 +87,12 @@ def _replay(store: ObjectStore) -> None:
 
 
 def _replay_decoded(store: ObjectStore) -> None:
-    log = WholeLog(None, store, RUN)
+    log = LogWithArchive(None, store, RUN)
     for members in _taken(log):
         fetch_group(log, members)
 
 
-def _taken(log: WholeLog) -> Iterator[tuple[Member, ...]]:
+def _taken(log: LogWithArchive) -> Iterator[tuple[Member, ...]]:
     """Members of each group, in the order in which the ledger takes them."""
     recorded = read_recorded(log)
     for step in sorted(recorded.takes):

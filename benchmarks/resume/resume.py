@@ -29,7 +29,7 @@ from benchmarks.runs.killed import (
     until,
 )
 from benchmarks.runs.quickstart import warm_model
-from rollstream.supervisor import Limits
+from rollstream.supervisor import SupervisorLimits
 from storage.metrics import read_metrics
 from testbed.run_process import kill_all
 
@@ -164,5 +164,5 @@ def _note(found: Sequence[Recovery], lost: Lost, gone_s: float) -> str:
     return (
         f"ratios {ratios}; start-up alone {min(starts):.1f} to {max(starts):.1f} s (imports and "
         f"model); whole machine gone, leases run out: next step {gone_s:.1f} s after the start; "
-        f"supervisor looks every {Limits().tick_s:g} s; {lost}"
+        f"supervisor looks every {SupervisorLimits().tick_s:g} s; {lost}"
     )

@@ -15,18 +15,19 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.runs.measured import run
-from producers.engines.base import DraftStats, Emission, Request
-from producers.engines.drafts import Answer, History
-from producers.engines.drafts.switch import Switch
+from producers.engines.base import DraftStats, Emission, GenerationRequest
+from producers.engines.drafts import HistoryAnswer, AnswerHistory
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from producers.rollout.remembering import LOOK_RECORDS, answer_of
+from producers.rollout.remembering import POLL_RECORDS_MAX, answer_from_record
 from rollstream.config import load
-from rollstream.folder import run_log, store_url
+from rollstream.folder import open_run_log_for_writing, store_url
 from storage.connect import open_store
 from storage.model import model_from_version
 from streams.reader import TopicReader, from_begin
-from streams.records import PROMPT, Sampling, Trajectory, Version
+from streams.records import PROMPT, Trajectory
+from streams.values import Sampling, Version
 from testbed.repository import EXAMPLES
 
 EXAMPLE = EXAMPLES / "epochs.toml"
@@ -63,7 +64,7 @@ def recorded(folder: Path, passes: int, overrides: Sequence[str] = ()) -> list[P
 def read(folder: Path, passes: int) -> list[Pass]:
     """The passes of a finished run."""
     c = load(folder / "config.json")
-    bus, store = run_log(c, folder), open_store(store_url(c, folder))
+    bus, store = open_run_log_for_writing(c, folder), open_store(store_url(c, folder))
     reader = TopicReader(bus, "trajectories", from_begin(bus, "trajectories"))
     finished = [
         one.record
@@ -81,36 +82,36 @@ def read(folder: Path, passes: int) -> list[Pass]:
     ]
 
 
-def history_of(before: Pass) -> History:
+def history_of(before: Pass) -> AnswerHistory:
     """What a rollout remembers of a pass."""
-    history = History(1 << 18)
+    history = AnswerHistory(1 << 18)
     for some in batched(before.answers):
         history.insert_all(some)
     return history
 
 
-def history_of_others(before: Pass) -> History:
+def history_of_others(before: Pass) -> AnswerHistory:
     """The same answers, each under the prompt of another one: hardly any of it is right."""
     told = batched(before.answers)
     prompts = list(dict.fromkeys(answer.prompt for some in told for answer in some))
     other = dict(zip(prompts, prompts[1:] + prompts[:1], strict=True))
-    history = History(1 << 18)
+    history = AnswerHistory(1 << 18)
     for some in told:
         history.insert_all([replace(answer, prompt=other[answer.prompt]) for answer in some])
     return history
 
 
-def batched(answers: Sequence[Trajectory]) -> list[list[Answer]]:
+def batched(answers: Sequence[Trajectory]) -> list[list[HistoryAnswer]]:
     """As many at once as a rollout takes in."""
-    found = [answer_of(answer) for answer in answers]
-    return [found[i : i + LOOK_RECORDS] for i in range(0, len(found), LOOK_RECORDS)]
+    found = [answer_from_record(answer) for answer in answers]
+    return [found[i : i + POLL_RECORDS_MAX] for i in range(0, len(found), POLL_RECORDS_MAX)]
 
 
-def requests(of: Pass, count: int, skip: int = 0) -> list[Request]:
+def requests(of: Pass, count: int, skip: int = 0) -> list[GenerationRequest]:
     """`count` answers of a pass, to be generated anew; those before them are skipped, and it begins
     again at the first after the last.
     """
-    found: list[Request] = []
+    found: list[GenerationRequest] = []
     stops = {int(answer.tokens[-1]) for answer in of.answers if answer.finish == "stop"}
     sampling = Sampling(1.0, tokens_max=420, stop=tuple(sorted(stops)))
     nothing = np.zeros(0, np.float32)
@@ -120,12 +121,12 @@ def requests(of: Pass, count: int, skip: int = 0) -> list[Request]:
         prompt = answer.tokens[answer.sources == PROMPT]
         sources = np.full(len(prompt), PROMPT, np.uint8)
         name = f"{answer.group}-{answer.index}"
-        found.append(Request(name, answer.group, prompt, sources, sampling, SEED, nothing))
+        found.append(GenerationRequest(name, answer.group, prompt, sources, sampling, SEED, nothing))
     return found
 
 
 def generate(
-    of: Pass, asked: Sequence[Request], slots: int, history: History | None, switch: Switch
+    of: Pass, asked: Sequence[GenerationRequest], slots: int, history: AnswerHistory | None, switch: DraftGate
 ) -> Generated:
     """All of it through one engine; without a history the engine knows nothing of drafts."""
     weights = of.model.state_dict()

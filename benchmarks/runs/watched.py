@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from rollstream.config import load
-from rollstream.folder import run_log
-from rollstream.live.watching import Watcher
+from rollstream.folder import open_run_log_for_writing
+from rollstream.live.watching import TopicWatcher
 from streams.bus import Bus
 from streams.errors import BusError
 from streams.records import RolloutStatus, StepDone
@@ -39,7 +39,7 @@ class Watched:
     beats: dict[str, list[RolloutStatus]] = field(default_factory=dict[str, list[RolloutStatus]])
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     _bus: Bus | None = None
-    _watchers: dict[str, Watcher] = field(default_factory=dict[str, Watcher])
+    _watchers: dict[str, TopicWatcher] = field(default_factory=dict[str, TopicWatcher])
 
     def until(self, done: Callable[[], bool]) -> None:
         """Look until it is so; a run that ends meanwhile raises."""
@@ -75,12 +75,12 @@ class Watched:
         if not path.exists() or not (self.folder / "bus").is_dir():
             return False
         try:
-            bus = run_log(load(path), self.folder)
+            bus = open_run_log_for_writing(load(path), self.folder)
             ends = {topic: bus.end(topic) for topic in ("status", "ledger")}
         except BusError:
             return False
         self._bus = bus
-        self._watchers = {t: Watcher(bus, t, dict.fromkeys(end, 0)) for t, end in ends.items()}
+        self._watchers = {t: TopicWatcher(bus, t, dict.fromkeys(end, 0)) for t, end in ends.items()}
         return True
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from benchmarks.simulator.observed import Overheads, Real
 from producers.engines.connect import lengths_from, roofline_from
-from producers.engines.paced.lengths import Trace
+from producers.engines.paced.lengths import LengthTrace
 from producers.engines.paced.roofline import Roofline
 from rollstream.profiling import measure_profile
-from simulator.jumps import faster
-from simulator.predict import Prediction, RealSettings, predict
+from simulator.jumps import scaled_roofline
+from simulator.predict import Prediction, RealRunSettings, predict
 
 PROMPTS = 1 << 20  # of the quickstart: no prompt comes twice
 PROFILED_SLOTS = 96  # no run predicted here has more
@@ -33,14 +33,14 @@ def machine_of(real: Real, base: Path) -> Machine:
     """The machine that this run was on."""
     c = real.configuration
     if c.rollouts.engine == "paced":
-        paced = faster(roofline_from(c.paced.roofline), c.paced.time_scale)
+        paced = scaled_roofline(roofline_from(c.paced.roofline), c.paced.time_scale)
         return Machine(paced, real.overheads)
     many = c.rollouts.model_copy(update={"slots": PROFILED_SLOTS})
     most = c.model_copy(update={"rollouts": many})
     alone = measure_profile(most, base / "profile", lambda point: None).roofline
     expected = expected_of(real, Machine(alone, real.overheads))
     longer = _busy_s(real.found) / _busy_s(expected)
-    return Machine(faster(alone, 1 / longer), real.overheads)
+    return Machine(scaled_roofline(alone, 1 / longer), real.overheads)
 
 
 def expected_of(real: Real, on: Machine) -> Prediction:
@@ -56,11 +56,11 @@ def _busy_s(run: Prediction) -> float:
     return (1 - run.idle_share) / run.tokens_per_s
 
 
-def _torch(real: Real, on: Machine) -> RealSettings:
+def _torch(real: Real, on: Machine) -> RealRunSettings:
     return replace(_settings(real, on), train_token_s=on.overheads.train_token_s)
 
 
-def _paced(real: Real, on: Machine) -> RealSettings:
+def _paced(real: Real, on: Machine) -> RealRunSettings:
     c = real.configuration
     scale = c.paced.time_scale
     lengths = lengths_from(c.paced.lengths)
@@ -75,15 +75,15 @@ def _paced(real: Real, on: Machine) -> RealSettings:
     )
 
 
-def _settings(real: Real, on: Machine) -> RealSettings:
+def _settings(real: Real, on: Machine) -> RealRunSettings:
     c, work = real.configuration, real.work
     assert c.dispatch.max_lag is not None, "the simulator bounds a real run by its lag"
-    return RealSettings(
+    return RealRunSettings(
         rollouts=c.rollouts.count,
-        roofline=faster(on.roofline, on.overheads.decoding),
+        roofline=scaled_roofline(on.roofline, on.overheads.decoding),
         slots=c.rollouts.slots,
         kv_capacity=c.rollouts.slots * c.rollouts.context_max,
-        lengths=Trace(tuple(sorted(float(n) for group in work.lengths for n in group))),
+        lengths=LengthTrace(tuple(sorted(float(n) for group in work.lengths for n in group))),
         length_max=c.sampling.tokens_max,
         groups_per_step=c.trainer.groups_per_step,
         samples_per_group=c.trainer.samples_per_group,

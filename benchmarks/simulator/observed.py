@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.runs.watched import Watched
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from simulator.predict import Prediction
 from streams.bus import Bus
 from streams.reader import TopicReader, from_begin

@@ -21,7 +21,7 @@ from benchmarks.runs.watched import EXAMPLE, SETTINGS, watched
 from benchmarks.simulator.expected import expected_of, machine_of
 from benchmarks.simulator.observed import Real, asked, decoding_of, observed, overheads_of
 from rollstream.config import load
-from rollstream.folder import run_log
+from rollstream.folder import open_run_log_for_writing
 from simulator.predict import Prediction
 
 SKIP = {"paced": 2, "torch": 10}  # steps in which processes start and rollouts fill
@@ -110,7 +110,7 @@ def real_run(folder: Path, setting: Setting, warm: Path) -> Real:
         run.until(lambda: last in run.steps)
         run.wait(1.0)  # a heartbeat after the last step's end
         found, decoding = observed(run, skipped, last), decoding_of(run, skipped, last)
-    bus = run_log(configuration, folder)
+    bus = open_run_log_for_writing(configuration, folder)
     real = Real(configuration, skipped, found, overheads_of(bus, decoding), asked(bus))
     bus.close()
     shutil.rmtree(folder)  # gigabytes

@@ -8,11 +8,11 @@ from statistics import mean
 
 import numpy as np
 
-from simulator.cluster import values
+from simulator.cluster import constant_values
 from simulator.constants import CONSTANTS
-from simulator.experiment import Bench, bench_of, checked
+from simulator.experiment import SimulationSetup, setup_of, checked_constants
 from simulator.policies import policy_of
-from simulator.result import Result
+from simulator.result import SimulationResult
 from simulator.settings import ClusterSettings, SimulationSettings
 
 WHOLE = ("slots", "waves_outstanding", "prompt_tokens", "length_median")
@@ -24,26 +24,26 @@ class Best:
     """A policy's fastest run, and the share of GPUs that made it so."""
 
     share: float
-    result: Result
+    result: SimulationResult
 
     @property
     def speed(self) -> float:
         return self.result.tokens_per_s
 
 
-def bench(where: SetUp, scale: int, constants: Mapping[str, float] | None = None) -> Bench:
+def bench(where: SetUp, scale: int, constants: Mapping[str, float] | None = None) -> SimulationSetup:
     """One model on so many GPUs, a slice of it."""
     cluster = ClusterSettings(model=where[0], gpus=where[1])
     settings = SimulationSettings(clusters=(cluster,), scale=scale)
-    return bench_of(settings, cluster, checked(values(**(constants or {}))))
+    return setup_of(settings, cluster, checked_constants(constant_values(**(constants or {}))))
 
 
-def best_of(on: Bench, policies: Sequence[str]) -> dict[str, Best]:
+def best_of(on: SimulationSetup, policies: Sequence[str]) -> dict[str, Best]:
     """Each policy under its own best split."""
     return {name: Best(*on.best(policy_of(name))) for name in policies}
 
 
-def speeds(on: Bench, shares: Mapping[str, float]) -> dict[str, float]:
+def speeds(on: SimulationSetup, shares: Mapping[str, float]) -> dict[str, float]:
     """Policies under splits that are given."""
     return {name: on.run(policy_of(name), share).tokens_per_s for name, share in shares.items()}
 

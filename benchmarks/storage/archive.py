@@ -36,9 +36,9 @@ from benchmarks.streams.bus import BATCH, trajectory_of
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import table_of
-from storage.archive.files import encoded, write_options
+from storage.archive.files import encode_file, write_options
 from storage.connect import open_store
-from streams.bus import Entry, Message
+from streams.bus import AppendEntry, Message
 from streams.codec import encode
 from streams.records import Fence, Trajectory
 from streams.sqlite_bus import SqliteBus
@@ -76,7 +76,7 @@ def _write(records: Sequence[Trajectory], pairs: int) -> Case:
         store = open_store(f"file:{folder}")
 
         def ours() -> None:
-            store.create("archive/ours.parquet", encoded(TOPIC, messages, Fence()).data)
+            store.create("archive/ours.parquet", encode_file(TOPIC, messages, Fence()).data)
 
         def theirs() -> None:
             pq.write_table(table, f"{folder}/theirs.parquet", **write_options(TOPIC))
@@ -111,7 +111,7 @@ def _follow(records: Sequence[Trajectory]) -> tuple[float, float]:
     for at in range(0, STREAM_RECORDS, BATCH):
         batch = [records[(at + index) % len(records)] for index in range(BATCH)]
         started = time.perf_counter()
-        writer.append(TOPIC, [Entry(b"%d" % r.group, encode(r)) for r in batch])
+        writer.append(TOPIC, [AppendEntry(b"%d" % r.group, encode(r)) for r in batch])
         between = time.perf_counter()
         while archive.advance():
             pass

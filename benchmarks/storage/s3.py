@@ -22,7 +22,7 @@ from botocore.config import Config
 
 from benchmarks.case import Case, paired
 from storage.connect import open_store
-from storage.s3.place import S3Place, parse_place
+from storage.s3.place import S3Address, parse_s3_url
 from testbed.servers import versity
 
 THREADS = 8
@@ -33,7 +33,7 @@ def cases(quick: bool) -> Iterator[Case]:
     """Putting and getting 1 GiB in shards of 256 MiB (quick: 128 MiB in shards of 64)."""
     shards, shard_bytes, pairs = (2, 64 << 20, 3) if quick else (4, 256 << 20, 5)
     url = versity.new_url()
-    place, store = parse_place(url), open_store(url)
+    place, store = parse_s3_url(url), open_store(url)
     reference = _Boto(place)
     data = os.urandom(shard_bytes)
     note = f"{shards} × {shard_bytes >> 20} MiB, VersityGW on the same cores"
@@ -65,7 +65,7 @@ def cases(quick: bool) -> Iterator[Case]:
 class _Boto:
     """What one would write with boto3 alone."""
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Address) -> None:
         self._place = place
         config = Config(max_pool_connections=2 * THREADS, s3={"addressing_style": "path"})
         self._client: Any = boto3.client(

@@ -28,9 +28,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.case import Case, alone, paired
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.codec import decode, encode
-from streams.records import Span, Trajectory, Version
+from streams.values import Span, Version
+from streams.records import Trajectory
 from streams.sqlite.database import Database
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
@@ -109,7 +110,7 @@ class _BusSide:
 
     def write(self, at: int) -> None:
         batch = self._records[at % len(self._records) :][:BATCH]
-        self._writer.append("trajectories", [Entry(b"%d" % r.group, encode(r)) for r in batch])
+        self._writer.append("trajectories", [AppendEntry(b"%d" % r.group, encode(r)) for r in batch])
 
     def read(self, at: int) -> None:
         for message in self._reader.read("trajectories", {0: at}, records_max=BATCH):

@@ -16,10 +16,11 @@ from operator import attrgetter
 import numpy as np
 import psutil
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.codec import decode, encode
 from streams.connect import open_bus
-from streams.records import Span, Trajectory, Version
+from streams.values import Span, Version
+from streams.records import Trajectory
 
 RECORD_BYTES = 50_000
 BATCH = 128  # records of one append
@@ -33,20 +34,20 @@ fields_of = attrgetter(*Trajectory.__struct_fields__)
 
 def produce(bus: Bus, topic: str, count: int) -> float:
     value, partitions = bytes(RECORD_BYTES), bus.partitions(topic)
-    batch = [Entry(b"k", value, number % partitions) for number in range(BATCH)]
+    batch = [AppendEntry(b"k", value, number % partitions) for number in range(BATCH)]
     bus.append(topic, batch[:1])  # its client is made, as the tool's is, before the clock starts
     return _timed(lambda: [bus.append(topic, batch[:n]) for n in _batches(count)])
 
 
 def encode_and_produce(bus: Bus, topic: str, count: int) -> float:
     records, partitions = [_trajectory(seed) for seed in range(BATCH)], bus.partitions(topic)
-    bus.append(topic, [Entry(b"k", encode(records[0]), 0)])
+    bus.append(topic, [AppendEntry(b"k", encode(records[0]), 0)])
 
     def work() -> None:
         for size in _batches(count):
             bus.append(
                 topic,
-                [Entry(b"k", encode(r), n % partitions) for n, r in enumerate(records[:size])],
+                [AppendEntry(b"k", encode(r), n % partitions) for n, r in enumerate(records[:size])],
             )
 
     return _timed(work)
@@ -77,14 +78,14 @@ def stopped(bus: Bus, topic: str, bound: int) -> float:
     """MB by which this process grew while the broker was stopped, with more records offered than
     the bound holds: who calls stops the broker when the first line is printed.
     """
-    bus.append(topic, [Entry(b"k", bytes(1 << 20), 0)])
+    bus.append(topic, [AppendEntry(b"k", bytes(1 << 20), 0)])
     value = os.urandom(1 << 20)
     assert STOPPED_THREADS * len(value) > bound
     print("ready", flush=True)
     sys.stdin.readline()
     before = peak = psutil.Process().memory_info().rss
     for _ in range(STOPPED_THREADS):
-        work = threading.Thread(target=lambda: bus.append(topic, [Entry(b"k", value, 0)]))
+        work = threading.Thread(target=lambda: bus.append(topic, [AppendEntry(b"k", value, 0)]))
         work.daemon = True
         work.start()
     end = time.monotonic() + STOPPED_S

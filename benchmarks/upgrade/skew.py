@@ -25,22 +25,23 @@ from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.case import Case, alone
-from rollstream.config import Configuration, load
-from rollstream.folder import run_log
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.folder import open_run_log_for_writing
 from rollstream.main import main
 from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from storage.connect import open_store
-from storage.documents import encode as encode_object
+from storage.documents import encode_json as encode_object
 from storage.documents import seal
 from storage.hashing import content_hash
 from storage.objects import ObjectStore
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.codec import Envelope, encode
 from streams.errors import NewerRelease, RollstreamError
 from streams.reader import TopicReader, from_begin
 from streams.records import Opened, Take, WeightsAnnounced
-from streams.topics import BELONGS, catalogue
+from streams.topics import SCHEMAS_BY_TOPIC, catalogue
 from testbed.recorded import RUN_OF_0_1_0 as RUN
 
 OF_ONE_ROLE = {
@@ -128,8 +129,8 @@ def _of_many(role: str, topic: str) -> str:
     """The role goes on, and dead-letters the record once."""
     with tempfile.TemporaryDirectory() as scratch:
         world = _world(Path(scratch))
-        header = json.dumps({"record": {"schema": f"{min(BELONGS[topic])[:-1]}2"}}).encode()
-        world.bus.append(topic, [Entry(b"newer", _sealed(header), 0)])
+        header = json.dumps({"record": {"schema": f"{min(SCHEMAS_BY_TOPIC[topic])[:-1]}2"}}).encode()
+        world.bus.append(topic, [AppendEntry(b"newer", _sealed(header), 0)])
         error = _run(world, role, until=lambda: _ends(world.bus, f"{topic}.dead") == 1)
         if error is None and _ends(world.bus, f"{topic}.dead") == 1:
             return _judged(world, error, must_refuse=False)
@@ -175,7 +176,7 @@ def _copied() -> str:
         world = _world(Path(scratch))
         header = json.dumps({"record": {"schema": "trajectory/2"}}).encode()
         value = _sealed(header)
-        world.bus.append("trajectories", [Entry(b"newer", value, 0)])
+        world.bus.append("trajectories", [AppendEntry(b"newer", value, 0)])
         before = len(list(world.store.list("archive/topic=trajectories")))
         _run(world, "archive", until=lambda: _archived(world) > before)
         from storage.archive.messages import messages_of
@@ -257,7 +258,7 @@ def _world(folder: Path) -> World:
         tar.extractall(folder / "run", filter="data")
     overrides = ["metrics.enabled=false", "archive.roll_s=0.5", "rollouts.niceness=0"]
     configuration = load(folder / "run" / "config.json", overrides, {})
-    bus = run_log(configuration, folder / "run")
+    bus = open_run_log_for_writing(configuration, folder / "run")
     return World(folder / "run", configuration, bus, open_store(f"file:{folder / 'run' / 'store'}"))
 
 
@@ -265,7 +266,7 @@ def _append_newer(bus: Bus, topic: str, schema: str) -> None:
     """What the present holder of a newer release would have written next."""
     reader = TopicReader(bus, topic, from_begin(bus, topic))
     reader.read_to(bus.end(topic))
-    role, entries = bus.settings(topic).writer, list[Entry]()
+    role, entries = bus.settings(topic).writer, list[AppendEntry]()
     for partition, at in reader.positions.items():
         fence = at.fence
         if schema == "opened/1":
@@ -276,7 +277,7 @@ def _append_newer(bus: Bus, topic: str, schema: str) -> None:
             envelope = {"role": role, "term": fence.term, "sequence": fence.sequence}
             header = {"record": {"schema": name}, "envelope": envelope}
             value = _sealed(json.dumps(header).encode())
-        entries.append(Entry(b"newer", value, partition))
+        entries.append(AppendEntry(b"newer", value, partition))
     bus.append(topic, entries)
 
 
@@ -308,7 +309,7 @@ def _announce(world: World, key: str) -> None:
     fence = reader.positions[0].fence
     envelope = Envelope("trainer", fence.term, fence.sequence)
     value = encode(replace(last.record, manifest_hash=named), envelope)
-    world.bus.append("weights", [Entry(last.key.encode(), value, 0)])
+    world.bus.append("weights", [AppendEntry(last.key.encode(), value, 0)])
 
 
 def _ends(bus: Bus, topic: str) -> int:

@@ -28,12 +28,12 @@ from benchmarks.runs.epochs import (
     recorded,
     requests,
 )
-from producers.engines.base import DraftStats, Request
-from producers.engines.drafts.switch import Switch
+from producers.engines.base import DraftStats, GenerationRequest
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
-from streams.records import Version
+from streams.values import Version
 
 ARMS = "drafts", "off"
 WORST_ROWS, WORST = 16, 0.97
@@ -134,12 +134,12 @@ def _opened(arm: str, pair: Pair, now: Pass, before: Pass) -> VllmEngine:
         model.config,
         model.state_dict(),
         Version(0, 1),
-        EngineOptions(*sizes, drafts=known, switch=Switch()),
+        EngineOptions(*sizes, drafts=known, switch=DraftGate()),
         settings=settings,
     )
 
 
-def _seconds_and_tokens(engine: VllmEngine, asked: Sequence[Request]) -> tuple[float, int]:
+def _seconds_and_tokens(engine: VllmEngine, asked: Sequence[GenerationRequest]) -> tuple[float, int]:
     """All of it, to its end."""
     for request in asked:
         engine.submit(request)

@@ -7,10 +7,11 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, V2, prompt_of, small_model
-from producers.engines.base import Request, Update
+from producers.engines.base import GenerationRequest, WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
-from streams.records import PROMPT, Sampling
+from streams.records import PROMPT
+from streams.values import Sampling
 from testbed.update_reference import over_old_cache
 
 ERROR_MAX = 1e-4
@@ -21,7 +22,7 @@ def logprob_error(tokens: int, slots: int) -> Case:
     engine = VllmEngine(old.config, old.state_dict(), V1, EngineOptions(slots, CONTEXT))
     sources = np.full(PROMPT_TOKENS, PROMPT, np.uint8)
     sampling, nothing = Sampling(temperature=0, tokens_max=tokens), np.zeros(0, np.float32)
-    engine.submit(Request("t", 0, prompt_of(0), sources, sampling, 0, nothing))
+    engine.submit(GenerationRequest("t", 0, prompt_of(0), sources, sampling, 0, nothing))
     found: list[int] = []
     logprobs: list[float] = []
     before = 0
@@ -31,7 +32,7 @@ def logprob_error(tokens: int, slots: int) -> Case:
             logprobs += emission.logprobs.tolist()
             before += len(emission.tokens) * (emission.version == V1)
         if engine.version == V1 and engine.stats().tokens >= tokens // 3:
-            engine.update(Update(V2, new.state_dict()), "in_flight")
+            engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     greedy, wanted = over_old_cache(old, new, prompt_of(0), found, before)
     same = sum(a == b for a, b in zip(found, greedy, strict=True))
     error = float((torch.tensor(logprobs) - wanted).abs().max())

@@ -25,23 +25,24 @@ from transformers import PreTrainedModel
 
 from benchmarks.case import Case, paired
 from benchmarks.vllm.models import CONTEXT, V1, prompt_of, small_model
-from producers.engines.drafts import History
-from producers.engines.drafts.merged import WithRunning
+from producers.engines.drafts import AnswerHistory
+from producers.engines.drafts.merged import CombinedSource
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.rewards import RewardPool
-from producers.rollout.judging import Judging
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import Outbox
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
+from producers.rollout.judging import EndedTurns
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import BackgroundSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
 from producers.rollout.weights import WeightsFollower
-from producers.rollout.worker import Rollout
+from producers.rollout.worker import RolloutLoop
 from producers.settings import RolloutSettings, TaskSettings
 from storage.connect import open_store
 from streams.connect import open_bus
-from streams.records import Assignment, Sampling
+from streams.records import Assignment
+from streams.values import Sampling
 from streams.topics import catalogue
 
 BATCH = 16
@@ -103,13 +104,13 @@ def _worker(model: PreTrainedModel, lengths: list[int], folder: Path) -> Callabl
     settings = RolloutSettings(engine="vllm", slots=BATCH, context_max=CONTEXT)
     node = NodeHistory(folder / "drafts", settings.drafts_tokens)
     node.take_over()
-    source = WithRunning(node, History(BATCH * CONTEXT))
+    source = CombinedSource(node, AnswerHistory(BATCH * CONTEXT))
     weights = model.state_dict()
     engine = VllmEngine(model.config, weights, V1, EngineOptions(BATCH, CONTEXT, drafts=source))
-    voice = Voice(bus, Outbox(bus), "rollout-0", 1, settings, Pulse(settings.status_s))
-    judging = Judging(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
-    orders = Orders(bus, "rollout-0", 1)
-    rollout = Rollout(settings, engine, WeightsFollower(bus, store), orders, judging, voice)
+    voice = RolloutPublisher(bus, BackgroundSender(bus), "rollout-0", 1, settings, StatusSchedule(settings.status_s))
+    judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: V1, late=True)
+    orders = AssignmentQueue(bus, "rollout-0", 1)
+    rollout = RolloutLoop(settings, engine, WeightsFollower(bus, store), orders, judging, voice)
     rounds = [0]
 
     def run() -> None:

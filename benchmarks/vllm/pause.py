@@ -18,12 +18,13 @@ import torch
 
 from benchmarks.case import Case, alone
 from benchmarks.vllm.models import CONTEXT, PROMPT_TOKENS, V1, large_model, prompt_of, small_model
-from producers.engines.base import Request, Update
+from producers.engines.base import GenerationRequest, WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from storage.tensors import untie
-from storage.versions.held import Patch
-from streams.records import PROMPT, Sampling, Version
+from storage.versions.held import TensorPatch
+from streams.records import PROMPT
+from streams.values import Sampling, Version
 
 RATIO_MAX = 1.3
 RUNNING = 4
@@ -67,7 +68,7 @@ class _Pauses:
         kind: str,
         old: Tensors,
         new: Tensors,
-        patches: tuple[Patch, ...] | None,
+        patches: tuple[TensorPatch, ...] | None,
         *,
         theirs_first: bool,
         kept: bool,
@@ -94,11 +95,11 @@ class _Pauses:
         met = ratio <= RATIO_MAX
         return Case(name, mine, "s", reference, other, ratio, RATIO_MAX, met, note)
 
-    def _take(self, tensors: Tensors, patches: tuple[Patch, ...] | None) -> float:
+    def _take(self, tensors: Tensors, patches: tuple[TensorPatch, ...] | None) -> float:
         """Seconds from the pause on until decoding goes on; what comes before is done beside it."""
         self._number += 1
         base = None if patches is None else self._engine.version
-        update = Update(Version(self._number, 1), tensors, base, patches)
+        update = WeightUpdate(Version(self._number, 1), tensors, base, patches)
         prepared = self._engine.prepare(update)
         began = time.perf_counter()
         self._engine.update(prepared, "in_flight")
@@ -140,7 +141,7 @@ def updates_lost(count: int, slots: int) -> Case:
         for index in range(slots - len(engine.running())):
             engine.submit(_request(f"{number}.{index}", number * slots + index, 24))
         read(0.02)
-        engine.update(engine.prepare(Update(Version(number, 1), states[number % 2])), "in_flight")
+        engine.update(engine.prepare(WeightUpdate(Version(number, 1), states[number % 2])), "in_flight")
         spans += len(engine.running())
     while engine.running():
         read(10.0)
@@ -153,17 +154,17 @@ def updates_lost(count: int, slots: int) -> Case:
     return alone("vllm_updates_lost", wrong, "requests", at_most=0, note=note)
 
 
-def _request(name: str, index: int, tokens: int) -> Request:
+def _request(name: str, index: int, tokens: int) -> GenerationRequest:
     sources, nothing = np.full(PROMPT_TOKENS, PROMPT, np.uint8), np.zeros(0, np.float32)
     sampling = Sampling(tokens_max=tokens)
-    return Request(name, 0, prompt_of(index), sources, sampling, 7, nothing)
+    return GenerationRequest(name, 0, prompt_of(index), sources, sampling, 7, nothing)
 
 
-def _changed(old: Tensors) -> tuple[dict[str, torch.Tensor], tuple[Patch, ...]]:
+def _changed(old: Tensors) -> tuple[dict[str, torch.Tensor], tuple[TensorPatch, ...]]:
     """The tensors with `CHANGED` of the elements of each drawn anew, and the patches to them."""
     kept, tied = untie(old)
     new: dict[str, torch.Tensor] = {}
-    patches: list[Patch] = []
+    patches: list[TensorPatch] = []
     draw = torch.Generator().manual_seed(0)
     for name, tensor in kept.items():
         count = max(1, int(tensor.numel() * CHANGED))
@@ -171,5 +172,5 @@ def _changed(old: Tensors) -> tuple[dict[str, torch.Tensor], tuple[Patch, ...]]:
         new[name] = tensor.clone()
         new[name].view(-1)[at] += torch.randn(count, generator=draw).to(tensor.dtype) * 0.01
         values = new[name].view(-1)[at].clone()
-        patches.append(Patch(name, tuple(tensor.shape), tensor.dtype, at, values))
+        patches.append(TensorPatch(name, tuple(tensor.shape), tensor.dtype, at, values))
     return new | {name: new[owner] for name, owner in tied.items()}, tuple(patches)

@@ -31,10 +31,10 @@ from benchmarks.case import Case, alone
 from benchmarks.runs.measured import run
 from benchmarks.runs.quickstart import ASYNC, QUICKSTART
 from storage.connect import open_store
-from storage.delta import Coded, apply_tensor, encode_tensor
+from storage.delta import CodedTensor, apply_tensor, encode_tensor
 from storage.manifest import parse_version
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
-from storage.versions.fetch import fetch
+from storage.versions.fetch import fetch_tensors
 
 Words = npt.NDArray[np.uint16]
 Tensors = Mapping[str, torch.Tensor]
@@ -180,7 +180,7 @@ def _quickstart(steps: int) -> Case:
         versions = sorted(each for name in folders if (each := parse_version(name)))
         last: Tensors = {}
         for version in versions:
-            now = fetch(store, version)[1]
+            now = fetch_tensors(store, version)[1]
             if last:
                 total.add(last, now)
             last = now
@@ -206,6 +206,6 @@ class _Total:
         return alone(case, self.full / self.delta, "full/delta", note=f"{note}; {share}")
 
     @staticmethod
-    def _coded(base: torch.Tensor, new: torch.Tensor) -> Coded:
+    def _coded(base: torch.Tensor, new: torch.Tensor) -> CodedTensor:
         dtype = DTYPE_NAMES[new.dtype]
         return encode_tensor(tensor_bytes(base), tensor_bytes(new), dtype)

@@ -22,11 +22,11 @@ import psutil
 from benchmarks.case import Case, alone
 from storage.objects import Data, ObjectStore
 from storage.relay.chain import transfer_s
-from storage.relay.directory import Directory
+from storage.relay.directory import RelayDirectory
 from storage.relay.held import CHUNK_BYTES
-from storage.relay.pace import Pace
+from storage.relay.pace import BandwidthLimiter
 from storage.relay.pushing import PushingStore
-from streams.records import Version
+from streams.values import Version
 from testbed.relay_network import RelayNet, RelayProcess
 from testbed.servers import versity
 
@@ -98,7 +98,7 @@ def _pushed(files: dict[str, bytes], latency_s: float) -> tuple[list[float], flo
     """Seconds from the snapshot until each relay has the version; CPU seconds of all relays."""
     with _net() as (net, relays):
         late: ObjectStore = _Late(net.store, latency_s)  # type: ignore[assignment]
-        store = PushingStore(late, Directory(net.bus, 30.0), 1 << 30, Pace(LINK))
+        store = PushingStore(late, RelayDirectory(net.bus, 30.0), 1 << 30, BandwidthLimiter(LINK))
         cpu = _cpu_s(relays)
         started = time.monotonic()
         writer = threading.Thread(target=net.write, args=(1, files, store))
@@ -132,7 +132,7 @@ def _copy_s(size: int) -> float:
     data, buffer = memoryview(bytes(size)), bytearray(CHUNK_BYTES)
 
     def send() -> None:
-        pace = Pace(LINK)
+        pace = BandwidthLimiter(LINK)
         with socket.create_connection(listener.getsockname()) as sender:
             for at in range(0, size, CHUNK_BYTES // 4):
                 pace.take(CHUNK_BYTES // 4)
@@ -164,9 +164,9 @@ def _egress(files: dict[str, bytes], size: int) -> Iterator[Case]:
 
 
 def _encoded(manifest: object) -> bytes:
-    from storage.documents import encode
+    from storage.documents import encode_json
 
-    return encode(manifest)
+    return encode_json(manifest)
 
 
 @contextmanager

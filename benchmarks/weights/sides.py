@@ -11,16 +11,16 @@ import numpy as np
 import torch
 
 from consumers.trainer.versions import VersionWriter
-from producers.engines.base import Update
-from producers.engines.torch_engine.places import Place
-from producers.engines.torch_engine.weights import Prepared, ServedWeights
-from producers.rollout.weights import Fetched, WeightsFollower
+from producers.engines.base import WeightUpdate
+from producers.engines.torch_engine.places import WeightView
+from producers.engines.torch_engine.weights import PreparedWrites, ServedWeights
+from producers.rollout.weights import FetchedWeights, WeightsFollower
 from storage.delta import Changes
-from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
 from storage.settings import WeightsSettings
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 from streams.connect import open_bus
-from streams.records import Version
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 
@@ -71,17 +71,17 @@ class Receiver:
         self.version: Version | None = None
         memory = {name: tensor.clone() for name, tensor in tensors.items()}
         self._weights = ServedWeights(
-            {name: (Place(tensor),) for name, tensor in memory.items()},
+            {name: (WeightView(tensor),) for name, tensor in memory.items()},
             {name: tuple(tensor.shape) for name, tensor in memory.items()},
         )
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         prepared = self._weights.prepare(update)
-        return Update(update.version, update.tensors, update.base, prepared=prepared)
+        return WeightUpdate(update.version, update.tensors, update.base, prepared=prepared)
 
-    def update(self, update: Update) -> None:
+    def update(self, update: WeightUpdate) -> None:
         prepared = update.prepared
-        assert isinstance(prepared, Prepared), "the follower prepared it"
+        assert isinstance(prepared, PreparedWrites), "the follower prepared it"
         if prepared.writes is None:
             self._weights.load(update.tensors, checked=True)
         for write in prepared.writes or ():
@@ -91,7 +91,7 @@ class Receiver:
     def patch(self, tensors: Tensors, changes: Mapping[str, Changes | None]) -> None:
         """Take decoded changes, as the follower would hand them over."""
         patches = tuple(
-            Patch(
+            TensorPatch(
                 name,
                 tuple(tensors[name].shape),
                 torch.bfloat16,
@@ -102,7 +102,7 @@ class Receiver:
             if one is not None
         )
         version = Version(1, 1)
-        self.update(self.prepare(Update(version, tensors, version, patches)))
+        self.update(self.prepare(WeightUpdate(version, tensors, version, patches)))
 
 
 @dataclass(slots=True)
@@ -139,10 +139,10 @@ class Link:
         self._pass(len(data))
         return data, etag
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         return self.store.stat(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self.store.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -186,7 +186,7 @@ class Sides:
         self._number += 1
         return self.versions.publish(self._number, tensors)
 
-    def fetched(self, held: Version | None) -> Fetched:
+    def fetched(self, held: Version | None) -> FetchedWeights:
         """The newest version, prepared."""
         self.follower.read()
         self.follower.prefetch(held)

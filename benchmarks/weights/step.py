@@ -22,17 +22,18 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks.case import Case
 from benchmarks.weights.sides import Sides, nudged
 from consumers.settings import TrainerSettings
-from consumers.trainer.learner import Learner
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import Publisher, Retention, Snapshot
+from consumers.trainer.publisher import StepPublisher, CheckpointRetention, StepSnapshot
 from consumers.trainer.sample import Sample
-from producers.engines.base import Request, Update
+from producers.engines.base import GenerationRequest, WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from storage.file_store import FileStore
 from storage.metrics import MetricsFile
 from storage.tensors import untie
-from streams.records import GENERATED, PROMPT, Position, Sampling, Span, StepDone, Version
+from streams.records import GENERATED, PROMPT, Position, StepDone
+from streams.values import Sampling, Span, Version
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 8192, 8, 40
 STEPS = 3  # between two times that publishing is waited for
@@ -64,7 +65,7 @@ def measure_stall(quick: bool) -> Case:
 
     Steps of few tokens, so that the weights' share of a step is as large as it gets.
     """
-    learner = Learner(model_of(4 if quick else 16), SETTINGS)
+    learner = TorchLearner(model_of(4 if quick else 16), SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         stepper = _Stepper(learner, Path(folder))
         stepper.steps(STEPS, publish=True)  # memory is faulted in
@@ -93,14 +94,14 @@ def measure_stall(quick: bool) -> Case:
 class _Stepper:
     """The trainer's step as its loop does it, with and without publishing."""
 
-    def __init__(self, learner: Learner, folder: Path) -> None:
+    def __init__(self, learner: TorchLearner, folder: Path) -> None:
         self._learner = learner
         self._sides = Sides(FileStore(folder / "store"), folder / "bus", deltas=True)
         ledger = Ledger(self._sides.bus, 1)
         ledger.open(Position())
         metrics = MetricsFile(folder / "trainer.jsonl")
         store = self._sides.store
-        self._publisher = Publisher(store, self._sides.versions, ledger, metrics, Retention(1))
+        self._publisher = StepPublisher(store, self._sides.versions, ledger, metrics, CheckpointRetention(1))
         self._step = -1
         self._snapshots: list[float] = []
         self._busy: dict[bool, list[float]] = {True: [], False: []}
@@ -130,7 +131,7 @@ class _Stepper:
         began = time.perf_counter()
         tensors = self._learner.snapshot("bfloat16", self._publisher.weight_buffers)
         self._snapshots.append(time.perf_counter() - began)
-        self._publisher.submit(Snapshot(done, tensors, None, False, {}, {}))
+        self._publisher.submit(StepSnapshot(done, tensors, None, False, {}, {}))
 
     def copy(self) -> float:
         """Seconds of a plain copy of the masters."""
@@ -213,7 +214,7 @@ def _gap(engine: TorchEngine, sides: Sides) -> tuple[float, float, float]:
     _fill(engine)
     for _ in range(10):
         engine.poll(0.0)
-    updates: list[Update] = []
+    updates: list[WeightUpdate] = []
 
     def look() -> None:
         sides.follower.read()
@@ -235,7 +236,7 @@ def _gap(engine: TorchEngine, sides: Sides) -> tuple[float, float, float]:
         now = time.perf_counter()
         largest, before = max(largest, now - before), now
     steps = [_timed(lambda: engine.poll(0.0)) for _ in range(20)]
-    again = Update(engine.version, updates[0].tensors, engine.version, updates[0].patches)
+    again = WeightUpdate(engine.version, updates[0].tensors, engine.version, updates[0].patches)
     prepared = engine.prepare(again)
     copy = min(_timed(lambda: engine.update(prepared, "in_flight")) for _ in range(3))
     for name in engine.running():
@@ -250,7 +251,7 @@ def _fill(engine: TorchEngine) -> None:
         sources = np.zeros(PROMPT_TOKENS, np.uint8)
         sampling = Sampling(tokens_max=CONTEXT - PROMPT_TOKENS)
         nothing = np.zeros(0, np.float32)
-        engine.submit(Request(f"t{row}", row, tokens, sources, sampling, 0, nothing))
+        engine.submit(GenerationRequest(f"t{row}", row, tokens, sources, sampling, 0, nothing))
 
 
 def _tied(tensors: dict[str, torch.Tensor], tied: dict[str, str]) -> dict[str, torch.Tensor]:

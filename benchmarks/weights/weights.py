@@ -21,7 +21,7 @@ from benchmarks.weights.step import measure_gap, measure_stall
 from storage.delta import Changes, apply_tensor, encode_tensor
 from storage.file_store import FileStore
 from storage.objects import ObjectStore
-from storage.shards import pack, plan_shards
+from storage.shards import pack_tensors, plan_shards
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 
 Tensors = Mapping[str, torch.Tensor]
@@ -111,7 +111,7 @@ def _storing(store: ObjectStore, tensors: Tensors, number: int) -> float:
     """Seconds of writing and reading the files, and of hashing every tensor twice."""
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     shards = [
-        pack({name: tensors[name] for name in names}, "shard")[0]
+        pack_tensors({name: tensors[name] for name in names}, "shard")[0]
         for names in plan_shards(sizes, Sides.SHARD_BYTES)
     ]
     began = time.perf_counter()

@@ -8,11 +8,11 @@ disagree around midnight give two files and not hundreds.
 
 from collections.abc import Mapping, Sequence
 
-from storage.archive.names import day_of, size_of
+from storage.archive.names import utc_day, message_bytes
 from streams.bus import Message
 
 
-class Pending:
+class PendingRecords:
     """Pending records of one partition, oldest first. `since_s` is the time at which the first was
     read, `bytes` counts keys and values.
     """
@@ -29,8 +29,8 @@ class Pending:
 
     def add(self, message: Message) -> None:
         self.messages.append(message)
-        self.bytes += size_of(message)
-        if self._cut is None and _later_day(message, self.messages[0]):
+        self.bytes += message_bytes(message)
+        if self._cut is None and _is_later_day(message, self.messages[0]):
             self._cut = len(self.messages) - 1
 
     def next_file(self) -> Sequence[Message]:
@@ -45,11 +45,11 @@ class Pending:
             self.add(message)
 
 
-def _later_day(message: Message, first: Message) -> bool:
-    return day_of(message.timestamp_ms) > day_of(first.timestamp_ms)
+def _is_later_day(message: Message, first: Message) -> bool:
+    return utc_day(message.timestamp_ms) > utc_day(first.timestamp_ms)
 
 
-def due(pending: Mapping[int, Pending], roll_bytes: int, roll_s: float, now_s: float) -> int | None:
+def due_partition(pending: Mapping[int, PendingRecords], roll_bytes: int, roll_s: float, now_s: float) -> int | None:
     """The partition whose file is to be written now, None if no file is due. A file is due if its
     day is over or its first record waited for `roll_s`; if all partitions together hold
     `roll_bytes`, the fullest is due.

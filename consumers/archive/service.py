@@ -10,20 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from consumers.archive.topic import TopicArchive, Written
+from consumers.archive.topic import TopicArchive, WrittenFile
 from consumers.settings import ArchiveSettings
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.figures import Figures
+from streams.figures import MetricValues
 
 log = logging.getLogger(__name__)
 
 ROUND_S = 2.0  # between two rounds, or a quarter of `roll_s`
 
-Note = Callable[[Mapping[str, object]], None]
+FileNote = Callable[[Mapping[str, object]], None]
 
 
-class Archive:
+class ArchiveService:
     """Archives all archived topics of a run; `note` is called with one line per created file."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Archive:
         run: str,
         settings: ArchiveSettings,
         monotonic: Callable[[], float] = time.monotonic,
-        note: Note = lambda line: None,
+        note: FileNote = lambda line: None,
     ) -> None:
         self._pause_s = min(ROUND_S, settings.roll_s / 4)
         self._note = note
@@ -55,7 +55,7 @@ class Archive:
         for topic in topics:
             topic.finish()
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Metrics of this process; thread-safe."""
         return {
             "archive_files_total": self._files,
@@ -70,7 +70,7 @@ class Archive:
             },
         }
 
-    def _on_file(self, file: Written) -> None:
+    def _on_file(self, file: WrittenFile) -> None:
         if not file.is_own:
             self._lost += 1
             return

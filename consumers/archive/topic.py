@@ -16,23 +16,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from consumers.archive.pending import Pending, due
+from consumers.archive.pending import PendingRecords, due_partition
 from consumers.settings import ArchiveSettings
-from storage.archive.names import ArchiveFile, key_of, parsed
-from storage.archive.reading import Ending, ending, endings
+from storage.archive.names import ArchiveFile, archive_key, parse_archive_key
+from storage.archive.reading import FileEnd, file_end, partition_ends
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import BusError, ObjectExists, ObjectMissing, PositionLost, SequenceGap
 from streams.reader import from_begin
 from streams.records import Position
-from streams.truncation import ARCHIVING
+from streams.truncation import ARCHIVE_GROUP
 
 log = logging.getLogger(__name__)
 READ_BYTES, READ_RECORDS = 16 << 20, 8192  # of one read
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """One file; `is_own` is False if another archiver had created it first."""
 
     topic: str
@@ -56,7 +56,7 @@ class TopicArchive:
         topic: str,
         settings: ArchiveSettings,
         monotonic: Callable[[], float] = time.monotonic,
-        on_file: Callable[[Written], None] = lambda file: None,
+        on_file: Callable[[WrittenFile], None] = lambda file: None,
     ) -> None:
         self._bus, self._store = bus, store
         self._run, self._topic = run, topic
@@ -65,7 +65,7 @@ class TopicArchive:
         self._on_file = on_file
         self._archived: dict[int, Position] = {}
         self._next: dict[int, int] = {}
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingRecords] = {}
 
     def start(self) -> None:
         """Continue each partition after its last file, or at the log's begin if there is none.
@@ -74,18 +74,18 @@ class TopicArchive:
         """
         # Asked before the files are listed: records truncated in between are then in a listed file.
         begins = from_begin(self._bus, self._topic)
-        ends = endings(self._store, self._run, self._topic)
+        ends = partition_ends(self._store, self._run, self._topic)
         for partition, begin in begins.items():
             where = f"{self._topic}/{partition}"
             if partition in ends:
-                self._archived[partition] = _after(ends[partition])
-                _check_kept(where, self._archived[partition].offset, begin.offset)
+                self._archived[partition] = _position_after(ends[partition])
+                _check_no_gap(where, self._archived[partition].offset, begin.offset)
             else:
                 self._archived[partition] = begin
                 if begin.offset:
                     log.warning("%s: records below %d are not archived", where, begin.offset)
         self._next = {p: at.offset for p, at in self._archived.items()}
-        self._bus.commit(ARCHIVING, self._topic, self._archived)
+        self._bus.commit(ARCHIVE_GROUP, self._topic, self._archived)
 
     def advance(self, *, exact: bool = False) -> bool:
         """Read once and write the files that are due; False if no new record was read. Without
@@ -94,7 +94,7 @@ class TopicArchive:
         found = self._read(exact)
         now_s = self._monotonic()
         s = self._settings
-        while (partition := due(self._pending, s.roll_bytes, s.roll_s, now_s)) is not None:
+        while (partition := due_partition(self._pending, s.roll_bytes, s.roll_s, now_s)) is not None:
             self._write(partition)
         return found
 
@@ -137,7 +137,7 @@ class TopicArchive:
                     f"where {self._next[message.partition]} is next; the log lost records"
                 )
             if message.partition not in self._pending:
-                self._pending[message.partition] = Pending(now_s)
+                self._pending[message.partition] = PendingRecords(now_s)
             self._pending[message.partition].add(message)
             self._next[message.partition] = message.offset + 1
         return bool(messages)
@@ -148,14 +148,14 @@ class TopicArchive:
         An archiver that was suspended while its successor archived and the trainer truncated has
         lost no record. `PositionLost` if the truncated records are in no file.
         """
-        ends = endings(self._store, self._run, self._topic)
+        ends = partition_ends(self._store, self._run, self._topic)
         for partition, begin in self._bus.begin(self._topic).items():
             if self._next[partition] >= begin:
                 continue
             if partition not in ends or ends[partition].last + 1 < begin:
                 text = f"records were truncated before they were archived: {error}"
                 raise PositionLost(text) from error
-            self._continue_at(partition, _after(ends[partition]))
+            self._continue_at(partition, _position_after(ends[partition]))
 
     def _rotated(self) -> dict[int, int]:
         """The positions to read from; each partition is first in turn, so that none starves."""
@@ -165,14 +165,14 @@ class TopicArchive:
 
     def _write(self, partition: int) -> None:
         """Write a partition's next file, or continue after another archiver's."""
-        from storage.archive.files import encoded
+        from storage.archive.files import encode_file
 
         messages = self._pending[partition].next_file()
         first, fence = messages[0], self._archived[partition].fence
-        key = key_of(self._topic, self._run, partition, first.offset, first.timestamp_ms)
+        key = archive_key(self._topic, self._run, partition, first.offset, first.timestamp_ms)
         started_s = self._monotonic()
-        file = encoded(self._topic, messages, fence)
-        there, mine = Ending(messages[-1].offset, file.fence), True
+        file = encode_file(self._topic, messages, fence)
+        there, mine = FileEnd(messages[-1].offset, file.fence), True
         try:
             self._store.create(key, file.data)  # 1
         except ObjectExists:
@@ -180,17 +180,17 @@ class TopicArchive:
             log.warning("%s: another archiver wrote it, up to offset %d", key, there.last)
         seconds = self._monotonic() - started_s
         size = len(file.data)
-        self._on_file(Written(self._topic, key, len(messages), size, seconds, mine))
-        self._continue_at(partition, _after(there))
-        self._bus.commit(ARCHIVING, self._topic, {partition: self._archived[partition]})  # 3
+        self._on_file(WrittenFile(self._topic, key, len(messages), size, seconds, mine))
+        self._continue_at(partition, _position_after(there))
+        self._bus.commit(ARCHIVE_GROUP, self._topic, {partition: self._archived[partition]})  # 3
 
-    def _winner(self, key: str) -> Ending:
+    def _winner(self, key: str) -> FileEnd:
         """The last offset and fence of the file that another archiver created."""
-        listed = (parsed(entry.key, entry.bytes) for entry in self._store.list(key))
+        listed = (parse_archive_key(entry.key, entry.bytes) for entry in self._store.list(key))
         file: ArchiveFile | None = next(listed, None)
         if file is None:
             raise ObjectMissing(f"{key} existed and is gone; does a program delete archive files?")
-        return ending(self._store, file)
+        return file_end(self._store, file)
 
     def _continue_at(self, partition: int, archived: Position) -> None:
         self._archived[partition] = archived
@@ -201,7 +201,7 @@ class TopicArchive:
                 del self._pending[partition]
 
 
-def _check_kept(where: str, archived: int, begin: int) -> None:
+def _check_no_gap(where: str, archived: int, begin: int) -> None:
     if archived < begin:
         raise PositionLost(
             f"{where}: records {archived} to {begin - 1} were truncated before they were archived; "
@@ -210,5 +210,5 @@ def _check_kept(where: str, archived: int, begin: int) -> None:
         )
 
 
-def _after(end: Ending) -> Position:
+def _position_after(end: FileEnd) -> Position:
     return Position(end.last + 1, end.fence)

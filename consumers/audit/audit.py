@@ -9,53 +9,53 @@ names is before the fixed ends of the other topics.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from consumers.audit.checkpoints import Checkpoints
-from consumers.audit.damage import Damage
-from consumers.audit.decisions import Decisions
-from consumers.audit.fences import Fences
-from consumers.audit.groups import Groups
-from consumers.audit.lag import Lag, Policy
-from consumers.audit.messages import Hole, Source
-from consumers.audit.noted import Noted
-from consumers.audit.objects import Objects
-from consumers.audit.once import Once
-from consumers.audit.origins import Origins
-from consumers.audit.reads import Reads
-from consumers.audit.rows import RowChecker, Rows
-from consumers.audit.seen import Checker, Kept, Seen
-from consumers.audit.spans import Foreign, OneVersion, Spans
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
-from consumers.audit.versions import Participants, Versions
+from consumers.audit.checkpoints import CheckpointAudit
+from consumers.audit.damage import UnreadableRecords
+from consumers.audit.decisions import DecisionAudit
+from consumers.audit.fences import FenceAudit
+from consumers.audit.groups import GroupAudit
+from consumers.audit.lag import LagAudit, AuditPolicy
+from consumers.audit.messages import MissingRange, AuditSource
+from consumers.audit.noted import AnnotationAudit
+from consumers.audit.objects import StoreAudit
+from consumers.audit.once import ExactlyOnceAudit
+from consumers.audit.origins import OriginAudit
+from consumers.audit.reads import TrainerReads
+from consumers.audit.rows import RowFold, TrajectoryRows
+from consumers.audit.seen import RecordFold, Completeness, AuditMessage
+from consumers.audit.spans import ForeignCompletions, OneVersionAudit, SpanAudit
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
+from consumers.audit.versions import KnownRollouts, VersionAudit
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.records import Annotation, Trajectory
-from streams.topics import catalogue, is_in_place
+from streams.topics import catalogue, is_in_key_partition
 
-ENDS = (
+END_ORDER = (
     "ledger", "annotations", "trajectories", "admissions", "applied", "weights", "assignments",
     "partials", "prompts",
 )  # fmt: skip
-READ = (
+READ_ORDER = (
     "admissions", "ledger", "annotations", "applied", "prompts", "assignments", "partials",
     "trajectories", "weights",
 )  # fmt: skip
-ARCHIVED = ("admissions", "ledger", "trajectories", "annotations")
+ARCHIVED_TOPICS = ("admissions", "ledger", "trajectories", "annotations")
 """Topics whose checks need every record from the first on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folds:
+class AuditFolds:
     """The folds over all records: `taken` and `reads` are applied before the others; `rows` also
     takes archived rows.
     """
 
-    taken: Taken
-    reads: Reads
-    versions: Versions
-    fences: Fences
-    rows: Sequence[RowChecker]
-    all: Sequence[Checker]
+    taken: LedgerIndex
+    reads: TrainerReads
+    versions: VersionAudit
+    fences: FenceAudit
+    rows: Sequence[RowFold]
+    all: Sequence[RecordFold]
 
 
 @dataclass(slots=True)
@@ -67,20 +67,20 @@ class Audit:
     bus: Bus | None
     store: ObjectStore | None
     run: str
-    policy: Policy
+    policy: AuditPolicy
     tell: Callable[[str], None] = lambda text: None
-    reading: Tally = field(
-        default_factory=lambda: Tally(0, "the records that were read are complete")
+    reading: InvariantResult = field(
+        default_factory=lambda: InvariantResult(0, "the records that were read are complete")
     )
-    _coverage: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    _coverage: dict[str, Completeness] = field(default_factory=dict[str, Completeness])
 
-    def check(self) -> list[Tally]:
+    def check(self) -> list[InvariantResult]:
         """One result for the completeness of the data, then one per invariant in their order."""
-        source = Source(self.bus, self.store, self.run, self.reading)
-        for topic in ENDS:
+        source = AuditSource(self.bus, self.store, self.run, self.reading)
+        for topic in END_ORDER:
             source.fix_end(topic)
         folds = self._folds()
-        for topic in READ:
+        for topic in READ_ORDER:
             self.tell(topic)
             self._coverage[topic] = self._read(source, topic, folds)
         for fold in folds.all:
@@ -88,51 +88,51 @@ class Audit:
         if self.store is None:
             folds.versions.tally.cannot("there is no store")
         else:
-            Objects(self.store, folds.versions, self.tell).check()
-            checkpoints = Checkpoints(self.store, folds.versions, self.policy, self.tell)
+            StoreAudit(self.store, folds.versions, self.tell).check()
+            checkpoints = CheckpointAudit(self.store, folds.versions, self.policy, self.tell)
             checkpoints.check()
-            return [self.reading, *_lines(folds.all, folds.fences.unknown), checkpoints.tally]
-        return [self.reading, *_lines(folds.all, folds.fences.unknown)]
+            return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown), checkpoints.tally]
+        return [self.reading, *_results_by_invariant(folds.all, folds.fences.unknown)]
 
-    def _folds(self) -> Folds:
+    def _folds(self) -> AuditFolds:
         topics = {topic.name: topic for topic in catalogue()}
-        taken = Taken()
+        taken = LedgerIndex()
         groups, once, versions = (
-            Groups(taken),
-            Once(taken),
-            Versions(taken, Participants(self.store)),
+            GroupAudit(taken),
+            ExactlyOnceAudit(taken),
+            VersionAudit(taken, KnownRollouts(self.store)),
         )
-        foreign = Foreign(groups.admitted, self._coverage, taken)
-        spans = Spans(foreign)
-        reads = Reads(groups.admitted)
-        damage = Damage(self.bus, self.reading, reads.was_read)
-        fences = Fences(topics, self.reading, damage)
+        foreign = ForeignCompletions(groups.admitted, self._coverage, taken)
+        spans = SpanAudit(foreign)
+        reads = TrainerReads(groups.admitted)
+        damage = UnreadableRecords(self.bus, self.reading, reads.was_read)
+        fences = FenceAudit(topics, self.reading, damage)
         keep_version = self.policy.keep_version if self.policy.known else None
         rows = (
             once,
             spans,
-            OneVersion(keep_version, foreign),
-            Lag(taken, self.policy),
-            Origins(taken, groups.admitted, spans.tally, self._coverage),
-            Decisions(groups, taken, reads, self.policy, once.tally),
+            OneVersionAudit(keep_version, foreign),
+            LagAudit(taken, self.policy),
+            OriginAudit(taken, groups.admitted, spans.tally, self._coverage),
+            DecisionAudit(groups, taken, reads, self.policy, once.tally),
         )
-        every = (groups, *rows, Noted(taken, once.tally), versions, fences)
-        return Folds(taken, reads, versions, fences, rows, every)
+        every = (groups, *rows, AnnotationAudit(taken, once.tally), versions, fences)
+        return AuditFolds(taken, reads, versions, fences, rows, every)
 
     @property
-    def coverage(self) -> Mapping[str, Kept]:
+    def coverage(self) -> Mapping[str, Completeness]:
         """How much of each topic was available."""
         return self._coverage
 
-    def _read(self, source: Source, topic: str, folds: Folds) -> Kept:
+    def _read(self, source: AuditSource, topic: str, folds: AuditFolds) -> Completeness:
         count = gone = 0
         partitions = folds.reads.partitions.get(topic, 0)
         for one in source.messages(topic):
-            if isinstance(one, Hole):
+            if isinstance(one, MissingRange):
                 folds.fences.passed_over(topic, one)
                 gone += one.end - one.start
                 continue
-            if isinstance(one, Rows):
+            if isinstance(one, TrajectoryRows):
                 count += len(one)
                 misplaced = len(one)
                 for rows in one.in_place(partitions):
@@ -164,22 +164,22 @@ class Audit:
 
     def _say_gone(self, topic: str, gone: int) -> None:
         text = f"{topic}: {gone} records are neither in the log nor archived"
-        if topic in ARCHIVED:
+        if topic in ARCHIVED_TOPICS:
             self.reading.cannot(text)
         else:
             self.reading.notes.append(f"{text} (truncated, as no reader needs them)")
 
 
-def _is_misplaced(seen: Seen, partitions: int) -> bool:
+def _is_misplaced(seen: AuditMessage, partitions: int) -> bool:
     """Whether the record is not in its key's partition; trainer and dispatch skip such records. The
     takes state how many partitions the trainer read.
     """
     record, partition = seen.record, seen.address.partition
     is_keyed = isinstance(record, Trajectory | Annotation)
-    return is_keyed and not is_in_place(record.group, partition, partitions)
+    return is_keyed and not is_in_key_partition(record.group, partition, partitions)
 
 
-def _lines(folds: Sequence[Checker], unknown: str) -> list[Tally]:
+def _results_by_invariant(folds: Sequence[RecordFold], unknown: str) -> list[InvariantResult]:
     """One result per invariant; two folds may share one. An unknown record of a single-holder role
     may change the meaning of all others: then the log is not judged.
     """

@@ -13,21 +13,12 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from consumers.audit.tally import Tally
-from streams.records import (
-    GENERATED,
-    Address,
-    Assignment,
-    Floats,
-    Partial,
-    Sources,
-    Tokens,
-    Trajectory,
-    Version,
-)
+from consumers.audit.tally import InvariantResult
+from streams.records import GENERATED, Assignment, Partial, Trajectory
+from streams.values import Address, Floats, Sources, Tokens, Version
 
 
-class Link(msgspec.Struct, frozen=True, gc=False):
+class PartialLink(msgspec.Struct, frozen=True, gc=False):
     """One partial; `hash` covers its tokens, sources and log-probabilities."""
 
     previous: Address | None
@@ -42,14 +33,14 @@ class Link(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class Chains:
+class ResumeChains:
     """Needs assignments before `partials`, and `partials` before `trajectories`."""
 
-    tally: Tally
+    tally: InvariantResult
     _resumed: dict[tuple[str, int], Address] = field(default_factory=dict[tuple[str, int], Address])
     """(trajectory, attempt) → the partial that its assignment names."""
     _names: set[str] = field(default_factory=set[str])
-    _links: dict[tuple[str, Address], Link] = field(default_factory=dict[tuple[str, Address], Link])
+    _links: dict[tuple[str, Address], PartialLink] = field(default_factory=dict[tuple[str, Address], PartialLink])
 
     def want(self, order: Assignment) -> None:
         if order.kind == "resume" and order.partial is not None:
@@ -64,12 +55,12 @@ class Chains:
         count, sources = len(partial.tokens), partial.sources
         if not len(sources):
             sources = np.full(count, GENERATED, np.uint8)
-        self._links[partial.trajectory, at] = Link(
+        self._links[partial.trajectory, at] = PartialLink(
             partial.previous,
             partial.start,
             count,
             len(partial.logprobs),
-            _hash(partial.tokens, sources, partial.logprobs),
+            _content_hash(partial.tokens, sources, partial.logprobs),
             tuple((span.end - span.start, span.version) for span in partial.spans),
             partial.rollout,
             partial.attempt,
@@ -89,16 +80,16 @@ class Chains:
         for link in links:
             end, upto = link.start + link.count, done + link.generated
             tokens, sources = record.tokens[link.start : end], record.sources[link.start : end]
-            found = _hash(tokens, sources, record.logprobs[done:upto])
-            if found != link.hash or _versions(record, done, upto) != _merged(link.versions):
+            found = _content_hash(tokens, sources, record.logprobs[done:upto])
+            if found != link.hash or _tokens_by_version(record, done, upto) != _merge_neighbours(link.versions):
                 what = f"was resumed from attempt {link.attempt} by {link.rollout}, but differs"
                 return f"{what} from its partial from token {link.start} on"
             done = upto
         return ""
 
-    def _chain(self, trajectory: str, newest: Address) -> list[Link]:
+    def _chain(self, trajectory: str, newest: Address) -> list[PartialLink]:
         """The links of the chain, first one first; [] if a link is missing or does not fit."""
-        links: list[Link] = []
+        links: list[PartialLink] = []
         at: Address | None = newest
         while at is not None:
             link = self._links.get((trajectory, at))
@@ -112,7 +103,7 @@ class Chains:
         return links[::-1]
 
 
-def _versions(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
+def _tokens_by_version(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Version], ...]:
     """The versions of the generated tokens in `[start, end)` in order, each with its number of
     tokens.
     """
@@ -120,7 +111,7 @@ def _versions(record: Trajectory, start: int, end: int) -> tuple[tuple[int, Vers
     return tuple((count, version) for count, version in found if count > 0)
 
 
-def _merged(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
+def _merge_neighbours(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Version], ...]:
     """Merge neighbours of the same version."""
     merged: list[tuple[int, Version]] = []
     for count, version in versions:
@@ -131,5 +122,5 @@ def _merged(versions: tuple[tuple[int, Version], ...]) -> tuple[tuple[int, Versi
     return tuple(merged)
 
 
-def _hash(tokens: Tokens, sources: Sources, logprobs: Floats) -> int:
+def _content_hash(tokens: Tokens, sources: Sources, logprobs: Floats) -> int:
     return xxh3_64_intdigest(tokens.tobytes() + sources.tobytes() + logprobs.tobytes())

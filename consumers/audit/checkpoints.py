@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.audit.lag import Policy
-from consumers.audit.tally import Tally
-from consumers.audit.versions import Versions
+from consumers.audit.lag import AuditPolicy
+from consumers.audit.tally import InvariantResult
+from consumers.audit.versions import VersionAudit
 from consumers.trainer.checkpoint import TrainerState
 from storage.checkpoints import (
     CheckpointId,
@@ -27,14 +27,14 @@ from streams.errors import CorruptObject, ObjectMissing
 
 
 @dataclass(slots=True)
-class Checkpoints:
+class CheckpointAudit:
     """Checks the store; `check` must be called after the folds have read the log."""
 
     store: ObjectStore
-    versions: Versions
-    policy: Policy
+    versions: VersionAudit
+    policy: AuditPolicy
     tell: Callable[[str], None]
-    tally: Tally = field(default_factory=lambda: Tally(11, "checkpoints are whole"))
+    tally: InvariantResult = field(default_factory=lambda: InvariantResult(11, "checkpoints are whole"))
 
     def check(self) -> None:
         """Check every checkpoint under `checkpoints/`."""

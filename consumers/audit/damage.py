@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
-from consumers.audit.seen import Seen
-from consumers.audit.tally import Tally
+from consumers.audit.seen import AuditMessage
+from consumers.audit.tally import InvariantResult
 from streams.bus import Bus
-from streams.codec import MAGIC, content_hash, decode, envelope_of
+from streams.codec import MAGIC, record_hash, decode, envelope_of
 from streams.errors import BusError, DecodeError, PositionLost
-from streams.records import Address, Claim, Dead
+from streams.values import Address
+from streams.records import Claim, Dead
 
 NOTES_MAX = 10
 _CHECKSUM_AT, _BODY_AT = 8, 16
@@ -32,23 +33,23 @@ _PAGE = 512
 
 
 @dataclass(slots=True)
-class Damage:
+class UnreadableRecords:
     """Classifies unreadable bytes; `was_read` returns whether a trainer certainly read the record
     at an address.
     """
 
     bus: Bus | None
-    tally: Tally
+    tally: InvariantResult
     was_read: Callable[[str, Address], bool]
     _ends: dict[str, int] = field(default_factory=dict[str, int])
     _copies: dict[str, dict[Address, str]] = field(default_factory=dict[str, dict[Address, str]])
     _is_whole: dict[str, bool] = field(default_factory=dict[str, bool])
 
-    def judge(self, seen: Seen, archived: bool) -> None:
+    def judge(self, seen: AuditMessage, archived: bool) -> None:
         """Count the bytes, or record a violation."""
         copy = self._dead(seen.topic).get(seen.address)
         where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
-        if copy == content_hash(seen.data):
+        if copy == record_hash(seen.data):
             self.tally.counts["dead-lettered"] += 1
         elif copy is not None:
             what = "the bytes differ from their dead-lettered copy"
@@ -101,7 +102,7 @@ class Damage:
             return
         if isinstance(record, Dead) and record.source == topic:
             at = Address(record.partition, record.offset)
-            self._copies[topic].setdefault(at, content_hash(record.original.tobytes()))
+            self._copies[topic].setdefault(at, record_hash(record.original.tobytes()))
 
 
 def _is_foreign(data: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Invariants 1 and 2: repeats the trainer's decision on each group with the trainer's own rule.
 
-`prepare` (consumers/trainer) is called with the completions and annotations in the log:
+`prepare_group` (consumers/trainer) is called with the completions and annotations in the log:
 1. a closed group: its reason is the one that the rule gives;
 2. a trained group with members that were not trained: they are the ones that the rule leaves out;
 3. a trained group: all its needed annotations are known, no completion that had been read is
@@ -19,35 +19,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from consumers.audit.groups import Groups
-from consumers.audit.lag import Policy
-from consumers.audit.noted import counts
-from consumers.audit.reads import Reads, within
-from consumers.audit.rows import Rows
-from consumers.audit.seen import Coverage, Seen, begins_whole
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
-from consumers.audit.waiting import GroupRecords, OpenGroupCheck, recent
-from consumers.trainer.annotated import REWARD, is_noted
-from consumers.trainer.prepare import Prepared, Rule, prepare
-from streams.admissible import Believed
-from streams.records import (
-    Address,
-    Annotation,
-    Configured,
-    GroupClosed,
-    Superseded,
-    Trajectory,
-    Version,
-)
+from consumers.audit.groups import GroupAudit
+from consumers.audit.lag import AuditPolicy
+from consumers.audit.noted import is_counted_at_intake
+from consumers.audit.reads import TrainerReads, is_within
+from consumers.audit.rows import TrajectoryRows
+from consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
+from consumers.audit.waiting import GroupRecords, OpenGroupCheck, recent_takes
+from consumers.trainer.annotated import REWARD, is_annotated
+from consumers.trainer.prepare import PreparedGroup, TrainingRule, prepare_group
+from streams.admissible import BelievedVersions
+from streams.values import Address, Version
+from streams.records import Annotation, Configured, GroupClosed, Superseded, Trajectory
 
-_OVERDUE = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
+_DEADLINE_DETAIL = re.compile(r"deadline of (\S+) s passed, (\d+) of (\d+) finished")
 """The start of the detail of a closing whose group was not complete."""
-SPREAD_MIN = 2  # members; the filter for equal rewards does not apply to a group of one
+EQUAL_REWARDS_MIN = 2  # members; the filter for equal rewards does not apply to a group of one
 
 
 @dataclass(slots=True)
-class Closing:
+class GroupClosing:
     """A `GroupClosed` that was not checked yet; `configured` is the hash of the configuration."""
 
     record: GroupClosed
@@ -60,23 +53,23 @@ class Closing:
 
 
 @dataclass(slots=True)
-class Decisions:
+class DecisionAudit:
     """Needs the ledger before `annotations`, and `annotations` before `trajectories`."""
 
-    groups: Groups
-    taken: Taken
-    reads: Reads
-    policy: Policy
-    once: Tally
+    groups: GroupAudit
+    taken: LedgerIndex
+    reads: TrainerReads
+    policy: AuditPolicy
+    once: InvariantResult
     """The result of invariant 2; `tally` is the result of invariant 1."""
-    tally: Tally = field(init=False)
+    tally: InvariantResult = field(init=False)
     _configured: str = ""
-    _closings: dict[int, Closing] = field(default_factory=dict[int, Closing])
+    _closings: dict[int, GroupClosing] = field(default_factory=dict[int, GroupClosing])
     _held: dict[int, GroupRecords] = field(default_factory=dict[int, GroupRecords])
     _equal: dict[int, tuple[int, float]] = field(default_factory=dict[int, tuple[int, float]])
     _oldest: dict[int, int] = field(default_factory=dict[int, int])
     """The smallest version of each group that one of the last takes began."""
-    _known: Believed = field(default_factory=lambda: Believed(-1))
+    _known: BelievedVersions = field(default_factory=lambda: BelievedVersions(-1))
     """The published versions with their terms."""
     _poisoned: set[int] = field(default_factory=set[int])
     """Groups of takes that the learner could not compute: they end dead, whatever the rule
@@ -90,10 +83,10 @@ class Decisions:
         self.tally = self.groups.tally
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> TrainingRule | None:
         return self.policy.rule
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         if seen.topic in ("annotations", "trajectories") and not self._is_begun:
@@ -129,11 +122,11 @@ class Decisions:
         for group, names in odd.items():
             if group not in self._poisoned:
                 self._held[group] = GroupRecords(tuple(names))
-        late = {id(take) for take in recent(self.reads.last_term())}
+        late = {id(take) for take in recent_takes(self.reads.last_term())}
         takes = self.reads.takes
         self._oldest = {g: 1 << 62 for g, i in self.reads.begun.items() if id(takes[i]) in late}
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         rule = self.rule
         if rule is None:
             return
@@ -154,7 +147,7 @@ class Decisions:
         if self._other:
             what = f"{self._other} closings under an earlier configuration, which is not kept"
             self.tally.cannot(what)
-        if begins_whole(coverage["trajectories"]):
+        if starts_complete(coverage["trajectories"]):
             held = {g: h for g, h in self._held.items() if g not in self.groups.ended}
             OpenGroupCheck(self.groups, self.reads, self.policy, self._oldest, self.taken).check(
                 held
@@ -166,17 +159,17 @@ class Decisions:
         end = self.groups.ended.get(closed.group)
         if closed.group in self._poisoned and closed.reason == "dead":
             return
-        if end is not None and end.at == at:  # otherwise `Groups` has recorded the violation
+        if end is not None and end.at == at:  # otherwise `GroupAudit` has recorded the violation
             takes = len(self.reads.takes)
             term = self.reads.term
-            self._closings[closed.group] = Closing(
+            self._closings[closed.group] = GroupClosing(
                 closed, at, self._configured, takes, term, self.reads.believed
             )
 
     # ---- annotations -----------------------------------------------------------------------------
 
-    def _note(self, note: Annotation, seen: Seen) -> None:
-        if self.rule is None or note.name not in self.rule.names or not counts(note):
+    def _note(self, note: Annotation, seen: AuditMessage) -> None:
+        if self.rule is None or note.name not in self.rule.names or not is_counted_at_intake(note):
             return
         key = (note.trajectory, note.name)
         held = self._held.get(note.group)
@@ -187,14 +180,14 @@ class Decisions:
             return
         use = self.taken.uses.get(note.trajectory)
         at = seen.address
-        if use is not None and within(begun.annotations, at.partition, at.offset):
+        if use is not None and is_within(begun.annotations, at.partition, at.offset):
             what = f"step {begun.step} trained {note.trajectory} without its {note.name}, "
             what += "which it had read"
             self.once.offend(what, seen.topic, at)
 
     # ---- trajectories ----------------------------------------------------------------------------
 
-    def _wanted_rows(self, rows: Rows, rule: Rule) -> list[int]:
+    def _wanted_rows(self, rows: TrajectoryRows, rule: TrainingRule) -> list[int]:
         uses, held, begun = self.taken.uses, self._held, self.reads.begun
         oldest = self._oldest
         found = {row for row, group in enumerate(rows.groups) if group in held}
@@ -212,13 +205,13 @@ class Decisions:
                 found.add(row)
         return sorted(found)
 
-    def _arrive(self, record: Trajectory, seen: Seen) -> None:
+    def _arrive(self, record: Trajectory, seen: AuditMessage) -> None:
         group, name, at = record.group, record.trajectory, seen.address
         if self.rule is None:
             return
         held = self._held.get(group)
         if held is not None and name in held.names and name not in held.arrived:
-            held.arrived[name] = (_light(record) if self._is_overdue(group) else record, at)
+            held.arrived[name] = (_without_tokens(record) if self._is_overdue(group) else record, at)
             if len(held.arrived) == len(held.names):
                 self._decide(group, held)
         use = self.taken.uses.get(name)
@@ -233,16 +226,16 @@ class Decisions:
         admission = self.groups.admitted.get(group)
         if begun is None or admission is None or name not in admission.names:
             return
-        if within(begun.trajectories, at.partition, at.offset):
+        if is_within(begun.trajectories, at.partition, at.offset):
             what = f"step {begun.step} began group {group} without {name}, which it had read"
             self.once.offend(what, seen.topic, at)
 
-    def _check_trained(self, record: Trajectory, seen: Seen, rule: Rule) -> None:
+    def _check_trained(self, record: Trajectory, seen: AuditMessage, rule: TrainingRule) -> None:
         """Check that a trained completion has all needed annotations, and that no group with equal
         rewards was trained although the filter is on.
         """
         group = record.group
-        if not is_noted(record, rule.names, self.taken.notes):
+        if not is_annotated(record, rule.names, self.taken.notes):
             what = f"{record.trajectory} was trained without all of {', '.join(rule.names)}"
             self.tally.offend(what, seen.topic, seen.address)
         is_plain = rule.names == (REWARD,) and (record.trajectory, REWARD) not in self.taken.notes
@@ -253,7 +246,7 @@ class Decisions:
             self._equal[group] = (-1 << 40, float("nan"))
             return
         self._equal[group] = (count + 1, record.reward)
-        if count + 1 == self.taken.trained_of[group] >= SPREAD_MIN:
+        if count + 1 == self.taken.trained_of[group] >= EQUAL_REWARDS_MIN:
             what = f"group {group} was trained, and all its rewards are {record.reward:g}"
             self.tally.offend(what, seen.topic, seen.address)
 
@@ -272,11 +265,11 @@ class Decisions:
             return
         del self._held[group]
 
-    def _check_closing(self, group: int, closing: Closing, held: GroupRecords) -> None:
+    def _check_closing(self, group: int, closing: GroupClosing, held: GroupRecords) -> None:
         stated, version = closing.record.reason, closing.record.step - 1
         found = [
             self._prepared(group, held, notes, version, believed)
-            for notes in variants(held)
+            for notes in annotation_variants(held)
             for believed in self._believed_about(closing)
         ]
         if any(prepared.ending == stated for prepared in found):
@@ -297,7 +290,7 @@ class Decisions:
         wanted = {sample.trajectory for sample in prepared.samples}
         trained = {name for name in held.names if self.taken.uses[name].step}
         take = self.groups.ended[group].at
-        if not trained:  # `Groups` records this violation
+        if not trained:  # `GroupAudit` records this violation
             return
         for name in sorted(wanted - trained):
             what = f"group {group} was trained without {name}, which the rule trains"
@@ -309,13 +302,13 @@ class Decisions:
 
     def _is_overdue(self, group: int) -> bool:
         closing = self._closings.get(group)
-        return closing is not None and bool(_OVERDUE.match(closing.record.detail))
+        return closing is not None and bool(_DEADLINE_DETAIL.match(closing.record.detail))
 
     def _incomplete(
-        self, group: int, closing: Closing, held: GroupRecords, coverage: Coverage
+        self, group: int, closing: GroupClosing, held: GroupRecords, coverage: Coverage
     ) -> None:
         """Check a closed group that lacks completions now, or lacked some when it was closed."""
-        if not begins_whole(coverage["trajectories"]):
+        if not starts_complete(coverage["trajectories"]):
             self.tally.cannot("the closings of groups whose completions are missing")
             return
         wrong = self._wrong_overdue(group, closing, held)
@@ -327,9 +320,9 @@ class Decisions:
         what = f"group {group} is closed as {closing.record.reason}, but {wrong}"
         self.tally.offend(what, "ledger", closing.at)
 
-    def _wrong_overdue(self, group: int, closing: Closing, held: GroupRecords) -> str:
+    def _wrong_overdue(self, group: int, closing: GroupClosing, held: GroupRecords) -> str:
         """The reason why a group cannot have been closed for its deadline; "" if it can."""
-        found = _OVERDUE.match(closing.record.detail)
+        found = _DEADLINE_DETAIL.match(closing.record.detail)
         if found is None:
             return f"{len(held.arrived)} of its {len(held.names)} completions are in the log"
         deadline, finished, of = found.groups()
@@ -351,12 +344,12 @@ class Decisions:
         held: GroupRecords,
         notes: Mapping[tuple[str, str], Annotation],
         version: int,
-        believed: Believed | None,
-    ) -> Prepared:
+        believed: BelievedVersions | None,
+    ) -> PreparedGroup:
         assert self.rule is not None
-        return prepare(group, held.records(), notes, self.rule, version, believed)
+        return prepare_group(group, held.records(), notes, self.rule, version, believed)
 
-    def _believed_about(self, closing: Closing) -> Iterator[Believed | None]:
+    def _believed_about(self, closing: GroupClosing) -> Iterator[BelievedVersions | None]:
         """The possible sets of believed versions at a closing, which does not state them: from the
         ledger before it up to the statement of the next take.
         """
@@ -365,7 +358,7 @@ class Decisions:
             yield self._known.up_to(take.believed)
 
 
-def variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
+def annotation_variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
     """The sets of annotations that the trainer may have known: all, or all without reward
     annotations of trajectories with a reward of their own; the log does not show when those were
     read.
@@ -378,7 +371,7 @@ def variants(held: GroupRecords) -> Iterator[dict[tuple[str, str], Annotation]]:
         yield needed
 
 
-def _light(record: Trajectory) -> Trajectory:
+def _without_tokens(record: Trajectory) -> Trajectory:
     """The record without its tokens; the check of a deadline does not need them."""
     none = record.tokens[:0]
     return replace(

@@ -9,49 +9,50 @@ and counted; the other folds receive them marked as void.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from consumers.audit.damage import Damage
-from consumers.audit.messages import Hole
-from consumers.audit.seen import Coverage, Seen
-from consumers.audit.tally import Tally
+from consumers.audit.damage import UnreadableRecords
+from consumers.audit.messages import MissingRange
+from consumers.audit.seen import Coverage, AuditMessage
+from consumers.audit.tally import InvariantResult
 from streams.bus import Message
 from streams.errors import SequenceGap
-from streams.fence import advance
-from streams.judging import Judgement, judge
-from streams.records import Address, Fence, Opened
-from streams.release import advice
+from streams.fence import advance_fence
+from streams.judging import ClassifiedMessage, classify_message
+from streams.values import Address
+from streams.records import Fence, Opened
+from streams.release import upgrade_advice
 from streams.topics import Topic
 
-Places = dict[tuple[str, int], Fence]
+PartitionFences = dict[tuple[str, int], Fence]
 
 
 @dataclass(slots=True)
-class Fences:
+class FenceAudit:
     """The fence of every partition so far; `topics` is the catalogue by name."""
 
     topics: Mapping[str, Topic]
-    reading: Tally
+    reading: InvariantResult
     """The result on the completeness of the data, which counts bytes that are no record."""
-    damage: Damage
+    damage: UnreadableRecords
     unknown: str = ""
     """The first record of a single-holder role that only a newer release understands."""
     _release: str = ""
-    tally: Tally = field(
-        default_factory=lambda: Tally(7, "one holder writes: terms grow, no number is missing")
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(7, "one holder writes: terms grow, no number is missing")
     )
-    _fences: Places = field(default_factory=Places)
+    _fences: PartitionFences = field(default_factory=PartitionFences)
 
-    def passed_over(self, topic: str, hole: Hole) -> None:
+    def passed_over(self, topic: str, hole: MissingRange) -> None:
         """Records are missing; the next one is classified by the fence after them."""
         self._fences[topic, hole.partition] = hole.fence
 
-    def judged(self, message: Message, archived: bool) -> Seen | None:
+    def judged(self, message: Message, archived: bool) -> AuditMessage | None:
         """The classified message; None for a tombstone."""
         if message.value is None:
             self.reading.counts["tombstones"] += 1
             return None
         topic, at = message.topic, Address(message.partition, message.offset)
         found = self._judge(topic, at, message.value)
-        seen = Seen(
+        seen = AuditMessage(
             topic, at, found.record, found.envelope, found.reason, found.void, message.value
         )
         if self.topics[topic].writer:
@@ -60,7 +61,7 @@ class Fences:
             self.damage.judge(seen, archived)
         return seen
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         """No effect: `judged` has done the work already."""
 
     def finish(self, coverage: Coverage) -> None:
@@ -68,24 +69,24 @@ class Fences:
             if topic.writer and coverage.get(name) == "absent":
                 self.tally.cannot(f"{name} is missing")
 
-    def _judge(self, topic: str, at: Address, value: bytes) -> Judgement:
+    def _judge(self, topic: str, at: Address, value: bytes) -> ClassifiedMessage:
         settings = self.topics[topic]
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get((topic, at.partition), Fence())
         try:
-            after, found = judge(value, fence, topic=topic, fenced=fenced, compacted=compacted)
+            after, found = classify_message(value, fence, topic=topic, fenced=fenced, compacted=compacted)
         except SequenceGap as gap:
             self.tally.offend(str(gap), topic, at)
-            _, found = judge(value, Fence(), topic=topic, fenced=False, compacted=False)
+            _, found = classify_message(value, Fence(), topic=topic, fenced=False, compacted=False)
             assert found.envelope is not None
-            after, _ = advance(Fence(), found.envelope, opens=True, compacted=True)
+            after, _ = advance_fence(Fence(), found.envelope, opens=True, compacted=True)
         self._fences[topic, at.partition] = after
         is_first = fenced and at.offset == 0 and not compacted
         if is_first and found.record is not None and not isinstance(found.record, Opened):
             self.tally.offend("the first record is no `Opened`", topic, at)
         return found
 
-    def _count(self, seen: Seen, newer: str) -> None:
+    def _count(self, seen: AuditMessage, newer: str) -> None:
         counts, writer = self.tally.counts, self.topics[seen.topic].writer
         counts["records"] += 1
         if seen.void:
@@ -112,7 +113,7 @@ class Fences:
                 what += f"term {envelope.term}"
                 self.tally.offend(what, seen.topic, seen.address)
 
-    def _keep_unknown(self, seen: Seen, newer: str) -> None:
+    def _keep_unknown(self, seen: AuditMessage, newer: str) -> None:
         """Remember the first such record; the newest `Opened` names the release to upgrade to."""
         where = f"{seen.topic} {seen.address.partition}:{seen.address.offset}"
-        self.unknown = self.unknown or f"{where}: {newer}; {advice(self._release)}"
+        self.unknown = self.unknown or f"{where}: {newer}; {upgrade_advice(self._release)}"

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.audit.seen import Coverage, Kept, Seen, begins_whole
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
+from consumers.audit.seen import Coverage, Completeness, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
 from consumers.trainer.poison import TakeAttempts
-from streams.records import Address, Admitted, GroupClosed, StepDone, Superseded, Take
+from streams.values import Address
+from streams.records import Admitted, GroupClosed, StepDone, Superseded, Take
 
 ENDINGS = ("trained", "filtered", "expired", "dead")
 
@@ -28,7 +29,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class GroupEnding(msgspec.Struct, frozen=True, gc=False):
     """How and in which step the ledger ends a group, and the address of that record."""
 
     ending: str
@@ -37,13 +38,13 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class Groups:
+class GroupAudit:
     """Needs `admissions` before the ledger."""
 
-    taken: Taken
-    tally: Tally = field(default_factory=lambda: Tally(1, "every admitted group ends once"))
+    taken: LedgerIndex
+    tally: InvariantResult = field(default_factory=lambda: InvariantResult(1, "every admitted group ends once"))
     admitted: dict[int, Admission] = field(default_factory=dict[int, Admission])
-    ended: dict[int, Ended] = field(default_factory=dict[int, Ended])
+    ended: dict[int, GroupEnding] = field(default_factory=dict[int, GroupEnding])
     _unknown: list[tuple[int, str, Address]] = field(default_factory=list[tuple[int, str, Address]])
     _by_step: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
@@ -52,7 +53,7 @@ class Groups:
     _sizes: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     """Number of members of each take of a step that is not done."""
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         record = seen.record
@@ -86,14 +87,14 @@ class Groups:
             few = f"{len(self._unknown)} ended groups whose admission is missing"
             self.tally.cannot(few)
         for topic in ("admissions", "ledger"):
-            if not begins_whole(coverage[topic]):
-                self.tally.cannot(f"{topic} is {_short_of_whole(coverage[topic])}")
-        if begins_whole(coverage["ledger"]):
+            if not starts_complete(coverage[topic]):
+                self.tally.cannot(f"{topic} is {_describe_incomplete(coverage[topic])}")
+        if starts_complete(coverage["ledger"]):
             for what, at in self._unfounded:
                 self.tally.offend(what, "ledger", at)
         self._check_trained()
         for done, at in self._done:
-            if self.taken.is_whole(done.step, ledger_whole=begins_whole(coverage["ledger"])):
+            if self.taken.is_whole(done.step, ledger_whole=starts_complete(coverage["ledger"])):
                 self._check_counts(done, at)
 
     def _admit(self, record: Admitted, at: Address) -> None:
@@ -149,7 +150,7 @@ class Groups:
             what = f"{what}, but {before.ending} in step {before.step}"
             self.tally.offend(f"{what} already", "ledger", at)
             return
-        self.ended[group] = Ended(ending, step, at)
+        self.ended[group] = GroupEnding(ending, step, at)
         if group not in self.admitted:
             self._unknown.append((group, ending, at))
 
@@ -180,5 +181,5 @@ class Groups:
                 self.tally.offend(what, "ledger", at)
 
 
-def _short_of_whole(kept: Kept) -> str:
+def _describe_incomplete(kept: Completeness) -> str:
     return "missing" if kept == "absent" else "not kept from its first record to its last"

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.audit.rows import Numbers, Rows
-from consumers.audit.seen import Coverage, Seen, begins_whole
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
+from consumers.audit.rows import Integers, TrajectoryRows
+from consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
 from consumers.trainer.lag import lag_of
-from consumers.trainer.prepare import Rule
-from streams.records import Address, StepDone, Trajectory
+from consumers.trainer.prepare import TrainingRule
+from streams.values import Address
+from streams.records import StepDone, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AuditPolicy:
     """The settings of the run that the checks need; `known` is False if no configuration is
     available.
     """
@@ -31,7 +32,7 @@ class Policy:
     max_lag: int | None = None
     keep_version: bool = False
     known: bool = True
-    rule: Rule | None = None
+    rule: TrainingRule | None = None
     """The trainer's rule for closing groups; None if its settings are not available."""
     choose: str = "oldest"
     checkpoint_every: int = 0
@@ -39,16 +40,16 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Lag:
+class LagAudit:
     """Needs the ledger before `trajectories`."""
 
-    taken: Taken
-    policy: Policy
-    tally: Tally = field(default_factory=lambda: Tally(5, "no token is trained above max_lag"))
+    taken: LedgerIndex
+    policy: AuditPolicy
+    tally: InvariantResult = field(default_factory=lambda: InvariantResult(5, "no token is trained above max_lag"))
     _sums: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _done: list[tuple[StepDone, Address]] = field(default_factory=list[tuple[StepDone, Address]])
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         record = seen.record
@@ -59,7 +60,7 @@ class Lag:
             if use is not None and use.step and use.at == seen.address:
                 self._weigh(record, use.step, seen)
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         steps = self._steps(rows)
         if not steps.any():
             return
@@ -90,7 +91,7 @@ class Lag:
         bound = self.policy.max_lag
         if bound is None:
             self.tally.notes.append("max_lag = null: ready_groups_max bounds it")
-        gone, ledger_whole = 0, begins_whole(coverage["ledger"])
+        gone, ledger_whole = 0, starts_complete(coverage["ledger"])
         for done, at in self._done:
             whole = self.taken.is_whole(done.step, ledger_whole=ledger_whole)
             if whole and self._sums[done.step, "trajectories"] == self.taken.trained[done.step]:
@@ -103,7 +104,7 @@ class Lag:
             if coverage[topic] == "absent":
                 self.tally.cannot(f"{topic} is missing")
 
-    def _steps(self, rows: Rows) -> Numbers:
+    def _steps(self, rows: TrajectoryRows) -> Integers:
         """The step that trained each row, 0 for none."""
         found: list[int] = []
         for at, use in enumerate(map(self.taken.uses.get, rows.names), rows.first):
@@ -111,7 +112,7 @@ class Lag:
             found.append(use.step if use is not None and is_used else 0)
         return np.array(found, np.int64)
 
-    def _are_believed(self, rows: Rows) -> NDArray[np.bool_]:
+    def _are_believed(self, rows: TrajectoryRows) -> NDArray[np.bool_]:
         """For each span, whether its version is believed (as `Taken.is_believed`)."""
         numbers, of = np.unique(rows.spans.number, return_inverse=True)
         made = [self.taken.versions.get(number) for number in numbers.tolist()]
@@ -119,7 +120,7 @@ class Lag:
         terms = np.array([0 if version is None else version.term for version in made], np.int64)
         return ~is_known[of] | (terms[of] == rows.spans.term)
 
-    def _add(self, steps: Numbers, tokens: Mapping[str, Numbers]) -> None:
+    def _add(self, steps: Integers, tokens: Mapping[str, Integers]) -> None:
         """Add to the sums of each step; rows of step 0 are not counted."""
         found, of = np.unique(steps, return_inverse=True)
         sums = {name: np.bincount(of, counts).tolist() for name, counts in tokens.items()}
@@ -128,7 +129,7 @@ class Lag:
             for name, values in sums.items():
                 self._sums[step, name] += int(values[at]) if step else 0
 
-    def _weigh(self, record: Trajectory, step: int, seen: Seen) -> None:
+    def _weigh(self, record: Trajectory, step: int, seen: AuditMessage) -> None:
         trained = masked = 0
         for span in record.spans:
             lag, tokens = lag_of(span, step - 1), span.end - span.start

@@ -1,7 +1,7 @@
 """Reads all messages of a topic once, in the order of each partition: archived rows below the log's
 first offset, then the log. Nothing is written.
 
-A range that is neither archived nor in the log is returned as a `Hole`, with the fence after it. An
+A range that is neither archived nor in the log is returned as a `MissingRange`, with the fence after it. An
 archived row is returned as the bytes that it had in the log, verified against the hash stored
 beside it.
 """
@@ -12,22 +12,23 @@ beside it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from consumers.audit.rows import Rows, pieces
-from consumers.audit.tally import Tally
+from consumers.audit.rows import TrajectoryRows, split_batch
+from consumers.audit.tally import InvariantResult
 from storage.archive.names import ArchiveFile
 from storage.archive.reading import archived_files
 from storage.objects import ObjectStore
 from streams.bus import Bus, Message
 from streams.errors import BusError, CorruptObject, PositionLost
-from streams.records import Address, Fence, Position
+from streams.values import Address
+from streams.records import Fence, Position
 from streams.truncation import truncated_begin
 
-RECORDS_MAX = 1024  # of one read
-ROUNDS_MAX = 100  # attempts on a topic that is truncated while it is read
+READ_RECORDS_MAX = 1024  # of one read
+TRUNCATION_RETRIES_MAX = 100  # attempts on a topic that is truncated while it is read
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class MissingRange:
     """Offsets `[start, end)` are missing; `fence` is the fence after them, empty if unknown."""
 
     partition: int
@@ -37,13 +38,13 @@ class Hole:
 
 
 @dataclass(slots=True)
-class Source:
+class AuditSource:
     """A run's log, its store, or both; `tally` is the result on the completeness of the data."""
 
     bus: Bus | None
     store: ObjectStore | None
     run: str
-    tally: Tally
+    tally: InvariantResult
     _ends: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     _at: dict[int, int] = field(default_factory=dict[int, int])
     is_archived: bool = False
@@ -66,8 +67,8 @@ class Source:
     def has_log(self, topic: str) -> bool:
         return topic in self._ends
 
-    def messages(self, topic: str) -> Iterator[Message | Rows | Hole]:
-        """The messages of the topic, with a `Hole` for each missing range; archived trajectories
+    def messages(self, topic: str) -> Iterator[Message | TrajectoryRows | MissingRange]:
+        """The messages of the topic, with a `MissingRange` for each missing range; archived trajectories
         come as rows.
         """
         self._at = {}
@@ -76,7 +77,7 @@ class Source:
             return
         ends = self._ends[topic]
         self._at = dict.fromkeys(ends, 0)
-        for _ in range(ROUNDS_MAX):
+        for _ in range(TRUNCATION_RETRIES_MAX):
             assert self.bus is not None
             begin = truncated_begin(self.bus, topic)
             yield from self._archived(topic, begin)
@@ -90,12 +91,12 @@ class Source:
 
     def _passed_over(
         self, begin: Mapping[int, Position], ends: Mapping[int, int]
-    ) -> Iterator[Hole]:
+    ) -> Iterator[MissingRange]:
         for partition, position in begin.items():
             start, end = self._at[partition], min(position.offset, ends[partition])
             if start < end:
                 self._at[partition] = position.offset
-                yield Hole(partition, start, end, position.fence)
+                yield MissingRange(partition, start, end, position.fence)
 
     def _live(self, topic: str, ends: Mapping[int, int]) -> Iterator[Message]:
         assert self.bus is not None
@@ -103,7 +104,7 @@ class Source:
         for partition, end in ends.items():
             while self._at[partition] < end:
                 offset = self._at[partition]
-                read = self.bus.read(topic, {partition: offset}, records_max=RECORDS_MAX)
+                read = self.bus.read(topic, {partition: offset}, records_max=READ_RECORDS_MAX)
                 wanted = [message for message in read if message.offset < end]
                 if not wanted:
                     self._missing(topic, partition, offset, end, is_compacted)
@@ -126,7 +127,7 @@ class Source:
 
     def _archived(
         self, topic: str, begin: Mapping[int, Position] | None
-    ) -> Iterator[Message | Rows | Hole]:
+    ) -> Iterator[Message | TrajectoryRows | MissingRange]:
         """Archived rows from the present offset on, below the log's first offset (all of them
         without a log).
         """
@@ -144,13 +145,13 @@ class Source:
             if high is not None and (file.first >= high or at >= high):
                 continue
             if file.first > at:
-                yield Hole(file.partition, at, file.first, Fence())
+                yield MissingRange(file.partition, at, file.first, Fence())
                 self._at[file.partition] = file.first
             yield from self._rows(topic, file, high)
             if file.first >= at:
                 reached[file.partition] = self._at[file.partition]
 
-    def _reach(self, topic: str, partition: int, piece: Message | Rows) -> None:
+    def _reach(self, topic: str, partition: int, piece: Message | TrajectoryRows) -> None:
         """Advance the offset over a row or rows. An archived file holds every offset from its first
         to its last.
         """
@@ -160,15 +161,15 @@ class Source:
         self._at[partition] = first + count
         self.tally.counts["from the archive"] += count
 
-    def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message | Rows]:
+    def _rows(self, topic: str, file: ArchiveFile, high: int | None) -> Iterator[Message | TrajectoryRows]:
         from storage.archive.messages import batches_of  # pyarrow: only with an archive
-        from storage.archive.values import Originals
+        from storage.archive.values import OriginalBytes
 
         assert self.store is not None
-        partition, originals = file.partition, Originals(topic)
+        partition, originals = file.partition, OriginalBytes(topic)
         try:
             for batch in batches_of(self.store, file):
-                for piece in pieces(batch, originals, partition, self._at[partition], high):
+                for piece in split_batch(batch, originals, partition, self._at[partition], high):
                     self._reach(topic, partition, piece)
                     self.is_archived = True
                     yield piece

@@ -8,29 +8,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from consumers.audit.seen import Coverage, Seen
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
+from consumers.audit.seen import Coverage, AuditMessage
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
 from streams.records import Annotation
 
-Key = tuple[str, str]
+AnnotationKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Noted:
+class AnnotationAudit:
     """Needs the ledger before `annotations`; shares its result with `Once`."""
 
-    taken: Taken
-    tally: Tally
-    _firsts: set[Key] = field(default_factory=set[Key])
+    taken: LedgerIndex
+    tally: InvariantResult
+    _firsts: set[AnnotationKey] = field(default_factory=set[AnnotationKey])
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         record = seen.record
         if seen.topic != "annotations" or not isinstance(record, Annotation):
             return
         key = (record.trajectory, record.name)
         used = self.taken.notes.get(key)
-        if used is None or key in self._firsts or not counts(record):
+        if used is None or key in self._firsts or not is_counted_at_intake(record):
             return
         self._firsts.add(key)
         if (used.at, used.hash) != (seen.address, seen.hash):
@@ -51,7 +51,7 @@ class Noted:
             self.tally.cannot(f"{len(missing)} annotations that takes name are missing")
 
 
-def counts(record: Annotation) -> bool:
+def is_counted_at_intake(record: Annotation) -> bool:
     """Whether the annotation counts at the trainer's intake: finite numbers, or a reason for their
     absence.
     """

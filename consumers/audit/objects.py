@@ -10,8 +10,8 @@ meanwhile is skipped.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consumers.audit.tally import Tally
-from consumers.audit.versions import Versions
+from consumers.audit.tally import InvariantResult
+from consumers.audit.versions import VersionAudit
 from storage.hashing import content_hash
 from storage.manifest import (
     FileEntry,
@@ -24,24 +24,24 @@ from storage.objects import ObjectStore
 from storage.versions.pointer import POINTER_KEY, Pointer, read_pointer
 from storage.versions.retention import listed_versions
 from streams.errors import CorruptObject, ObjectMissing, StoreError
-from streams.records import Version
+from streams.values import Version
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Objects:
+class StoreAudit:
     """Checks the store; `check` must be called after the folds have read the log. `tell` is called
     with each version that is read.
     """
 
     store: ObjectStore
-    versions: Versions
-    tell: Tell = lambda text: None
+    versions: VersionAudit
+    tell: ProgressCallback = lambda text: None
     _manifests: dict[Version, Manifest] = field(default_factory=dict[Version, Manifest])
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> InvariantResult:
         return self.versions.tally
 
     def check(self) -> None:

@@ -10,29 +10,30 @@ Grows with the run: the name of each completed trajectory.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from consumers.audit.rows import Rows
-from consumers.audit.seen import Coverage, Seen, begins_whole
-from consumers.audit.taken import Taken, Use
-from consumers.audit.tally import Tally
-from streams.records import Address, Take, Trajectory
+from consumers.audit.rows import TrajectoryRows
+from consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex, NamedCompletion
+from consumers.audit.tally import InvariantResult
+from streams.values import Address
+from streams.records import Take, Trajectory
 
 
 @dataclass(slots=True)
-class Once:
+class ExactlyOnceAudit:
     """Needs the ledger before `trajectories`; `taken` must be applied to each ledger record
     first.
     """
 
-    taken: Taken
-    tally: Tally = field(
-        default_factory=lambda: Tally(2, "a trajectory is trained once, on its first completion")
+    taken: LedgerIndex
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(2, "a trajectory is trained once, on its first completion")
     )
     _firsts: set[str] = field(default_factory=set[str])
     _ends: dict[int, int] = field(default_factory=dict[int, int])
     """The end of the read part of each partition of `trajectories`."""
     _strangers: list[tuple[str, Address]] = field(default_factory=list[tuple[str, Address]])
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         if isinstance(seen.record, Take) and seen.topic == "ledger":
@@ -40,7 +41,7 @@ class Once:
         elif isinstance(seen.record, Trajectory) and seen.topic == "trajectories":
             self._complete(seen.record, seen)
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         """A new row that matches its take, or that no take names, is only added to the completed
         names; every other row is checked as a record.
         """
@@ -74,7 +75,7 @@ class Once:
                 continue
             within = use.at.offset < self._ends.get(use.at.partition, 0)
             if kept == "whole" or (kept == "archived" and within):
-                what = f"{_used(name, use)}, but there is no completion"
+                what = f"{_describe_use(name, use)}, but there is no completion"
                 self.tally.offend(what, "trajectories", use.at)
             else:
                 gone += 1
@@ -86,7 +87,7 @@ class Once:
         if coverage["ledger"] == "part":
             self.tally.cannot("the takes before the ledger's first kept record")
         for name, at in self._strangers:
-            if begins_whole(coverage["ledger"]):
+            if starts_complete(coverage["ledger"]):
                 self.tally.offend(f"{name} was trained, but no take began its group", "ledger", at)
 
     def _take(self, take: Take, at: Address) -> None:
@@ -106,7 +107,7 @@ class Once:
                 what = f"{member.trajectory} is not the completion that its group began with"
                 self.tally.offend(what, "ledger", at)
 
-    def _complete(self, record: Trajectory, seen: Seen) -> None:
+    def _complete(self, record: Trajectory, seen: AuditMessage) -> None:
         name = record.trajectory
         self._ends[seen.address.partition] = seen.address.offset + 1
         if name in self._firsts:
@@ -117,10 +118,10 @@ class Once:
         if use is None:
             return
         if use.at != seen.address:
-            what = f"{_used(name, use)}; its first completion is this one"
+            what = f"{_describe_use(name, use)}; its first completion is this one"
             self.tally.offend(what, seen.topic, seen.address)
         elif use.hash != seen.hash:
-            what = f"{_used(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
+            what = f"{_describe_use(name, use)} with hash {use.hash}; its bytes have hash {seen.hash}"
             self.tally.offend(what, seen.topic, seen.address)
         elif record.group != use.group:
             what = f"{name} is of group {record.group}, but was taken for group {use.group}"
@@ -130,6 +131,6 @@ class Once:
             self.tally.offend(what, seen.topic, seen.address)
 
 
-def _used(name: str, use: Use) -> str:
+def _describe_use(name: str, use: NamedCompletion) -> str:
     verb = f"step {use.step} trained" if use.step else "a take names"
     return f"{verb} {name} at {use.at.partition}:{use.at.offset}"

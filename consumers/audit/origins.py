@@ -18,25 +18,16 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from consumers.audit.chains import Chains
+from consumers.audit.chains import ResumeChains
 from consumers.audit.groups import Admission
-from consumers.audit.rows import Rows
-from consumers.audit.seen import Coverage, Seen
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
-from streams.records import (
-    PROMPT,
-    Address,
-    Applied,
-    Assignment,
-    Partial,
-    Prompt,
-    Tokens,
-    Trajectory,
-    Version,
-)
+from consumers.audit.rows import TrajectoryRows
+from consumers.audit.seen import Coverage, AuditMessage
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
+from streams.records import PROMPT, Applied, Assignment, Partial, Prompt, Trajectory
+from streams.values import Address, Tokens, Version
 
-Who = tuple[str, int]
+RolloutTerm = tuple[str, int]
 """A rollout and its term."""
 
 
@@ -51,26 +42,26 @@ class PromptDigest(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class Origins:
+class OriginAudit:
     """Needs the ledger, `applied`, `prompts`, `assignments` and `partials` before `trajectories`;
     shares its result with `Spans`.
     """
 
-    taken: Taken
+    taken: LedgerIndex
     admitted: Mapping[int, Admission]
-    tally: Tally
+    tally: InvariantResult
     coverage: Coverage
     """How much of each topic was available, for the topics read so far."""
-    chains: Chains = field(init=False)
+    chains: ResumeChains = field(init=False)
     _applied: set[tuple[str, int, int, int]] = field(default_factory=set[tuple[str, int, int, int]])
     _served: set[Version] = field(default_factory=set[Version])
     _asked: dict[int, PromptDigest] = field(default_factory=dict[int, PromptDigest])
     _ordered: set[int] = field(default_factory=set[int])
     """Hashes of (trajectory, attempt, rollout, term)."""
-    _newest: dict[Who, Version] = field(default_factory=dict[Who, Version])
+    _newest: dict[RolloutTerm, Version] = field(default_factory=dict[RolloutTerm, Version])
     """The newest version that each rollout term applied."""
-    _unsaid: dict[tuple[Who, Version], tuple[str, Address]] = field(
-        default_factory=dict[tuple[Who, Version], tuple[str, Address]]
+    _unsaid: dict[tuple[RolloutTerm, Version], tuple[str, Address]] = field(
+        default_factory=dict[tuple[RolloutTerm, Version], tuple[str, Address]]
     )
     """Versions newer than those, with the first completion that names one."""
     _elsewhere: list[tuple[str, Address, Address]] = field(
@@ -82,9 +73,9 @@ class Origins:
     _unkept: int = 0
 
     def __post_init__(self) -> None:
-        self.chains = Chains(self.tally)
+        self.chains = ResumeChains(self.tally)
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         match seen.record:
@@ -108,7 +99,7 @@ class Origins:
             case _:
                 pass
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         """A row is correct if its rollout applied its versions, and if no prompt, assignment or
         chain of it is kept; every other row is checked as a record.
         """
@@ -147,11 +138,11 @@ class Origins:
         if self._unkept:
             few = f"{self._unkept} completions name versions whose `applied` is not kept"
             self.tally.notes.append(few)
-        last: dict[Who, Version] = {}
+        last: dict[RolloutTerm, Version] = {}
         for who, version in self._unsaid:
             last[who] = max(last.get(who, version), version)
         for (who, version), (trajectory, at) in self._unsaid.items():
-            what = f"{trajectory} has tokens of {version}, which {_named(who)} never applied"
+            what = f"{trajectory} has tokens of {version}, which {_rollout_name(who)} never applied"
             if version < last[who]:
                 self.tally.offend(what, "trajectories", at)
             else:
@@ -166,22 +157,22 @@ class Origins:
             if asked_for != (at, prompt.samples):
                 what = f"{what}; this prompt asks for {prompt.samples}"
                 self._elsewhere.append((what, at, asked_for[0]))
-        count, found = len(prompt.tokens), _hash(prompt.tokens)
+        count, found = len(prompt.tokens), _token_hash(prompt.tokens)
         asked = PromptDigest(count, found, prompt.task, prompt.sampling.temperature, at)
         self._asked.setdefault(prompt.group, asked)
 
-    def _order(self, order: Assignment, seen: Seen) -> None:
+    def _order(self, order: Assignment, seen: AuditMessage) -> None:
         if order.kind == "release":
             return
         key = (order.trajectory, order.attempt, order.rollout, order.rollout_term)
         self._ordered.add(hash(key))
         self.chains.want(order)
         asked = self._asked.get(order.group)
-        if asked is not None and _hash(order.tokens) != asked.hash:
+        if asked is not None and _token_hash(order.tokens) != asked.hash:
             what = f"{order.trajectory} was assigned with other tokens than its prompt has"
             self.tally.offend(what, seen.topic, seen.address)
 
-    def _check(self, record: Trajectory, seen: Seen) -> None:
+    def _check(self, record: Trajectory, seen: AuditMessage) -> None:
         wrong = (
             self._wrong_version(record, seen.address),
             self._wrong_prompt(record),
@@ -204,7 +195,7 @@ class Origins:
                 self._unkept += 1
                 return ""
             if who not in self._newest or version < self._newest[who]:
-                return f"has tokens of {version}, which {_named(who)} never applied"
+                return f"has tokens of {version}, which {_rollout_name(who)} never applied"
             self._unsaid.setdefault((who, version), (record.trajectory, at))
         return ""
 
@@ -214,7 +205,7 @@ class Origins:
             return ""
         sources, count = record.sources, asked.count
         is_prompt = not sources[:count].any() and not (sources[count:] == PROMPT).any()
-        if not is_prompt or _hash(record.tokens[:count]) != asked.hash:
+        if not is_prompt or _token_hash(record.tokens[:count]) != asked.hash:
             return f"has another prompt than prompts {asked.at.partition}:{asked.at.offset}"
         if (record.task, record.temperature) != (asked.task, asked.temperature):
             found = f"{record.task!r} at temperature {record.temperature:g}"
@@ -244,13 +235,13 @@ class Origins:
             return ""
         if hash(key) in self._ordered:
             return ""
-        who = _named((record.rollout, record.rollout_term))
+        who = _rollout_name((record.rollout, record.rollout_term))
         return f"is attempt {record.attempt} by {who}, which was never assigned"
 
 
-def _named(who: Who) -> str:
+def _rollout_name(who: RolloutTerm) -> str:
     return f"{who[0]} of term {who[1]}"
 
 
-def _hash(tokens: Tokens) -> int:
+def _token_hash(tokens: Tokens) -> int:
     return xxh3_64_intdigest(tokens.tobytes())

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from consumers.audit.groups import Admission
-from consumers.audit.seen import Seen
-from streams.records import Address, Opened, StepDone, Take, Version
+from consumers.audit.seen import AuditMessage
+from streams.values import Address, Version
+from streams.records import Opened, StepDone, Take
 
-Bounds = tuple[int, ...]
+ReadBounds = tuple[int, ...]
 """By partition: all records below this offset were read."""
 
 
@@ -31,13 +32,13 @@ class TakeRead(msgspec.Struct, frozen=True, gc=False):
     term: int
     exact: bool
     believed: Version | None
-    trajectories: Bounds
-    annotations: Bounds
+    trajectories: ReadBounds
+    annotations: ReadBounds
     admission: int
 
 
 @dataclass(slots=True)
-class Reads:
+class TrainerReads:
     """The ledger's non-void takes in their order."""
 
     admitted: Mapping[int, Admission]
@@ -56,7 +57,7 @@ class Reads:
     """The highest believed version by the ledger so far."""
     _last: TakeRead | None = None
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void or seen.topic != "ledger":
             return
         match seen.record:
@@ -118,8 +119,8 @@ class Reads:
         self.takes.append(self._last)
 
     def _bounds(
-        self, topic: str, before: Bounds | None, named: list[Address], take: Take
-    ) -> Bounds:
+        self, topic: str, before: ReadBounds | None, named: list[Address], take: Take
+    ) -> ReadBounds:
         """The term's bounds so far, advanced to the positions that this take states or implies."""
         found = {
             p: at for read in take.read if read.topic == topic for p, at in enumerate(read.offsets)
@@ -130,7 +131,7 @@ class Reads:
         for partition, offset in found.items():
             known[partition] = max(known.get(partition, 0), offset)
         before = before or ()
-        if all(within(before, partition, offset - 1) for partition, offset in found.items()):
+        if all(is_within(before, partition, offset - 1) for partition, offset in found.items()):
             return before
         bounds = [*before, *[0] * (max(found) + 1 - len(before))]
         for partition, offset in found.items():
@@ -138,6 +139,6 @@ class Reads:
         return tuple(bounds)
 
 
-def within(bounds: Bounds, partition: int, offset: int) -> bool:
+def is_within(bounds: ReadBounds, partition: int, offset: int) -> bool:
     """Whether the record at this offset had been read."""
     return partition < len(bounds) and offset < bounds[partition]

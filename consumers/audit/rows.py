@@ -19,29 +19,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from consumers.audit.seen import Seen
+from consumers.audit.seen import AuditMessage
 from streams.bus import Message
 from streams.codec import decode
-from streams.records import GENERATED, Address, Trajectory
-from streams.topics import is_in_place
+from streams.records import GENERATED, Trajectory
+from streams.values import Address
+from streams.topics import is_in_key_partition
 
 if TYPE_CHECKING:  # pyarrow is imported only with an archive
     import pyarrow as pa
 
-    from storage.archive.values import Originals
+    from storage.archive.values import OriginalBytes
 
-Numbers = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
-class RowChecker(Protocol):
+class RowFold(Protocol):
     """A fold that takes archived trajectories in batches."""
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         """The next rows of a partition, in order; equivalent to `apply` of each of them."""
         ...
 
 
-class Rows:
+class TrajectoryRows:
     """Non-void `Trajectory` records of one partition, at consecutive offsets."""
 
     def __init__(self, batch: pa.RecordBatch, partition: int) -> None:
@@ -59,7 +60,7 @@ class Rows:
         """A column's values."""
         return self._batch.column(name).to_numpy(zero_copy_only=False).tolist()
 
-    def lengths(self, name: str) -> Numbers:
+    def lengths(self, name: str) -> Integers:
         """Items in each row of a list column."""
         return np.diff(self._batch.column(name).offsets.to_numpy()).astype(np.int64)
 
@@ -69,7 +70,7 @@ class Rows:
         return self._batch.column("reward").to_numpy(zero_copy_only=False)
 
     @cached_property
-    def generated(self) -> Numbers:
+    def generated(self) -> Integers:
         """Number of generated tokens of each row, by their sources."""
         column = self._batch.column("sources")
         here, edges = column.values.to_numpy() == GENERATED, column.offsets.to_numpy().tolist()
@@ -77,17 +78,17 @@ class Rows:
         return np.fromiter(counts, np.int64, len(edges) - 1)
 
     @cached_property
-    def spans(self) -> Spans:
-        return Spans(self._batch.column("spans"))
+    def spans(self) -> SpanColumns:
+        return SpanColumns(self._batch.column("spans"))
 
-    def in_place(self, partitions: int) -> Iterator[Rows]:
+    def in_place(self, partitions: int) -> Iterator[TrajectoryRows]:
         """The rows that are in their group's partition, as consecutive pieces; all rows if
         `partitions` is 0.
         """
         if not partitions:
             yield self
             return
-        here = {g: is_in_place(g, self.partition, partitions) for g in set(self.groups)}
+        here = {g: is_in_key_partition(g, self.partition, partitions) for g in set(self.groups)}
         if all(here.values()):
             yield self
             return
@@ -95,23 +96,23 @@ class Rows:
         edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
         for start, end in pairwise(edges):
             if placed[start]:
-                yield Rows(self._batch.slice(start, end - start), self.partition)
+                yield TrajectoryRows(self._batch.slice(start, end - start), self.partition)
 
-    def seen(self, row: int) -> Seen:
+    def seen(self, row: int) -> AuditMessage:
         """One row as a message."""
-        from storage.archive.values import Originals
+        from storage.archive.values import OriginalBytes
 
-        (data,) = Originals("trajectories").values(self._batch.slice(row, 1))
+        (data,) = OriginalBytes("trajectories").values(self._batch.slice(row, 1))
         assert data is not None, "a tombstone among records"
         found, at = decode(data), Address(self.partition, self.first + row)
-        return Seen("trajectories", at, found.record, found.envelope, "", False, data)
+        return AuditMessage("trajectories", at, found.record, found.envelope, "", False, data)
 
 
-def pieces(
-    batch: pa.RecordBatch, originals: Originals, partition: int, low: int, high: int | None
-) -> Iterator[Message | Rows]:
+def split_batch(
+    batch: pa.RecordBatch, originals: OriginalBytes, partition: int, low: int, high: int | None
+) -> Iterator[Message | TrajectoryRows]:
     """The rows from offset `low` on and below `high`, in order: trajectories whose bytes match
-    their hashes as `Rows`, all others as messages. Raises `CorruptObject` at a row that differs.
+    their hashes as `TrajectoryRows`, all others as messages. Raises `CorruptObject` at a row that differs.
     """
     from storage.archive.messages import messages_in
 
@@ -130,24 +131,24 @@ def pieces(
     for start, end in pairwise(edges):
         piece = batch.slice(start, end - start)
         if plain[start]:
-            yield Rows(piece, partition)
+            yield TrajectoryRows(piece, partition)
         else:
             yield from messages_in(piece, originals, partition)
 
 
-class Spans:
+class SpanColumns:
     """All spans of some rows, concatenated; `row` is the index of the row of each span."""
 
     def __init__(self, column: pa.Array) -> None:
         spans, edges = column.flatten(), column.offsets.to_numpy()
-        self.count: Numbers = np.diff(edges).astype(np.int64)
-        self.row: Numbers = np.repeat(np.arange(len(column)), self.count)
+        self.count: Integers = np.diff(edges).astype(np.int64)
+        self.row: Integers = np.repeat(np.arange(len(column)), self.count)
         version = spans.field("version")
-        self.start: Numbers = spans.field("start").to_numpy()
-        self.end: Numbers = spans.field("end").to_numpy()
-        self.number: Numbers = version.field("number").to_numpy()
-        self.term: Numbers = version.field("term").to_numpy()
+        self.start: Integers = spans.field("start").to_numpy()
+        self.end: Integers = spans.field("end").to_numpy()
+        self.number: Integers = version.field("number").to_numpy()
+        self.term: Integers = version.field("term").to_numpy()
 
-    def sums(self, values: Numbers | NDArray[np.bool_]) -> Numbers:
+    def sums(self, values: Integers | NDArray[np.bool_]) -> Integers:
         """For each row the sum of a value per span."""
         return np.bincount(self.row, values, len(self.count)).astype(np.int64)

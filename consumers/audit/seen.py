@@ -5,12 +5,13 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from consumers.audit.tally import Tally
-from streams.codec import Envelope, content_hash
-from streams.records import Address, Record
+from consumers.audit.tally import InvariantResult
+from streams.codec import Envelope, record_hash
+from streams.values import Address
+from streams.records import Record
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class AuditMessage(msgspec.Struct, frozen=True, gc=False):
     """`record` is None for bytes that are no record, and `reason` states why. A void record is one
     that the fence of invariant 7 drops.
     """
@@ -26,29 +27,29 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     @property
     def hash(self) -> str:
         """The content hash by which the ledger names the record."""
-        return content_hash(self.data)
+        return record_hash(self.data)
 
 
-Kept = Literal["whole", "archived", "part", "absent"]
+Completeness = Literal["whole", "archived", "part", "absent"]
 """`whole`: everything up to the log's end; `archived`: no log exists, and the archive may end
 earlier in one topic than in another; `part`: some records are neither in the log nor archived;
 `absent`: no records.
 """
 
-Coverage = Mapping[str, Kept]
+Coverage = Mapping[str, Completeness]
 
 
-def begins_whole(kept: Kept) -> bool:
+def starts_complete(kept: Completeness) -> bool:
     """Whether the topic is available from its first record on, without a gap."""
     return kept in ("whole", "archived")
 
 
-class Checker(Protocol):
+class RecordFold(Protocol):
     """A fold over the records of a run that checks one invariant or a part of it."""
 
-    tally: Tally
+    tally: InvariantResult
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         """The next record of a topic, in the order of its partition."""
         ...
 

@@ -14,39 +14,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.audit.groups import Admission
-from consumers.audit.rows import Numbers, Rows
-from consumers.audit.seen import Coverage, Seen, begins_whole
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
+from consumers.audit.rows import Integers, TrajectoryRows
+from consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
 from streams.records import GENERATED, Assignment, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignCompletions:
     """Finds completions that name no admitted trajectory, by the groups of `admissions`."""
 
     admitted: Mapping[int, Admission]
     coverage: Coverage
-    taken: Taken
+    taken: LedgerIndex
 
     def has(self, record: Trajectory) -> bool:
         """Whether the completion is foreign; False if the first admissions are not available."""
-        if not begins_whole(self.coverage["admissions"]):
+        if not starts_complete(self.coverage["admissions"]):
             return False
         group = self.admitted.get(record.group)
         return group is None or record.trajectory not in group.names
 
 
 @dataclass(slots=True)
-class Spans:
+class SpanAudit:
     """Checks `trajectories`; needs the ledger before them."""
 
-    foreign: Foreign
-    tally: Tally = field(
-        default_factory=lambda: Tally(3, "every generated token belongs to one span")
+    foreign: ForeignCompletions
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(3, "every generated token belongs to one span")
     )
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         record = seen.record
         if seen.topic != "trajectories" or not isinstance(record, Trajectory):
             return
@@ -57,14 +57,14 @@ class Spans:
         self.tally.counts["spans"] += len(record.spans)
         generated = int(np.count_nonzero(record.sources == GENERATED))
         self.tally.counts["tokens"] += generated
-        wrong = _wrong(record, generated)
+        wrong = _span_problem(record, generated)
         if wrong and not self.foreign.taken.is_trained(record.trajectory, seen.address):
             self.tally.counts["malformed and not trained"] += 1
         elif wrong:
             self.tally.offend(f"{record.trajectory}: {wrong}", seen.topic, seen.address)
 
-    def apply_rows(self, rows: Rows) -> None:
-        right = _are_right(rows)
+    def apply_rows(self, rows: TrajectoryRows) -> None:
+        right = _well_formed(rows)
         self.tally.counts["trajectories"] += int(np.count_nonzero(right))
         self.tally.counts["spans"] += int(rows.spans.count[right].sum())
         self.tally.counts["tokens"] += int(rows.generated[right].sum())
@@ -72,18 +72,18 @@ class Spans:
             self.apply(rows.seen(row))
 
     def finish(self, coverage: Coverage) -> None:
-        _say_gone(self.tally, coverage)
+        _report_missing(self.tally, coverage)
 
 
 @dataclass(slots=True)
-class OneVersion:
+class OneVersionAudit:
     """Checks invariant 4; `keep_version` is None if the run's settings are unknown."""
 
     keep_version: bool | None
-    foreign: Foreign
-    tally: Tally = field(default_factory=lambda: Tally(4, "under keep_version, one span each"))
+    foreign: ForeignCompletions
+    tally: InvariantResult = field(default_factory=lambda: InvariantResult(4, "under keep_version, one span each"))
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         record = seen.record
         if isinstance(record, Assignment) and self.keep_version and not seen.void:
             self._ordered(record)
@@ -107,7 +107,7 @@ class OneVersion:
         elif order.kind == "start" and order.attempt > 1:
             self.tally.counts["started again"] += 1
 
-    def apply_rows(self, rows: Rows) -> None:
+    def apply_rows(self, rows: TrajectoryRows) -> None:
         several = rows.spans.count > 1
         self.tally.counts["trajectories of one span"] += int(np.count_nonzero(~several))
         if self.keep_version:
@@ -120,12 +120,12 @@ class OneVersion:
         if self.keep_version is False:
             self.tally.notes.append("the run's policy lets versions change within a trajectory")
             return
-        _say_gone(self.tally, coverage)
+        _report_missing(self.tally, coverage)
         if self.keep_version is None and self.tally.counts["of several"]:
             self.tally.cannot("rollouts.on_update is not known without the run's config.json")
 
 
-def _wrong(record: Trajectory, generated: int) -> str:
+def _span_problem(record: Trajectory, generated: int) -> str:
     if len(record.sources) != len(record.tokens):
         return f"{len(record.tokens)} tokens but {len(record.sources)} sources"
     if len(record.logprobs) != generated:
@@ -138,11 +138,11 @@ def _wrong(record: Trajectory, generated: int) -> str:
     return "" if end == generated else f"its spans end at {end} of {generated} generated tokens"
 
 
-def _are_right(rows: Rows) -> NDArray[np.bool_]:
-    """The rows for which `_wrong` returns ""."""
+def _well_formed(rows: TrajectoryRows) -> NDArray[np.bool_]:
+    """The rows for which `_span_problem` returns ""."""
     spans, generated = rows.spans, rows.generated
     is_first = np.diff(spans.row, prepend=-1) > 0
-    before: Numbers = np.where(is_first, 0, np.roll(spans.end, 1))
+    before: Integers = np.where(is_first, 0, np.roll(spans.end, 1))
     is_wrong = (spans.start != before) | (spans.end <= spans.start)
     reached = np.zeros(len(rows), np.int64)
     reached[spans.row] = spans.end  # the last one of each row stays
@@ -151,7 +151,7 @@ def _are_right(rows: Rows) -> NDArray[np.bool_]:
     return right & (rows.lengths("logprobs") == generated)
 
 
-def _say_gone(tally: Tally, coverage: Coverage) -> None:
+def _report_missing(tally: InvariantResult, coverage: Coverage) -> None:
     if coverage["trajectories"] == "part":
         tally.cannot("the trajectories before the first kept record")
     elif coverage["trajectories"] == "absent":

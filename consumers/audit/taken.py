@@ -9,20 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.audit.seen import Seen
-from streams.admissible import Believed, believed_terms
-from streams.records import (
-    Address,
-    AnnotationUsed,
-    Member,
-    StepDone,
-    Superseded,
-    Take,
-    Version,
-)
+from consumers.audit.seen import AuditMessage
+from streams.admissible import BelievedVersions, believed_terms
+from streams.values import Address, AnnotationUsed, Member, Version
+from streams.records import StepDone, Superseded, Take
 
 
-class Use(msgspec.Struct, gc=False):
+class NamedCompletion(msgspec.Struct, gc=False):
     """One completion that the ledger names. `step` is the step that trained it first, by the take
     at address `take`; 0 and None if none did. Not tracked by the garbage collector, because there
     is one per trajectory.
@@ -36,10 +29,10 @@ class Use(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True)
-class Taken:
+class LedgerIndex:
     """Void records and the content of superseded takes are skipped."""
 
-    uses: dict[str, Use] = field(default_factory=dict[str, Use])
+    uses: dict[str, NamedCompletion] = field(default_factory=dict[str, NamedCompletion])
     """By trajectory: all members of groups that a take began."""
     notes: dict[tuple[str, str], AnnotationUsed] = field(
         default_factory=dict[tuple[str, str], AnnotationUsed]
@@ -61,7 +54,7 @@ class Taken:
     first_step: int | None = None
     """The first step that a take names: of all later steps every take is available."""
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void or seen.topic != "ledger":
             return
         match seen.record:
@@ -81,9 +74,9 @@ class Taken:
         return ledger_whole or (self.first_step is not None and step > self.first_step)
 
     @property
-    def believed(self) -> Believed:
+    def believed(self) -> BelievedVersions:
         """The published versions with their terms."""
-        return Believed(max(self.versions, default=-1), believed_terms(self.versions.values()))
+        return BelievedVersions(max(self.versions, default=-1), believed_terms(self.versions.values()))
 
     def is_trained(self, trajectory: str, at: Address) -> bool:
         """Whether a step trained the completion at this address."""
@@ -101,7 +94,7 @@ class Taken:
         for group in take.groups:
             number = group.group
             for member in group.members:
-                uses.setdefault(member.trajectory, Use(number, member.at, member.hash))
+                uses.setdefault(member.trajectory, NamedCompletion(number, member.at, member.hash))
         self.trained[step] += len(take.members)
         self.begun[step, take.update, take.micro_batch] = at, take.members
         if take.believed is not None:  # version 0 has no `StepDone`

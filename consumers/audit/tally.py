@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streams.records import Address
+from streams.values import Address
 
 OFFENDERS_MAX = 10
 UNCHECKED_MAX = 10
 
-State = Literal["kept", "violated", "unchecked"]
+ResultState = Literal["kept", "violated", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Offender:
 
 
 @dataclass(slots=True)
-class Tally:
+class InvariantResult:
     """`number` is the number of the invariant; 0 is the line on the completeness of the data."""
 
     number: int
@@ -70,7 +70,7 @@ class Tally:
         self.violations = self.stored
 
     @property
-    def state(self) -> State:
+    def state(self) -> ResultState:
         if self.violations:
             return "violated"
         return "unchecked" if self.unchecked else "kept"

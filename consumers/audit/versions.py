@@ -11,23 +11,17 @@ Grows with the run: a hash and a few bytes per version.
 
 from dataclasses import dataclass, field
 
-from consumers.audit.seen import Coverage, Seen, begins_whole
-from consumers.audit.taken import Taken
-from consumers.audit.tally import Tally
+from consumers.audit.seen import Coverage, AuditMessage, starts_complete
+from consumers.audit.taken import LedgerIndex
+from consumers.audit.tally import InvariantResult
 from storage.objects import ObjectStore
-from storage.roles import names_of, term_of
-from streams.records import (
-    Applied,
-    Configured,
-    Opened,
-    StepDone,
-    Version,
-    WeightsAnnounced,
-)
+from storage.roles import role_names, newest_term
+from streams.records import Applied, Configured, Opened, StepDone, WeightsAnnounced
+from streams.values import Version
 
 
 @dataclass(slots=True)
-class Participants:
+class KnownRollouts:
     """The rollouts and the terms that their names have taken in the store; each name is read
     once.
     """
@@ -43,22 +37,22 @@ class Participants:
         if self.store is None:
             return False
         if self._names is None:
-            self._names = frozenset(names_of(self.store, "rollouts"))
+            self._names = frozenset(role_names(self.store, "rollouts"))
         if self._names and applied.rollout not in self._names:
             return True
         if applied.rollout in self._names and applied.rollout not in self._terms:
-            self._terms[applied.rollout] = term_of(self.store, "rollouts", applied.rollout)
+            self._terms[applied.rollout] = newest_term(self.store, "rollouts", applied.rollout)
         return applied.rollout_term > self._terms.get(applied.rollout, applied.rollout_term)
 
 
 @dataclass(slots=True)
-class Versions:
+class VersionAudit:
     """The check of the store adds to the same result."""
 
-    taken: Taken
-    participants: Participants
-    tally: Tally = field(
-        default_factory=lambda: Tally(6, "versions are whole, in order, unchanged")
+    taken: LedgerIndex
+    participants: KnownRollouts
+    tally: InvariantResult = field(
+        default_factory=lambda: InvariantResult(6, "versions are whole, in order, unchanged")
     )
     hashes: dict[Version, str] = field(default_factory=dict[Version, str])
     """Hash of the manifest of each version that was announced or served."""
@@ -71,7 +65,7 @@ class Versions:
     """Hashes of the configurations of the trainer's terms."""
     _is_first: bool = False  # whether the next new step is the first of its term
 
-    def apply(self, seen: Seen) -> None:
+    def apply(self, seen: AuditMessage) -> None:
         if seen.void:
             return
         match seen.record:
@@ -92,11 +86,11 @@ class Versions:
                 pass
 
     def finish(self, coverage: Coverage) -> None:
-        if not begins_whole(coverage["ledger"]):
+        if not starts_complete(coverage["ledger"]):
             kept = "missing" if coverage["ledger"] == "absent" else "not whole"
             self.tally.cannot(f"the ledger is {kept}")
 
-    def _done(self, done: StepDone, seen: Seen) -> None:
+    def _done(self, done: StepDone, seen: AuditMessage) -> None:
         state = self.states.get(done.step)
         if state is not None:
             self.tally.counts["repeated"] += 1
@@ -114,7 +108,7 @@ class Versions:
             )
         self.last, self._is_first = done, False
 
-    def _wrong(self, done: StepDone, seen: Seen) -> str:
+    def _wrong(self, done: StepDone, seen: AuditMessage) -> str:
         if done.version.number != done.step:
             return "the numbers differ"
         term = self.term if seen.envelope is None else seen.envelope.term
@@ -129,7 +123,7 @@ class Versions:
             return f"it follows step {last.step}"
         return "" if done.version.term >= last.version.term else f"it follows {last.version}"
 
-    def _named(self, version: Version, manifest_hash: str, seen: Seen) -> None:
+    def _named(self, version: Version, manifest_hash: str, seen: AuditMessage) -> None:
         known = self.hashes.setdefault(version, manifest_hash)
         if known != manifest_hash:
             what = f"{version} has manifest {manifest_hash} here, but {known} in an earlier record"

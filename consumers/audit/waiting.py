@@ -14,13 +14,14 @@ case.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from consumers.audit.groups import Admission, Groups
-from consumers.audit.lag import Policy
-from consumers.audit.reads import Bounds, Reads, TakeRead, within
-from consumers.audit.taken import Taken
-from consumers.trainer.annotated import is_noted
-from consumers.trainer.prepare import Prepared, prepare
-from streams.records import Address, Annotation, Trajectory
+from consumers.audit.groups import Admission, GroupAudit
+from consumers.audit.lag import AuditPolicy
+from consumers.audit.reads import ReadBounds, TrainerReads, TakeRead, is_within
+from consumers.audit.taken import LedgerIndex
+from consumers.trainer.annotated import is_annotated
+from consumers.trainer.prepare import PreparedGroup, prepare_group
+from streams.values import Address
+from streams.records import Annotation, Trajectory
 
 RECENT_STEPS = 3  # a group that is skipped for ever is skipped in the last steps too
 
@@ -37,10 +38,10 @@ class GroupRecords:
         default_factory=dict[tuple[str, str], tuple[Annotation, Address]]
     )
 
-    def before(self, trajectories: Bounds, annotations: Bounds) -> "GroupRecords":
+    def before(self, trajectories: ReadBounds, annotations: ReadBounds) -> "GroupRecords":
         """The records within the bounds that a trainer had read."""
-        arrived = {n: one for n, one in self.arrived.items() if _lies(trajectories, one[1])}
-        noted = {k: one for k, one in self.noted.items() if _lies(annotations, one[1])}
+        arrived = {n: one for n, one in self.arrived.items() if _was_read(trajectories, one[1])}
+        noted = {k: one for k, one in self.noted.items() if _was_read(annotations, one[1])}
         return GroupRecords(self.names, arrived, noted)
 
     def records(self) -> list[Trajectory]:
@@ -53,7 +54,7 @@ class GroupRecords:
     def is_complete(self, names: tuple[str, ...]) -> bool:
         """Whether all completions were read, and for each living one all needed annotations."""
         return len(self.arrived) == len(self.names) and all(
-            is_noted(record, names, self.noted) for record in self.records()
+            is_annotated(record, names, self.noted) for record in self.records()
         )
 
 
@@ -63,11 +64,11 @@ class OpenGroupCheck:
     began.
     """
 
-    groups: Groups
-    reads: Reads
-    policy: Policy
+    groups: GroupAudit
+    reads: TrainerReads
+    policy: AuditPolicy
     oldest: Mapping[int, int]
-    taken: Taken
+    taken: LedgerIndex
 
     def check(self, held: Mapping[int, GroupRecords]) -> None:
         """Check these groups, which the ledger does not end."""
@@ -92,8 +93,8 @@ class OpenGroupCheck:
             return f"step {last.step} was trained after the rule made the group {looked.ending}"
         if self.policy.choose != "oldest":
             return ""
-        key = _key(group, looked)
-        for taken in recent(takes):
+        key = _choice_key(group, looked)
+        for taken in recent_takes(takes):
             for later in (g for g, i in self.reads.begun.items() if self.reads.takes[i] is taken):
                 version = self.oldest.get(later)
                 if version is None or (version, later) <= key:
@@ -104,7 +105,7 @@ class OpenGroupCheck:
 
     def _looked_at(
         self, admission: Admission, held: GroupRecords, takes: list[TakeRead], take: TakeRead
-    ) -> Prepared | None:
+    ) -> PreparedGroup | None:
         """The rule's decision on the group at this take; None if the group waited, or may have
         waited.
         """
@@ -117,7 +118,7 @@ class OpenGroupCheck:
                 return None
         group = admission.prompt.offset  # any number: only the decision is used
         believed = self.taken.believed.up_to(take.believed)
-        return prepare(group, had.records(), had.notes(), rule, take.step - 1, believed)
+        return prepare_group(group, had.records(), had.notes(), rule, take.step - 1, believed)
 
     def _is_overdue(self, admission: Admission, takes: list[TakeRead], take: TakeRead) -> bool:
         since = next((one for one in takes if one.admission >= admission.offset), None)
@@ -128,7 +129,7 @@ class OpenGroupCheck:
         return passed_s >= admission.deadline_s
 
 
-def recent(takes: list[TakeRead]) -> Iterator[TakeRead]:
+def recent_takes(takes: list[TakeRead]) -> Iterator[TakeRead]:
     """The takes of the last steps, the newest first."""
     for take in reversed(takes):
         if take.step <= takes[-1].step - RECENT_STEPS:
@@ -136,11 +137,11 @@ def recent(takes: list[TakeRead]) -> Iterator[TakeRead]:
         yield take
 
 
-def _lies(bounds: Bounds, at: Address) -> bool:
-    return within(bounds, at.partition, at.offset)
+def _was_read(bounds: ReadBounds, at: Address) -> bool:
+    return is_within(bounds, at.partition, at.offset)
 
 
-def _key(group: int, prepared: Prepared) -> tuple[int, int]:
+def _choice_key(group: int, prepared: PreparedGroup) -> tuple[int, int]:
     """The key by which `oldest` orders it."""
     versions = [span.version.number for one in prepared.samples for span in one.spans]
     return min(versions), group

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AdmissionPace:
     """The settings that bound admission; `waves_max` is the number of steps of the run."""
 
     groups_per_step: int
@@ -18,7 +18,7 @@ class Pace:
     waves_max: int
 
 
-def admissible(pace: Pace, version: int, admitted: int, closed: int, trained: int) -> int:
+def admissible_groups(pace: AdmissionPace, version: int, admitted: int, closed: int, trained: int) -> int:
     """Groups that may be admitted now.
 
     `admitted` counts all groups ever admitted, `closed` those that ended untrained (filtered,
@@ -34,14 +34,14 @@ def admissible(pace: Pace, version: int, admitted: int, closed: int, trained: in
     return max(0, min(allowed, pace.waves_max * pace.groups_per_step) - outstanding)
 
 
-def wave_of(pace: Pace, admitted: int, closed: int) -> int:
+def wave_of(pace: AdmissionPace, admitted: int, closed: int) -> int:
     """The wave of the next admitted group; a refill of a closed group joins the wave that it
     completes.
     """
     return (admitted - closed) // pace.groups_per_step
 
 
-def version_needed(pace: Pace, wave: int) -> int:
+def version_needed(pace: AdmissionPace, wave: int) -> int:
     """Smallest version number under which a group of this wave may start and still obey
     `max_lag`.
     """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class UnheldTrajectory:
     """A trajectory whose version no rollout holds: the tokens generated so far and those still
     expected.
     """
@@ -26,7 +26,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied:
+class IdleRollout:
     """A rollout that would load the version: `load_s` seconds for its bytes, `speed` tokens per
     second of one slot. `is_wanted`: other work needs its slots. Without `refills` it gets no new
     trajectories under that version.
@@ -39,7 +39,7 @@ class Emptied:
     refills: bool
 
 
-def worth_loading(behind: Sequence[Behind], emptied: Emptied) -> tuple[str, ...]:
+def trajectories_to_reload(behind: Sequence[UnheldTrajectory], emptied: IdleRollout) -> tuple[str, ...]:
     """The trajectories to load their version for, at most one per slot; empty when it is cheaper
     that all restart. The others restart.
 
@@ -48,16 +48,16 @@ def worth_loading(behind: Sequence[Behind], emptied: Emptied) -> tuple[str, ...]
     generated tokens.
     """
 
-    def turn(one: Behind) -> tuple[float, int, str]:
+    def turn(one: UnheldTrajectory) -> tuple[float, int, str]:
         return 0.0 if emptied.refills else one.left, -one.gained, one.trajectory
 
     ordered = sorted(behind, key=turn)
     choices = range(min(len(ordered), emptied.slots) + 1)
-    best = min(choices, key=lambda n: (cost(ordered[:n], ordered[n:], emptied), -n))
+    best = min(choices, key=lambda n: (reload_cost(ordered[:n], ordered[n:], emptied), -n))
     return tuple(sorted(one.trajectory for one in ordered[:best]))
 
 
-def cost(loaded: Sequence[Behind], again: Sequence[Behind], emptied: Emptied) -> float:
+def reload_cost(loaded: Sequence[UnheldTrajectory], again: Sequence[UnheldTrajectory], emptied: IdleRollout) -> float:
     """Cost of loading the version for `loaded` and restarting `again`."""
     used = float(sum(one.gained for one in again))
     waited = float(max((one.gained for one in again), default=0))

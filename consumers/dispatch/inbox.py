@@ -9,55 +9,33 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.listening import Listening
-from consumers.dispatch.plausible import (
-    RELAYS,
-    ROLLOUTS,
-    anyone,
-    refused_applied,
-    refused_partial,
-    refused_status,
-)
-from consumers.dispatch.state import DispatchState, Released
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.listening import SilenceClock
+from consumers.dispatch.plausible import RELAYS, ROLLOUTS, accept_any_term, refused_applied, refused_partial, refused_status
+from consumers.dispatch.state import DispatchState, VoidAssignment
 from storage.relay.chain import RELAY_TERMS
 from streams.bus import Bus
 from streams.dead_letters import DeadLetterWriter
 from streams.reader import Received, TopicReader, from_begin
-from streams.records import (
-    Address,
-    Admitted,
-    Applied,
-    Assignment,
-    GroupClosed,
-    Partial,
-    Position,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    Superseded,
-    Take,
-    Trajectory,
-    WeightsAnnounced,
-)
-from streams.topics import is_in_place
-from streams.truncation import before_oldest
+from streams.values import Address
+from streams.records import Admitted, Applied, Assignment, GroupClosed, Partial, Position, Prompt, Record, RelayStatus, RolloutStatus, Superseded, Take, Trajectory, WeightsAnnounced
+from streams.topics import is_in_key_partition
+from streams.truncation import move_back_to_oldest
 
 log = logging.getLogger(__name__)
 
-FOLDED = ("trajectories", "ledger", "partials", "applied")
+FOLDED_TOPICS = ("trajectories", "ledger", "partials", "applied")
 """Topics of other roles that dispatch folds from stored positions (of `applied` only the unreadable
 records matter). Compacted topics are read from their beginning.
 """
-DEAD_LETTERED = ("prompts", "assignments", "partials", "status", "weights", "applied", "ledger")
+DEAD_LETTERED_TOPICS = ("prompts", "assignments", "partials", "status", "weights", "applied", "ledger")
 """Topics whose unreadable bytes dispatch appends to `<topic>.dead`."""
-REFUSABLE = ("partials", "status", "applied")
+CHECKED_TOPICS = ("partials", "status", "applied")
 """Topics whose readable records dispatch may refuse to act on."""
 PROMPTS_AHEAD = 64  # groups read before they can be admitted, at least; more stay in the topic
 
 
-class Inbox:
+class DispatchInbox:
     """Readers of every topic that dispatch follows, and the prompts read ahead."""
 
     def __init__(
@@ -65,10 +43,10 @@ class Inbox:
         bus: Bus,
         state: DispatchState,
         monotonic: Callable[[], float],
-        lengths: Lengths | None = None,
+        lengths: LengthHistory | None = None,
         groups_per_wave: int = 1,
         timeout_s: float = 10.0,
-        has_taken: Callable[[str, str, int], bool] = anyone,
+        has_taken: Callable[[str, str, int], bool] = accept_any_term,
     ) -> None:
         self._bus = bus
         self._state = state
@@ -76,12 +54,12 @@ class Inbox:
         self.refused: Counter[str] = Counter()
         """Records of many writers that dispatch did not act on, by topic."""
         self._monotonic = monotonic
-        self._listening = Listening(monotonic(), timeout_s / 4)
-        self.lengths = lengths or Lengths()
+        self._listening = SilenceClock(monotonic(), timeout_s / 4)
+        self.lengths = lengths or LengthHistory()
         self._ahead = max(PROMPTS_AHEAD, 2 * groups_per_wave)  # a wave is ranked as a whole
         self._readers: dict[str, TopicReader] = {}
         self._prompts: dict[int, tuple[Prompt, Address]] = {}
-        self._released: list[Released] = []
+        self._released: list[VoidAssignment] = []
 
     def rebuild(
         self,
@@ -97,7 +75,7 @@ class Inbox:
             for received in reader.read_to(upto):
                 self._apply(received, fresh=False)
             del self._readers[topic]  # from now on only this holder writes them
-        for topic in (*FOLDED, "weights", "status"):
+        for topic in (*FOLDED_TOPICS, "weights", "status"):
             reader = self._open(topic, kept)
             for batch in reader.batches_to(self._bus.end(topic)):
                 for received in batch:
@@ -106,7 +84,7 @@ class Inbox:
         self._open("prompts", kept)
         self._released.clear()  # their rollouts were sent releases, or hold an older term
 
-    def read(self) -> tuple[int, list[Released]]:
+    def read(self) -> tuple[int, list[VoidAssignment]]:
         """Apply the new records; returns their number and the assignments that became void because
         their groups ended.
         """
@@ -135,7 +113,7 @@ class Inbox:
 
     @property
     def listened_s(self) -> float:
-        """Listening time in seconds, see `Listening`; statuses are stamped with it."""
+        """Listening time in seconds, see `SilenceClock`; statuses are stamped with it."""
         return self._listening.now_s
 
     def next_prompt(self) -> tuple[Prompt, Address] | None:
@@ -160,13 +138,13 @@ class Inbox:
         """Positions from which a later holder continues the fold, without dispatch's own topics; of
         `prompts` those of open groups are read again.
         """
-        folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED}
+        folded = {topic: dict(self._readers[topic].positions) for topic in FOLDED_TOPICS}
         return {**folded, "prompts": self._prompts_position()}
 
     def _prompts_position(self) -> dict[int, Position]:
         needed = [group.admitted.prompt for group in self._state.groups.values()]
         needed += [at for _, at in self._prompts.values()]
-        return before_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
+        return move_back_to_oldest(self._bus, "prompts", self._readers["prompts"].positions, needed)
 
     def _open(self, topic: str, kept: Mapping[str, Mapping[int, Position]]) -> TopicReader:
         begin = from_begin(self._bus, topic)
@@ -174,7 +152,7 @@ class Inbox:
         if topic == "applied":  # not folded: records that an older trainer truncated are no loss
             at = dict(positions)
             positions = {p: max(first, at.get(p, first)) for p, first in begin.items()}
-        dead_letters = DeadLetterWriter(self._bus, topic) if topic in DEAD_LETTERED else None
+        dead_letters = DeadLetterWriter(self._bus, topic) if topic in DEAD_LETTERED_TOPICS else None
         reader = TopicReader(self._bus, topic, positions, dead_letters=dead_letters)
         self._readers[topic] = reader
         return reader
@@ -234,7 +212,7 @@ class Inbox:
         """
         group = self._state.groups.get(record.group)
         partitions = self._bus.partitions("trajectories")
-        if not is_in_place(record.group, partition, partitions):
+        if not is_in_key_partition(record.group, partition, partitions):
             self._state.late += 1
             return
         lived = len(record.logprobs) if record.finish != "dead" else None

@@ -12,20 +12,20 @@ them.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from consumers.dispatch.state import Chain, DispatchState, OpenGroup, Order
-from storage.documents import FORMAT, decode, encode
+from consumers.dispatch.state import PartialChain, DispatchState, UnfinishedGroup, CurrentAssignment
+from storage.documents import FORMAT, decode_json, encode_json
 from storage.objects import ObjectStore
 from streams.errors import Fenced, ObjectExists, ObjectMissing, SwapLost
 from streams.records import Admitted, Position
 
-KEY = "dispatch/state.json"
+STATE_KEY = "dispatch/state.json"
 
-Positions = Mapping[str, Mapping[int, Position]]
+TopicPositions = Mapping[str, Mapping[int, Position]]
 """Topic → partition → next position to read."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeptGroup:
+class PersistedGroup:
     """An open group; its prompt is read again from the log."""
 
     admitted: Admitted
@@ -33,7 +33,7 @@ class KeptGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptState:
+class PersistedState:
     """`DispatchState` without rollouts and version, which are read again from compacted topics."""
 
     term: int
@@ -44,9 +44,9 @@ class KeptState:
     next_group: int = 0
     completed: int = 0
     late: int = 0
-    groups: tuple[KeptGroup, ...] = ()
-    orders: tuple[tuple[str, Order], ...] = ()
-    chains: tuple[tuple[str, Chain], ...] = ()
+    groups: tuple[PersistedGroup, ...] = ()
+    orders: tuple[tuple[str, CurrentAssignment], ...] = ()
+    chains: tuple[tuple[str, PartialChain], ...] = ()
     heard_s: tuple[tuple[str, float], ...] = ()
     """When each rollout sent its last status, by its own clock. Not read by this release: trainers
     of earlier releases pin versions by it.
@@ -58,9 +58,9 @@ class KeptState:
         return {t: {int(p): at for p, at in by.items()} for t, by in self.positions.items()}
 
 
-def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptState:
+def state_to_persist(state: DispatchState, term: int, positions: TopicPositions) -> PersistedState:
     """The state in the form that is persisted; `positions` must be of the same moment."""
-    return KeptState(
+    return PersistedState(
         term=term,
         positions={t: {str(p): at for p, at in by.items()} for t, by in positions.items()},
         admitted=state.admitted,
@@ -69,22 +69,22 @@ def kept_state(state: DispatchState, term: int, positions: Positions) -> KeptSta
         next_group=state.next_group,
         completed=state.completed,
         late=state.late,
-        groups=tuple(KeptGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()),
+        groups=tuple(PersistedGroup(g.admitted, tuple(sorted(g.open))) for g in state.groups.values()),
         orders=tuple(state.orders.items()),
         chains=tuple(state.chains.items()),
         heard_s=tuple((name, seen.status.time_s) for name, seen in state.rollouts.items()),
     )
 
 
-def read_kept(store: ObjectStore) -> KeptState | None:
+def read_persisted_state(store: ObjectStore) -> PersistedState | None:
     """The persisted state, for read-only use; None before the first write."""
     try:
-        return decode(store.get(KEY), KeptState, KEY)
+        return decode_json(store.get(STATE_KEY), PersistedState, STATE_KEY)
     except ObjectMissing:
         return None
 
 
-def restored(kept: KeptState | None) -> DispatchState:
+def restore_state(kept: PersistedState | None) -> DispatchState:
     """The state from which to continue the fold; empty at the start of a run."""
     if kept is None:
         return DispatchState()
@@ -95,49 +95,49 @@ def restored(kept: KeptState | None) -> DispatchState:
         next_group=kept.next_group,
         completed=kept.completed,
         late=kept.late,
-        groups={g.admitted.group: OpenGroup(g.admitted, set(g.open)) for g in kept.groups},
+        groups={g.admitted.group: UnfinishedGroup(g.admitted, set(g.open)) for g in kept.groups},
         orders=dict(kept.orders),
         chains=dict(kept.chains),
     )
 
 
-class Keeper:
+class StateFile:
     """The state object of one term. Its writes raise `Fenced` once a higher term has taken it."""
 
     def __init__(self, store: ObjectStore, term: int) -> None:
         self._store, self._term, self._etag = store, term, ""
 
-    def take_over(self) -> KeptState | None:
+    def take_over(self) -> PersistedState | None:
         """Write this term into the object and return the earlier holder's state; None at the start
         of a run.
         """
         while True:
             try:
-                data, etag = self._store.read(KEY)
+                data, etag = self._store.read(STATE_KEY)
             except ObjectMissing:
                 try:
-                    first = KeptState(self._term, {})
-                    self._etag = self._store.create(KEY, encode(first))
+                    first = PersistedState(self._term, {})
+                    self._etag = self._store.create(STATE_KEY, encode_json(first))
                     return None
                 except ObjectExists:
                     continue
-            kept = decode(data, KeptState, KEY)
+            kept = decode_json(data, PersistedState, STATE_KEY)
             if kept.term > self._term:
-                raise Fenced(f"{KEY} is of term {kept.term}; this dispatch has term {self._term}")
+                raise Fenced(f"{STATE_KEY} is of term {kept.term}; this dispatch has term {self._term}")
             try:
-                mine = encode(replace(kept, term=self._term))
-                self._etag = self._store.swap(KEY, mine, etag)
+                mine = encode_json(replace(kept, term=self._term))
+                self._etag = self._store.swap(STATE_KEY, mine, etag)
             except SwapLost:
                 continue  # the object changed meanwhile; a higher term is refused above
             return kept if kept.positions else None
 
-    def keep(self, kept: KeptState) -> None:
+    def keep(self, kept: PersistedState) -> None:
         """Replace the persisted state. Raises `Fenced` if another term wrote the object since."""
-        data = encode(kept)
+        data = encode_json(kept)
         try:
-            self._etag = self._store.swap(KEY, data, self._etag)
+            self._etag = self._store.swap(STATE_KEY, data, self._etag)
         except SwapLost as lost:
-            present, etag = self._store.read(KEY)
+            present, etag = self._store.read(STATE_KEY)
             if present != data:  # equal bytes: this swap succeeded and its response was lost
-                raise Fenced(f"{KEY} was taken by a later dispatch ({lost})") from lost
+                raise Fenced(f"{STATE_KEY} was taken by a later dispatch ({lost})") from lost
             self._etag = etag

@@ -15,7 +15,7 @@ from consumers.dispatch.ramp import end_times, share_out
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class RolloutSpeed:
     """A rollout and its measured speed, in any unit."""
 
     rollout: str
@@ -24,7 +24,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WaveLayout:
     """Rollouts of each ranking group, shortest first; `means` are the wave's expected lengths,
     sorted.
     """
@@ -45,9 +45,9 @@ class Layout:
                 yield self.groups[own - away]
 
 
-def lay_out(
-    means: Sequence[float], workers: Sequence[Worker], ascending: bool, samples: int, slots: int
-) -> Layout | None:
+def lay_out_wave(
+    means: Sequence[float], workers: Sequence[RolloutSpeed], ascending: bool, samples: int, slots: int
+) -> WaveLayout | None:
     """Ranking groups, one for every two rollouts, over the prompts of a wave. None where a ranking
     is useless: too few rollouts, or all lengths equal.
     """
@@ -58,16 +58,16 @@ def lay_out(
     longest = [ranked[(g + 1) * len(ranked) // count - 1] for g in range(count)]
     answers = max(1, len(ranked) * samples // count)
     shares = share_out(end_times(longest, answers, len(workers), lambda b: 1.0 + b / slots))
-    return Layout(ranked, _assigned(shares, _in_order(workers, ascending)))
+    return WaveLayout(ranked, _split_by_shares(shares, _rollouts_in_order(workers, ascending)))
 
 
-def _in_order(workers: Sequence[Worker], ascending: bool) -> list[Worker]:
+def _rollouts_in_order(workers: Sequence[RolloutSpeed], ascending: bool) -> list[RolloutSpeed]:
     steady = sorted((w for w in workers if not w.preemptible), key=lambda w: w.rollout)
     passing = sorted((w for w in workers if w.preemptible), key=lambda w: w.rollout)
     return passing + (steady if ascending else steady[::-1])
 
 
-def _assigned(shares: Sequence[int], workers: Sequence[Worker]) -> tuple[tuple[str, ...], ...]:
+def _split_by_shares(shares: Sequence[int], workers: Sequence[RolloutSpeed]) -> tuple[tuple[str, ...], ...]:
     """Cut the rollouts into one range per share. A share counts rollouts of mean speed: a range has
     fewer fast or more slow ones, and leaves at least one rollout for each later range.
     """

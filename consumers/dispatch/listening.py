@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Listening:
+class SilenceClock:
     """Listening time is `now_s`, in seconds; one read adds at most `step_s_max` to it."""
 
     heard_s: float

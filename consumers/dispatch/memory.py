@@ -12,26 +12,27 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from consumers.dispatch.inbox import Inbox
-from consumers.dispatch.kept import Keeper, KeptState, kept_state
-from consumers.dispatch.lengths import KnownLengths, Lengths
+from consumers.dispatch.inbox import DispatchInbox
+from consumers.dispatch.kept import StateFile, PersistedState, state_to_persist
+from consumers.dispatch.lengths import PersistedLengths, LengthHistory
 from consumers.dispatch.state import DispatchState
-from storage.documents import decode
+from storage.documents import decode_json
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Address, Position
-from streams.truncation import REBUILDING, REBUILT, before_oldest, truncate
+from streams.values import Address
+from streams.records import Position
+from streams.truncation import DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, truncate
 from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
 
 LENGTHS_KEY = "dispatch/lengths.json"
-LENGTHS_S = 60.0  # between two writes: some MB where a run has many prompts
+LENGTHS_SAVE_S = 60.0  # between two writes: some MB where a run has many prompts
 
 
 @dataclass(slots=True)
-class Memory:
+class DispatchPersistence:
     """Persists the state of one term; with `truncate` False nothing is truncated."""
 
     bus: Bus
@@ -40,21 +41,21 @@ class Memory:
     truncate: bool
     keep_s: float
     monotonic: Callable[[], float]
-    _keeper: Keeper = field(init=False)
+    _keeper: StateFile = field(init=False)
     _due_s: float = field(init=False)
     _lengths_due_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._keeper = Keeper(self.store, self.term)
+        self._keeper = StateFile(self.store, self.term)
         self._due_s = self.monotonic() + self.keep_s
-        self._lengths_due_s = self.monotonic() + LENGTHS_S
+        self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
 
-    def recall(self) -> KeptState | None:
+    def recall(self) -> PersistedState | None:
         """Take the persisted state over for this term and return it."""
         return self._keeper.take_over()
 
     def keep(
-        self, state: DispatchState, inbox: Inbox, admissions: FencedWriter, orders: FencedWriter
+        self, state: DispatchState, inbox: DispatchInbox, admissions: FencedWriter, orders: FencedWriter
     ) -> None:
         """Persist the state if it is due. Between two rounds the state is the fold of all records
         read.
@@ -66,30 +67,30 @@ class Memory:
             admissions.positions(),
             orders.positions(),
         )
-        self._keeper.keep(kept_state(state, self.term, positions))  # 1
-        for topic in REBUILT:
-            self.bus.commit(REBUILDING, topic, positions[topic])  # 2
+        self._keeper.keep(state_to_persist(state, self.term, positions))  # 1
+        for topic in REBUILD_TOPICS:
+            self.bus.commit(DISPATCH_GROUP, topic, positions[topic])  # 2
         if self.truncate:
             self._forget(state, positions)  # 3
         self._due_s = self.monotonic() + self.keep_s
 
-    def recall_lengths(self) -> Lengths:
+    def recall_lengths(self) -> LengthHistory:
         """The length history of an earlier holder; empty if there is none or it is damaged, as it
         only serves predictions.
         """
         try:
-            return Lengths(decode(self.store.get(LENGTHS_KEY), KnownLengths, LENGTHS_KEY))
+            return LengthHistory(decode_json(self.store.get(LENGTHS_KEY), PersistedLengths, LENGTHS_KEY))
         except ObjectMissing:
-            return Lengths()
+            return LengthHistory()
         except CorruptObject as error:
             log.warning("the length history cannot be read and restarts empty: %s", error)
-            return Lengths()
+            return LengthHistory()
 
-    def keep_lengths(self, lengths: Lengths) -> None:
+    def keep_lengths(self, lengths: LengthHistory) -> None:
         """Write the length history if it changed and is due; the last writer wins."""
         if lengths.changed and self.monotonic() >= self._lengths_due_s:
             self.store.put(LENGTHS_KEY, msgspec.json.encode(lengths.known()))
-            self._lengths_due_s = self.monotonic() + LENGTHS_S
+            self._lengths_due_s = self.monotonic() + LENGTHS_SAVE_S
 
     def _forget(
         self, state: DispatchState, positions: Mapping[str, Mapping[int, Position]]
@@ -102,4 +103,4 @@ class Memory:
             "partials": partials,
         }
         for topic, addresses in needed.items():
-            truncate(self.bus, topic, before_oldest(self.bus, topic, positions[topic], addresses))
+            truncate(self.bus, topic, move_back_to_oldest(self.bus, topic, positions[topic], addresses))

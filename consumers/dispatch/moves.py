@@ -12,19 +12,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.orders import release
-from consumers.dispatch.outliers import Gathering, Running, plan_outliers
-from consumers.dispatch.repack import Load, Move, plan_repack
-from consumers.dispatch.state import DispatchState, Order, Seen
-from consumers.dispatch.tempo import Steps, budget_of
-from streams.records import Assignment, Version
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.orders import release_record
+from consumers.dispatch.outliers import OutlierPlan, RunningRequest, plan_outliers
+from consumers.dispatch.repack import RolloutLoad, RepackMove, plan_repack
+from consumers.dispatch.state import DispatchState, CurrentAssignment, TrackedRollout
+from consumers.dispatch.tempo import StepDuration, lag_budget
+from streams.records import Assignment
+from streams.values import Version
 
-PATIENCE_S = 10.0  # for the last partial of a move: a finished answer that is being scored has none
+MOVE_TIMEOUT_S = 10.0  # for the last partial of a move: a finished answer that is being scored has none
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class MoveSummary:
     """The number of requests that `source` was asked to release for `destination`."""
 
     source: str
@@ -33,23 +34,23 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RepackPlan:
     """Releases to append; `deferred` trajectories restart on the newest version."""
 
     releases: tuple[Assignment, ...] = ()
     deferred: tuple[str, ...] = ()
-    moves: tuple[Move, ...] = ()
+    moves: tuple[RepackMove, ...] = ()
 
-    def handed(self) -> tuple[Handed, ...]:
+    def handed(self) -> tuple[MoveSummary, ...]:
         """The releases counted by source and destination, whole tails and gathered outliers
         together.
         """
         counts = Counter((one.rollout, one.onward) for one in self.releases)
-        return tuple(Handed(*both, count) for both, count in sorted(counts.items()))
+        return tuple(MoveSummary(*both, count) for both, count in sorted(counts.items()))
 
 
 @dataclass(slots=True)
-class Repacking:
+class RepackPlanner:
     """Plans moves every `every_s` seconds, and at once after a new version that rollouts do not
     hold yet.
     """
@@ -60,16 +61,16 @@ class Repacking:
     _due_s: float = 0.0
     _version: Version | None = None
     _asked_s: dict[str, float] = field(default_factory=dict[str, float])
-    _steps: Steps = field(default_factory=Steps)
+    _steps: StepDuration = field(default_factory=StepDuration)
 
-    def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan | None:
+    def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan | None:
         """The moves that are due now; None while none are due."""
         self._steps.saw(state.version.number, now_s)
         if now_s < self._due_s and state.version == self._version:
             return None
         self._due_s, self._version = now_s + self.every_s, state.version
         if all(s.status.version.number >= state.version.number for s in state.rollouts.values()):
-            return Plan()  # every rollout holds the newest version
+            return RepackPlan()  # every rollout holds the newest version
         loads = self._loads(state, now_s)
         moves = plan_repack(loads)
         giving = {move.source: move.destination for move in moves}
@@ -77,14 +78,14 @@ class Repacking:
         gathered = self._gather(state, lengths, apart)
         onward = dict(gathered.moves)
         for trajectory, order in state.orders.items():
-            if order.rollout in giving and is_begun(state, trajectory, order):
+            if order.rollout in giving and is_generating(state, trajectory, order):
                 onward[trajectory] = giving[order.rollout]
         self._asked_s |= dict.fromkeys(onward, now_s)
-        return Plan(tuple(_releases(state, onward)), gathered.deferred, moves)
+        return RepackPlan(tuple(_move_releases(state, onward)), gathered.deferred, moves)
 
-    def _loads(self, state: DispatchState, now_s: float) -> list[Load]:
+    def _loads(self, state: DispatchState, now_s: float) -> list[RolloutLoad]:
         """The load of every rollout; one in the middle of a move is not ready until the move is
-        done or `PATIENCE_S` is over.
+        done or `MOVE_TIMEOUT_S` is over.
         """
         for trajectory, order in state.orders.items():
             if order.onward:
@@ -95,18 +96,18 @@ class Repacking:
         for trajectory, order in state.orders.items():
             if not state.is_held(order):
                 continue
-            if order.onward and now_s - self._asked_s[trajectory] < PATIENCE_S:
+            if order.onward and now_s - self._asked_s[trajectory] < MOVE_TIMEOUT_S:
                 moving |= {order.rollout, order.onward}
-            if not order.onward and not is_begun(state, trajectory, order):
+            if not order.onward and not is_generating(state, trajectory, order):
                 silent[order.rollout] = silent.get(order.rollout, 0) + 1
-                if _is_resumed(state, trajectory, order):
+                if _is_resume_pending(state, trajectory, order):
                     moving.add(order.rollout)
         return [
-            load_of(seen, silent.get(name, 0), name not in moving, state.version)
+            rollout_load(seen, silent.get(name, 0), name not in moving, state.version)
             for name, seen in sorted(state.rollouts.items())
         ]
 
-    def _gather(self, state: DispatchState, lengths: Lengths, loads: Iterable[Load]) -> Gathering:
+    def _gather(self, state: DispatchState, lengths: LengthHistory, loads: Iterable[RolloutLoad]) -> OutlierPlan:
         shares: dict[int, float] = {}
         for group in state.groups.values():
             samples = self.groups_per_wave * len(group.admitted.trajectories)
@@ -116,29 +117,29 @@ class Repacking:
         running = [
             found
             for trajectory, order in state.orders.items()
-            if is_begun(state, trajectory, order)
+            if is_generating(state, trajectory, order)
             and state.group_of(trajectory).admitted.wave < growing
             and (found := self._running(state, lengths, trajectory, order, shares)) is not None
         ]
         newest = [s for s in state.rollouts.values() if s.status.version == state.version]
-        budget = budget_of(self.max_lag, self._steps.lasts_s, [seen.speed for seen in newest])
+        budget = lag_budget(self.max_lag, self._steps.lasts_s, [seen.speed for seen in newest])
         return plan_outliers(running, list(loads), budget)
 
     def _running(
         self,
         state: DispatchState,
-        lengths: Lengths,
+        lengths: LengthHistory,
         trajectory: str,
-        order: Order,
+        order: CurrentAssignment,
         shares: Mapping[int, float],
-    ) -> Running | None:
+    ) -> RunningRequest | None:
         chain, group = state.chains[trajectory], state.group_of(trajectory)
         if group.prompt is None or chain.version is None:
             return None
         left = None
         if self.max_lag is not None:
             left = chain.version.number + self.max_lag - state.version.number
-        return Running(
+        return RunningRequest(
             trajectory=trajectory,
             rollout=order.rollout,
             version=chain.version,
@@ -152,7 +153,7 @@ class Repacking:
         )
 
 
-def is_begun(state: DispatchState, trajectory: str, order: Order) -> bool:
+def is_generating(state: DispatchState, trajectory: str, order: CurrentAssignment) -> bool:
     """Whether its rollout generates it under this assignment, as a partial shows, and was not asked
     to release it.
     """
@@ -161,7 +162,7 @@ def is_begun(state: DispatchState, trajectory: str, order: Order) -> bool:
     return is_here and chain is not None and chain.attempt == order.attempt
 
 
-def _is_resumed(state: DispatchState, trajectory: str, order: Order) -> bool:
+def _is_resume_pending(state: DispatchState, trajectory: str, order: CurrentAssignment) -> bool:
     """Whether it was assigned from a partial of the version that its rollout holds, and no new
     partial was published yet.
     """
@@ -170,7 +171,7 @@ def _is_resumed(state: DispatchState, trajectory: str, order: Order) -> bool:
     return chain is not None and chain.attempt < order.attempt and chain.version == held
 
 
-def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
+def rollout_load(seen: TrackedRollout, silent: int, is_still: bool, newest: Version) -> RolloutLoad:
     """One rollout's load for the planners. `kv_previous` is its highest KV use under this version:
     a tail of few long answers grows between two plans and is a tail all the same. `silent` is the
     number of its assignments without a partial; if more of them than wait in the queue, some are
@@ -181,7 +182,7 @@ def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
     slots = status.slots
     is_able = status.health in ("generating", "draining") and not status.pulling
     pulls = status.version.number < newest.number
-    return Load(
+    return RolloutLoad(
         rollout=status.rollout,
         version=status.version,
         running=status.running,
@@ -195,8 +196,8 @@ def load_of(seen: Seen, silent: int, is_still: bool, newest: Version) -> Load:
     )
 
 
-def _releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
+def _move_releases(state: DispatchState, onward: Mapping[str, str]) -> Iterator[Assignment]:
     for trajectory, destination in onward.items():
         prompt = state.group_of(trajectory).prompt
         if prompt is not None:
-            yield release(prompt, trajectory, state.orders[trajectory], destination)
+            yield release_record(prompt, trajectory, state.orders[trajectory], destination)

@@ -9,21 +9,21 @@ returned records.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from consumers.dispatch.admit import Pace, admissible
-from consumers.dispatch.layout import Layout
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.lost import Lost, find_lost, in_turn
-from consumers.dispatch.orders import Free, assignment, eligible, free_rooms
-from consumers.dispatch.place import Room, Work, place
+from consumers.dispatch.admit import AdmissionPace, admissible_groups
+from consumers.dispatch.layout import WaveLayout
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.lost import UnassignedSamples, find_unassigned, in_start_order
+from consumers.dispatch.orders import FreeRoom, assignment_record, eligible_rollouts, free_room
+from consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
 from consumers.dispatch.recover import Continuation
 from consumers.dispatch.state import DispatchState
-from consumers.dispatch.stranded import History, Recalled
-from consumers.dispatch.waves import Waves, workers_of
+from consumers.dispatch.stranded import VersionReload, ReloadPlan
+from consumers.dispatch.waves import WaveLayouts, rollout_speeds
 from streams.records import Assignment, Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class PlannedAssignment:
     """An assignment, and whether it discards generated tokens."""
 
     record: Assignment
@@ -31,23 +31,23 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordering:
+class AssignmentPlanner:
     """Plans assignments under one run's settings."""
 
-    pace: Pace
+    pace: AdmissionPace
     keep_version: bool
     queue_per_slot: float
-    waves: Waves
-    history: History | None = None
+    waves: WaveLayouts
+    history: VersionReload | None = None
 
     def plan(
-        self, state: DispatchState, lengths: Lengths, ahead: Sequence[Prompt], now_s: float = 0.0
-    ) -> list[Ordered]:
+        self, state: DispatchState, lengths: LengthHistory, ahead: Sequence[Prompt], now_s: float = 0.0
+    ) -> list[PlannedAssignment]:
         """All assignments that can be given now; `ahead` are the prompts to be admitted next."""
-        lost = list(find_lost(state, lengths, self.keep_version))
+        lost = list(find_unassigned(state, lengths, self.keep_version))
         if not lost:
             return []
-        free = free_rooms(state, self.queue_per_slot)
+        free = free_room(state, self.queue_per_slot)
         recalled = self._recalled(state, lengths, lost, free, bool(ahead), now_s)
         orders = list(self._moved(state, lost))
         orders += self._loading(state, lost, recalled, free)
@@ -55,25 +55,25 @@ class Ordering:
         rest = [part for one in lost if (part := one.without(settled)).trajectories]
         resumes = [one for one in rest if one.kind == "resume"]
         for version in sorted({one.version for one in resumes}, key=str):
-            may = eligible(state, version)
+            may = eligible_rollouts(state, version)
             rooms = {name: room for name, room in free.resumes.items() if name in may}
             alike = [one for one in resumes if one.version == version]
             orders += self._placed(state, alike, rooms, free, {})
         starts = [one for one in rest if one.kind == "start"]
         layouts = self.waves.of((s.group.admitted.wave for s in starts), state, lengths, ahead)
-        starts = in_turn(starts, sum(max(0, room) for room in free.new.values()))
+        starts = in_start_order(starts, sum(max(0, room) for room in free.new.values()))
         return orders + self._placed(state, starts, dict(free.new), free, layouts)
 
     def put_off(
-        self, state: DispatchState, trajectories: Iterable[str], lengths: Lengths
-    ) -> list[Ordered]:
+        self, state: DispatchState, trajectories: Iterable[str], lengths: LengthHistory
+    ) -> list[PlannedAssignment]:
         """Assignments that restart these trajectories on the newest version, as far as rollouts
         that hold it have room.
         """
-        free = free_rooms(state, self.queue_per_slot)
-        may = eligible(state, state.version)
+        free = free_room(state, self.queue_per_slot)
+        may = eligible_rollouts(state, state.version)
         lost = [
-            Lost(group, group.prompt, (t,), {t: _again(state, t)}, lengths.mean(group.prompt))
+            UnassignedSamples(group, group.prompt, (t,), {t: _start_on_newest(state, t)}, lengths.mean(group.prompt))
             for t in trajectories
             if (group := state.group_of(t)).prompt is not None
         ]
@@ -83,27 +83,27 @@ class Ordering:
     def _recalled(
         self,
         state: DispatchState,
-        lengths: Lengths,
-        lost: Sequence[Lost],
-        free: Free,
+        lengths: LengthHistory,
+        lost: Sequence[UnassignedSamples],
+        free: FreeRoom,
         is_more: bool,
         now_s: float,
-    ) -> Recalled:
+    ) -> ReloadPlan:
         """Which versions to load from history. Slots are wanted while more groups may be admitted
         or samples wait for room.
         """
         if self.history is None:
-            return Recalled()
+            return ReloadPlan()
         starts = sum(len(one.trajectories) for one in lost if one.kind == "start")
-        allowed = admissible(
+        allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
         is_wanted = (is_more and allowed > 0) or starts > sum(free.new.values())
         return self.history.plan(state, lengths, lost, is_wanted, now_s)
 
     def _loading(
-        self, state: DispatchState, lost: Iterable[Lost], recalled: Recalled, free: Free
-    ) -> Iterator[Ordered]:
+        self, state: DispatchState, lost: Iterable[UnassignedSamples], recalled: ReloadPlan, free: FreeRoom
+    ) -> Iterator[PlannedAssignment]:
         """Resumes at rollouts that load their version first; those rollouts get no other work
         meanwhile.
         """
@@ -114,15 +114,15 @@ class Ordering:
                     continue
                 for room in (free.new, free.resumes):
                     room.pop(rollout, None)
-                how = {trajectory: _loaded(state, trajectory)}
+                how = {trajectory: _resume_after_reload(state, trajectory)}
                 yield self._ordered(state, replace(one, how=how), trajectory, rollout)
 
-    def _moved(self, state: DispatchState, lost: Iterable[Lost]) -> Iterator[Ordered]:
+    def _moved(self, state: DispatchState, lost: Iterable[UnassignedSamples]) -> Iterator[PlannedAssignment]:
         """Resumes at the planned destinations; their room was reserved when the moves were
         requested.
         """
         for one in lost:
-            may = eligible(state, one.version) if one.kind == "resume" else set[str]()
+            may = eligible_rollouts(state, one.version) if one.kind == "resume" else set[str]()
             for trajectory in one.trajectories:
                 order = state.orders.get(trajectory)
                 if order is not None and order.given_up and order.onward in may:
@@ -131,45 +131,45 @@ class Ordering:
     def _placed(
         self,
         state: DispatchState,
-        lost: Sequence[Lost],
+        lost: Sequence[UnassignedSamples],
         rooms: Mapping[str, int],
-        free: Free,
-        layouts: Mapping[int, Layout],
-    ) -> list[Ordered]:
+        free: FreeRoom,
+        layouts: Mapping[int, WaveLayout],
+    ) -> list[PlannedAssignment]:
         if not lost:
             return []
         tokens = _expected_tokens(state)
         open_rooms = [
-            Room(w.rollout, rooms[w.rollout], tokens[w.rollout], w.speed, w.preemptible)
-            for w in workers_of(state)
+            RolloutRoom(w.rollout, rooms[w.rollout], tokens[w.rollout], w.speed, w.preemptible)
+            for w in rollout_speeds(state)
             if w.rollout in rooms
         ]
         means = sorted(one.mean for one in lost if one.mean)
         half = means[len(means) // 2] if means else 0.0
-        works: list[Work] = []
+        works: list[PlacementWork] = []
         for one in lost:
             layout = layouts.get(one.group.admitted.wave) if one.mean else None
-            works.append(Work(one.trajectories, one.mean, 0 < one.mean < half, layout))
+            works.append(PlacementWork(one.trajectories, one.mean, 0 < one.mean < half, layout))
         of = {trajectory: one for one in lost for trajectory in one.trajectories}
-        orders: list[Ordered] = []
-        for trajectory, rollout in place(works, open_rooms).items():
+        orders: list[PlannedAssignment] = []
+        for trajectory, rollout in place_samples(works, open_rooms).items():
             free.take(rollout)
             orders.append(self._ordered(state, of[trajectory], trajectory, rollout))
         return orders
 
-    def _ordered(self, state: DispatchState, one: Lost, trajectory: str, rollout: str) -> Ordered:
+    def _ordered(self, state: DispatchState, one: UnassignedSamples, trajectory: str, rollout: str) -> PlannedAssignment:
         how, predicted = one.how[trajectory], round(one.mean)
-        record = assignment(state, self.pace, one.group, trajectory, how, rollout, predicted)
-        return Ordered(record, how.again)
+        record = assignment_record(state, self.pace, one.group, trajectory, how, rollout, predicted)
+        return PlannedAssignment(record, how.again)
 
 
-def _loaded(state: DispatchState, trajectory: str) -> Continuation:
+def _resume_after_reload(state: DispatchState, trajectory: str) -> Continuation:
     chain, order = state.chains[trajectory], state.orders.get(trajectory)
     attempt, moves = (1, 0) if order is None else (order.attempt + 1, order.moves + 1)
     return Continuation("resume", attempt, chain.at, chain.version, moves, again=False)
 
 
-def _again(state: DispatchState, trajectory: str) -> Continuation:
+def _start_on_newest(state: DispatchState, trajectory: str) -> Continuation:
     order = state.orders[trajectory]
     attempt, moves = order.attempt + 1, order.moves + 1
     return Continuation("start", attempt, None, state.version, moves, again=True)

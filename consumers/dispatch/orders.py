@@ -3,14 +3,15 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from consumers.dispatch.admit import Pace, version_needed, wave_of
-from consumers.dispatch.recover import Continuation, continuation, holders
-from consumers.dispatch.state import DispatchState, OpenGroup, Order, Seen
-from streams.records import Address, Admitted, Assignment, Prompt, Version
+from consumers.dispatch.admit import AdmissionPace, version_needed, wave_of
+from consumers.dispatch.recover import Continuation, continuation, rollouts_holding
+from consumers.dispatch.state import DispatchState, UnfinishedGroup, CurrentAssignment, TrackedRollout
+from streams.values import Address, Version
+from streams.records import Admitted, Assignment, Prompt
 
 
-def admission(
-    state: DispatchState, pace: Pace, prompt: Prompt, at: Address, deadline_s: float
+def admission_record(
+    state: DispatchState, pace: AdmissionPace, prompt: Prompt, at: Address, deadline_s: float
 ) -> Admitted:
     """The record that admits a prompt's group as the next of its wave."""
     return Admitted(
@@ -43,21 +44,21 @@ def continuations(
     }
 
 
-def eligible(state: DispatchState, version: Version | None) -> set[str]:
+def eligible_rollouts(state: DispatchState, version: Version | None) -> set[str]:
     """Rollouts that may resume work that needs this version."""
     serving = {n: seen.status.version for n, seen in state.rollouts.items() if is_serving(seen)}
-    return holders(serving | state.loading(), version)
+    return rollouts_holding(serving | state.loading(), version)
 
 
-def is_serving(seen: Seen) -> bool:
+def is_serving(seen: TrackedRollout) -> bool:
     """Whether the rollout verified its version and does not leave."""
     return seen.status.verified and seen.status.health != "leaving"
 
 
-def assignment(
+def assignment_record(
     state: DispatchState,
-    pace: Pace,
-    group: OpenGroup,
+    pace: AdmissionPace,
+    group: UnfinishedGroup,
     trajectory: str,
     how: Continuation,
     rollout: str,
@@ -91,7 +92,7 @@ def assignment(
     )
 
 
-def release(prompt: Prompt, trajectory: str, order: Order, onward: str = "") -> Assignment:
+def release_record(prompt: Prompt, trajectory: str, order: CurrentAssignment, onward: str = "") -> Assignment:
     """Asks a rollout to drop a trajectory, or, with `onward`, to give it up for that rollout."""
     return Assignment(
         kind="release",
@@ -111,7 +112,7 @@ def release(prompt: Prompt, trajectory: str, order: Order, onward: str = "") -> 
 
 
 @dataclass(slots=True)
-class Free:
+class FreeRoom:
     """Room that a plan uses up: for new trajectories, and for resumes (a draining rollout takes
     only resumes).
     """
@@ -125,14 +126,14 @@ class Free:
                 room[rollout] -= 1
 
 
-def free_rooms(state: DispatchState, queue_per_slot: float) -> Free:
+def free_room(state: DispatchState, queue_per_slot: float) -> FreeRoom:
     """Room of every rollout that takes work: slots and queue, less its assignments in force.
 
     Under `keep_version` a rollout whose quota is drawn while a newer version is out takes nothing
     new; assignments that it has not started count against its quota. A rollout that loads a version
     from history takes only resumes under it.
     """
-    free = Free({}, {})
+    free = FreeRoom({}, {})
     given, loading = state.given(), state.loading()
     for name, seen in sorted(state.rollouts.items()):
         status = seen.status

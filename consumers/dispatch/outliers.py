@@ -12,19 +12,19 @@ finish, and dropped.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from consumers.dispatch.lengths import Length
-from consumers.dispatch.repack import Load
-from consumers.dispatch.tempo import Budget
-from streams.records import Version
+from consumers.dispatch.lengths import ExpectedLength
+from consumers.dispatch.repack import RolloutLoad
+from consumers.dispatch.tempo import LagBudget
+from streams.values import Version
 
 UNFINISHED_MAX = 0.1  # share of its wave: the paper's figure
-SPREADS = 2.0  # standard deviations above the mean; the paper names no threshold
-GROWTH = 1.5  # times the mean at least, where the spread is small
-AGAIN = 2.0  # the expected rest of a long tail equals the tokens that it has generated
+DEVIATIONS = 2.0  # standard deviations above the mean; the paper names no threshold
+MEAN_FACTOR_MIN = 1.5  # times the mean at least, where the spread is small
+TAIL_FACTOR = 2.0  # the expected rest of a long tail equals the tokens that it has generated
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningRequest:
     """A request in progress. `unfinished` is the unfinished share of its wave; `lag_left` the
     number of further versions before its tokens are too old to train, None without a bound;
     `longest` the limit of its answer in tokens; `whole`: no other trajectory of its group has
@@ -36,7 +36,7 @@ class Running:
     version: Version
     generated: int
     kv: int
-    expected: Length | None
+    expected: ExpectedLength | None
     unfinished: float
     lag_left: int | None = None
     longest: int | None = None
@@ -44,54 +44,54 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
+class OutlierPlan:
     """Trajectory → destination of each move, and the trajectories to restart."""
 
     moves: dict[str, str]
     deferred: tuple[str, ...]
 
 
-def is_outlier(running: Running) -> bool:
+def is_outlier(running: RunningRequest) -> bool:
     """Whether the request is much longer than expected in an almost finished wave. Without length
     history nothing is an outlier.
     """
     expected = running.expected
     if expected is None or running.unfinished > UNFINISHED_MAX:
         return False
-    return running.generated > max(_usual_most(expected), GROWTH * expected.mean)
+    return running.generated > max(_usual_length_max(expected), MEAN_FACTOR_MIN * expected.mean)
 
 
-def is_hopeless(running: Running) -> bool:
+def is_too_old(running: RunningRequest) -> bool:
     """Whether invariant 5 drops it in any case."""
     return running.lag_left is not None and running.lag_left < 0
 
 
-def is_worth_again(running: Running, budget: Budget | None) -> bool:
+def is_worth_restarting(running: RunningRequest, budget: LagBudget | None) -> bool:
     """Whether it is dropped as it is but would be trained if restarted on the newest version. Its
     length is taken to be the longer of the usual maximum and twice its present length. If others of
     its group ended before it, they are as old and would be dropped while they wait, so a restart is
     useless. Without length history nothing is restarted.
     """
     expected = running.expected
-    if budget is None or expected is None or not running.whole or not is_hopeless(running):
+    if budget is None or expected is None or not running.whole or not is_too_old(running):
         return False
-    tokens = max(_usual_most(expected), AGAIN * running.generated)
+    tokens = max(_usual_length_max(expected), TAIL_FACTOR * running.generated)
     return budget.covers(tokens if running.longest is None else min(tokens, running.longest))
 
 
 def plan_outliers(
-    running: Sequence[Running], loads: Sequence[Load], budget: Budget | None = None
-) -> Gathering:
+    running: Sequence[RunningRequest], loads: Sequence[RolloutLoad], budget: LagBudget | None = None
+) -> OutlierPlan:
     """Gather outliers where most of their version already are, never above KV capacity or B_max; a
     rollout that gives requests takes none. `loads` are the rollouts that may take part; without a
     `budget` nothing is restarted.
     """
     bins = {load.rollout: load for load in loads if load.ready and not load.waiting}
     found = [r for r in running if r.rollout in bins and is_outlier(r)]
-    deferred = tuple(sorted(r.trajectory for r in found if is_worth_again(r, budget)))
-    by: dict[str, list[Running]] = {}
+    deferred = tuple(sorted(r.trajectory for r in found if is_worth_restarting(r, budget)))
+    by: dict[str, list[RunningRequest]] = {}
     for one in found:
-        if not is_hopeless(one) and one.version == bins[one.rollout].version:
+        if not is_too_old(one) and one.version == bins[one.rollout].version:
             by.setdefault(one.rollout, []).append(one)
     slack = {
         name: [load.kv_capacity - load.kv_used, load.batch_max - load.running]
@@ -100,25 +100,25 @@ def plan_outliers(
     moves: dict[str, str] = {}
     takers: list[str] = []
     for name in sorted(by, key=lambda n: (-len(by[n]), n)):
-        mine = {one.trajectory: _taker(one, takers, bins, slack) for one in _longest(by[name])}
+        mine = {one.trajectory: _reserve_destination(one, takers, bins, slack) for one in _longest_first(by[name])}
         if not bins[name].gains or not all(mine.values()):
             takers.append(name)  # the moves would not empty it: it becomes a destination
-            _undo(by[name], mine, slack)
+            _return_reservations(by[name], mine, slack)
             continue
         moves.update({t: taker for t, taker in mine.items() if taker is not None})
-    return Gathering(moves, deferred)
+    return OutlierPlan(moves, deferred)
 
 
-def _usual_most(expected: Length) -> float:
-    return expected.mean + SPREADS * expected.spread
+def _usual_length_max(expected: ExpectedLength) -> float:
+    return expected.mean + DEVIATIONS * expected.spread
 
 
-def _longest(outliers: Sequence[Running]) -> list[Running]:
+def _longest_first(outliers: Sequence[RunningRequest]) -> list[RunningRequest]:
     return sorted(outliers, key=lambda r: (-r.kv, r.trajectory))
 
 
-def _taker(
-    one: Running, takers: Sequence[str], bins: dict[str, Load], slack: dict[str, list[int]]
+def _reserve_destination(
+    one: RunningRequest, takers: Sequence[str], bins: dict[str, RolloutLoad], slack: dict[str, list[int]]
 ) -> str | None:
     """The first destination of its version with room; the room is reserved."""
     for name in takers:
@@ -131,8 +131,8 @@ def _taker(
     return None
 
 
-def _undo(
-    outliers: Sequence[Running], taken: dict[str, str | None], slack: dict[str, list[int]]
+def _return_reservations(
+    outliers: Sequence[RunningRequest], taken: dict[str, str | None], slack: dict[str, list[int]]
 ) -> None:
     for one in outliers:
         if (name := taken[one.trajectory]) is not None:

@@ -9,11 +9,11 @@ waits for a better place: a free slot on any rollout is used.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from consumers.dispatch.layout import Layout
+from consumers.dispatch.layout import WaveLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PlacementWork:
     """Samples of one group that may run together. `mean` is the expected length of each in tokens,
     0 when unknown; `is_short`: it is in the shorter half of the known lengths.
     """
@@ -21,11 +21,11 @@ class Work:
     trajectories: tuple[str, ...]
     mean: float = 0.0
     is_short: bool = False
-    layout: Layout | None = None
+    layout: WaveLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class RolloutRoom:
     """The room of one live rollout: slots plus queue, less its unfinished assignments; `tokens` are
     those still expected of them.
     """
@@ -38,20 +38,20 @@ class Room:
 
 
 @dataclass(slots=True)
-class _Filling:
-    room: Room
+class _RolloutFill:
+    room: RolloutRoom
     free: int
     busy: float
     """Expected tokens divided by speed: when it would finish its work."""
 
 
-def place(works: Sequence[Work], rooms: Sequence[Room]) -> Mapping[str, str]:
+def place_samples(works: Sequence[PlacementWork], rooms: Sequence[RolloutRoom]) -> Mapping[str, str]:
     """Trajectory → rollout for as many trajectories as fit, in the order of `works`.
 
     Never gives a rollout more than its `free`; ties go to the smaller name, so equal inputs give
     equal plans.
     """
-    open_ = {r.rollout: _Filling(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
+    open_ = {r.rollout: _RolloutFill(r, r.free, r.tokens / r.speed) for r in rooms if r.free > 0}
     plan: dict[str, str] = {}
     for work in works:
         rest = list(work.trajectories)
@@ -69,7 +69,7 @@ def place(works: Sequence[Work], rooms: Sequence[Room]) -> Mapping[str, str]:
     return plan
 
 
-def _choose(work: Work, count: int, open_: Mapping[str, _Filling]) -> _Filling:
+def _choose(work: PlacementWork, count: int, open_: Mapping[str, _RolloutFill]) -> _RolloutFill:
     if work.layout is not None:
         for tier in work.layout.near(work.mean):
             if found := [open_[name] for name in tier if name in open_]:
@@ -77,12 +77,12 @@ def _choose(work: Work, count: int, open_: Mapping[str, _Filling]) -> _Filling:
     return _best(work, count, open_.values())
 
 
-def _best(work: Work, count: int, fillings: Iterable[_Filling]) -> _Filling:
+def _best(work: PlacementWork, count: int, fillings: Iterable[_RolloutFill]) -> _RolloutFill:
     """The rollout that finishes first. Long work avoids preemptible rollouts while another has
     room.
     """
 
-    def cost(one: _Filling) -> tuple[bool, bool, float, int, str]:
+    def cost(one: _RolloutFill) -> tuple[bool, bool, float, int, str]:
         is_risk = one.room.preemptible and not work.is_short
         return is_risk, one.free < count, one.busy, -one.free, one.room.rollout
 

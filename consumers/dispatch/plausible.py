@@ -8,16 +8,16 @@ rollout of term 1 a zombie, and the next assignment would end its process.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consumers.dispatch.state import Order
+from consumers.dispatch.state import CurrentAssignment
 from storage.keys import PART_BYTES_MAX, is_key
 from storage.objects import ObjectStore
-from storage.roles import names_of, term_of
-from streams.links import is_number, is_version, malformed
+from storage.roles import role_names, newest_term
+from streams.links import is_count, is_version, malformed_partial
 from streams.records import Applied, Partial, RolloutStatus
 
 SLOTS_MAX = 1 << 16  # of one rollout: slots, requests and the decode batch
 SPEED_MAX = 1e9  # tokens per second
-LOOK_S = 1.0  # between two reads of the store for the same name, or for unknown names
+LOOKUP_S = 1.0  # between two reads of the store for the same name, or for unknown names
 ROLLOUTS, RELAYS = "rollouts", "relays"
 """The roles under which rollouts and relays take their terms."""
 
@@ -28,7 +28,7 @@ def refused_status(status: RolloutStatus) -> str:
     if not all(0 <= count <= SLOTS_MAX for count in counts):
         return "slots or requests out of bounds"
     sizes = (status.term, status.kv_used, status.kv_capacity, status.kv_previous)
-    if not all(map(is_number, (*sizes, abs(status.quota_left)))) or not is_version(status.version):
+    if not all(map(is_count, (*sizes, abs(status.quota_left)))) or not is_version(status.version):
         return "a size, a term or a version out of bounds"
     return "" if 0 <= status.tokens_per_s <= SPEED_MAX else "tokens per second out of bounds"
 
@@ -36,11 +36,11 @@ def refused_status(status: RolloutStatus) -> str:
 def refused_applied(applied: Applied) -> str:
     """The reason why the record is not plausible; "" if it is."""
     numbers = (applied.rollout_term, applied.tensors, applied.compared)
-    is_sound = all(map(is_number, numbers)) and is_version(applied.version)
+    is_sound = all(map(is_count, numbers)) and is_version(applied.version)
     return "" if is_sound else "a count, a term or a version out of bounds"
 
 
-def refused_partial(partial: Partial, order: Order | None) -> str:
+def refused_partial(partial: Partial, order: CurrentAssignment | None) -> str:
     """The reason why no resume may start from the partial; "" if one may. Its attempt must have
     been assigned, the newest one to this rollout and term.
     """
@@ -49,14 +49,14 @@ def refused_partial(partial: Partial, order: Order | None) -> str:
     holder = (order.rollout, order.rollout_term)
     if partial.attempt == order.attempt and (partial.rollout, partial.rollout_term) != holder:
         return f"attempt {partial.attempt} was not assigned to {partial.rollout}"
-    return malformed(partial)
+    return malformed_partial(partial)
 
 
 @dataclass(slots=True)
-class Terms:
+class RoleTerms:
     """Terms that names have taken in the roles of many holders, read from the store. A rollout or
     relay takes its term before its first record, so an unknown name or a higher term is refused.
-    The store is read for the same name at most every `LOOK_S`.
+    The store is read for the same name at most every `LOOKUP_S`.
     """
 
     store: ObjectStore
@@ -80,17 +80,17 @@ class Terms:
         """
         now_s, key = self.monotonic(), (role, name)
         if key not in self._highest:
-            if now_s - self._listed_s.get(role, float("-inf")) < LOOK_S:
+            if now_s - self._listed_s.get(role, float("-inf")) < LOOKUP_S:
                 return
             self._listed_s[role] = now_s
-            for found in names_of(self.store, role):
+            for found in role_names(self.store, role):
                 self._highest.setdefault((role, found), 0)
-        is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOK_S
+        is_due = now_s - self._looked_s.get(key, float("-inf")) >= LOOKUP_S
         if key in self._highest and is_due:
             self._looked_s[key] = now_s
-            self._highest[key] = term_of(self.store, role, name)
+            self._highest[key] = newest_term(self.store, role, name)
 
 
-def anyone(role: str, name: str, term: int) -> bool:
+def accept_any_term(role: str, name: str, term: int) -> bool:
     """Accepts every name and term; used in place of `Terms.has_taken` without a store."""
     return True

@@ -39,18 +39,18 @@ def share_out(times: NDArray[np.float64]) -> tuple[int, ...]:
     low, high = 0, len(targets) - 1
     while low < high:
         middle = (low + high) // 2
-        if _needed(times, ramp * targets[middle]).sum() <= workers:
+        if _rollouts_needed(times, ramp * targets[middle]).sum() <= workers:
             high = middle
         else:
             low = middle + 1
-    found = _needed(times, ramp * targets[low])
+    found = _rollouts_needed(times, ramp * targets[low])
     if found.sum() > workers:  # no ramp is possible: one each, the others to the longest group
         found = np.ones(groups, np.int64)
     found[-1] += workers - found.sum()
     return tuple(int(n) for n in found)
 
 
-def _needed(times: NDArray[np.float64], until: NDArray[np.float64]) -> NDArray[np.int64]:
+def _rollouts_needed(times: NDArray[np.float64], until: NDArray[np.float64]) -> NDArray[np.int64]:
     """Fewest rollouts per group that end it in time; one more than exist where none do."""
     late: NDArray[np.int64] = (times > until[:, None] * ROUNDING).sum(axis=1)
     return late + 1

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from consumers.dispatch.state import Chain, DispatchState, Order
-from streams.records import Address, Version
+from consumers.dispatch.state import PartialChain, DispatchState, CurrentAssignment
+from streams.values import Address, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Continuation:
     again: bool
 
 
-def orphans(state: DispatchState) -> list[list[str]]:
+def unassigned_trajectories(state: DispatchState) -> list[list[str]]:
     """Open trajectories that no living rollout holds, by group, oldest wave first."""
     held = {t for t, o in state.orders.items() if not o.given_up and state.is_held(o)}
     found = [
@@ -41,7 +41,7 @@ def orphans(state: DispatchState) -> list[list[str]]:
 
 
 def continuation(
-    order: Order | None, chain: Chain | None, keep_version: bool, held: Collection[Version]
+    order: CurrentAssignment | None, chain: PartialChain | None, keep_version: bool, held: Collection[Version]
 ) -> Continuation:
     """Resume from the newest partial; under `keep_version` only if a rollout holds its version
     (invariant 4).
@@ -60,6 +60,6 @@ def continuation(
     return Continuation("resume", attempt, chain.at, exact, moves, again=False)
 
 
-def holders(versions: Mapping[str, Version], needed: Version | None) -> set[str]:
+def rollouts_holding(versions: Mapping[str, Version], needed: Version | None) -> set[str]:
     """Rollouts that may take a resume that needs exactly this version; all of them when None."""
     return {name for name, version in versions.items() if needed is None or version == needed}

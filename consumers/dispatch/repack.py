@@ -13,13 +13,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from streams.records import Version
+from streams.values import Version
 
-LOOKS_MAX = 64  # destinations tried for one source, fullest first, when the other bound is tight
+DESTINATIONS_TRIED_MAX = 64  # destinations tried for one source, fullest first, when the other bound is tight
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RolloutLoad:
     """The load of one rollout. `kv_previous` is its earlier KV use: a higher value means that its
     requests end and no others arrive. `gains`: once empty it would take work that it cannot take
     now. `ready` is False while it pulls, is not verified, or is in the middle of another move.
@@ -38,7 +38,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RepackMove:
     """All requests of `source` continue at `destination`."""
 
     source: str
@@ -47,7 +47,7 @@ class Move:
     kv: int
 
 
-def is_candidate(load: Load) -> bool:
+def is_candidate(load: RolloutLoad) -> bool:
     """Whether the rollout is at the end of its KV life cycle: KV use below capacity and falling,
     nothing waiting, and a decode batch that more requests would hardly slow down.
     """
@@ -59,18 +59,18 @@ def is_candidate(load: Load) -> bool:
     )
 
 
-def plan_repack(loads: Iterable[Load], keep_version: bool = True) -> tuple[Move, ...]:
+def plan_repack(loads: Iterable[RolloutLoad], keep_version: bool = True) -> tuple[RepackMove, ...]:
     """The moves; empty when no rollout would gain. With `keep_version` only between rollouts of one
     version (invariant 4). Ties go by name, so equal inputs give equal plans.
     """
-    alike: dict[Version | None, list[Load]] = {}
+    alike: dict[Version | None, list[RolloutLoad]] = {}
     for load in loads:
         if is_candidate(load):
             alike.setdefault(load.version if keep_version else None, []).append(load)
     return tuple(move for group in alike.values() for move in _pack(group))
 
 
-def _pack(candidates: Sequence[Load]) -> Iterator[Move]:
+def _pack(candidates: Sequence[RolloutLoad]) -> Iterator[RepackMove]:
     """Best-fit decreasing in the scarcer of KV and requests; the other bound is checked."""
     if len(candidates) < 2 or not any(load.gains for load in candidates):
         return
@@ -79,35 +79,35 @@ def _pack(candidates: Sequence[Load]) -> Iterator[Move]:
     by_kv = kv >= requests
     # slack in the scarcer dimension, name, slack in the other
     bins: list[tuple[int, str, int]] = []
-    for load in sorted(candidates, key=lambda c: _order(c, by_kv)):
-        first, second = _pair(load.kv_used, load.running, by_kv)
-        at = _fullest(bins, first, second) if load.gains else None
+    for load in sorted(candidates, key=lambda c: _packing_key(c, by_kv)):
+        first, second = _scarcer_first(load.kv_used, load.running, by_kv)
+        at = _fullest_destination(bins, first, second) if load.gains else None
         if at is None:
             slack = load.kv_capacity - load.kv_used, load.batch_max - load.running
-            mine = _pair(*slack, by_kv)
+            mine = _scarcer_first(*slack, by_kv)
             insort(bins, (mine[0], load.rollout, mine[1]))
             continue
         slack_first, name, slack_second = bins.pop(at)
         insort(bins, (slack_first - first, name, slack_second - second))
-        yield Move(load.rollout, name, load.running, load.kv_used)
+        yield RepackMove(load.rollout, name, load.running, load.kv_used)
 
 
-def _order(load: Load, by_kv: bool) -> tuple[bool, int, int, str]:
+def _packing_key(load: RolloutLoad, by_kv: bool) -> tuple[bool, int, int, str]:
     """Sort key, largest first. Rollouts that would not gain come first: they can only be
     destinations.
     """
-    first, second = _pair(load.kv_used, load.running, by_kv)
+    first, second = _scarcer_first(load.kv_used, load.running, by_kv)
     return load.gains, -first, -second, load.rollout
 
 
-def _pair(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
+def _scarcer_first(kv: int, requests: int, by_kv: bool) -> tuple[int, int]:
     return (kv, requests) if by_kv else (requests, kv)
 
 
-def _fullest(bins: Sequence[tuple[int, str, int]], first: int, second: int) -> int | None:
+def _fullest_destination(bins: Sequence[tuple[int, str, int]], first: int, second: int) -> int | None:
     """Index of the fullest bin that takes both sizes; None if none does."""
     begin = bisect_left(bins, (first, "", 0))
-    for at in range(begin, min(begin + LOOKS_MAX, len(bins))):
+    for at in range(begin, min(begin + DESTINATIONS_TRIED_MAX, len(bins))):
         if bins[at][2] >= second:
             return at
     return None

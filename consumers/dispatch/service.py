@@ -14,26 +14,27 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from consumers.dispatch.admit import Pace, admissible
-from consumers.dispatch.inbox import REFUSABLE, Inbox
-from consumers.dispatch.kept import restored
-from consumers.dispatch.memory import Memory
-from consumers.dispatch.moves import Handed, Repacking
-from consumers.dispatch.ordering import Ordered, Ordering
-from consumers.dispatch.orders import admission, free_rooms, release
-from consumers.dispatch.plausible import Terms
-from consumers.dispatch.recover import orphans
-from consumers.dispatch.state import DispatchState, Order, Released
-from consumers.dispatch.stranded import History
-from consumers.dispatch.waves import Waves
+from consumers.dispatch.admit import AdmissionPace, admissible_groups
+from consumers.dispatch.inbox import CHECKED_TOPICS, DispatchInbox
+from consumers.dispatch.kept import restore_state
+from consumers.dispatch.memory import DispatchPersistence
+from consumers.dispatch.moves import MoveSummary, RepackPlanner
+from consumers.dispatch.ordering import PlannedAssignment, AssignmentPlanner
+from consumers.dispatch.orders import admission_record, free_room, release_record
+from consumers.dispatch.plausible import RoleTerms
+from consumers.dispatch.recover import unassigned_trajectories
+from consumers.dispatch.state import DispatchState, CurrentAssignment, VoidAssignment
+from consumers.dispatch.stranded import VersionReload
+from consumers.dispatch.waves import WaveLayouts
 from consumers.settings import DispatchSettings
 from storage.manifest import read_manifest
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.errors import CorruptObject, ObjectMissing
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader
-from streams.records import Address, Admitted, Assignment, Version
+from streams.values import Address, Version
+from streams.records import Admitted, Assignment
 from streams.topics import partition_of
 from streams.writer import FencedWriter
 
@@ -49,53 +50,53 @@ class Dispatch:
     bus: Bus
     store: ObjectStore
     settings: DispatchSettings
-    pace: Pace
+    pace: AdmissionPace
     keep_version: bool
     term: int
     truncate: bool = True
     monotonic: Callable[[], float] = time.monotonic
-    on_move: Callable[[Handed, float], None] = lambda handed, plan_s: None
+    on_move: Callable[[MoveSummary, float], None] = lambda handed, plan_s: None
     """Called for each requested move with the seconds that planning took; observers use it."""
     state: DispatchState = field(default_factory=DispatchState)
-    inbox: Inbox | None = None
+    inbox: DispatchInbox | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
     """Assignments of this term by kind; `again` counts restarts that discard tokens, `recalled`
     resumes whose version is loaded from history, `moved` release requests of moves, `lost` rollouts
     dropped because they were silent or stuck.
     """
-    ordering: Ordering = field(init=False)
-    repacking: Repacking | None = field(init=False)
+    ordering: AssignmentPlanner = field(init=False)
+    repacking: RepackPlanner | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Repack runs only under `keep_version`: only there must a rollout be empty to take new
         weights.
         """
         pace, settings = self.pace, self.settings
-        waves = Waves(self.keep_version, pace.groups_per_step)
+        waves = WaveLayouts(self.keep_version, pace.groups_per_step)
         history = None
         if self.keep_version:
-            history = History(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
-        self.ordering = Ordering(pace, self.keep_version, settings.queue_per_slot, waves, history)
+            history = VersionReload(self._bytes_of, settings.load_bytes_per_s, pace.max_lag)
+        self.ordering = AssignmentPlanner(pace, self.keep_version, settings.queue_per_slot, waves, history)
         self.repacking = None
         if settings.repack and self.keep_version:
             every_s, groups = settings.repack_every_s, pace.groups_per_step
-            self.repacking = Repacking(every_s, pace.max_lag, groups)
+            self.repacking = RepackPlanner(every_s, pace.max_lag, groups)
 
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set. Raises `Fenced` when a higher term takes over."""
-        memory = Memory(
+        memory = DispatchPersistence(
             self.bus, self.store, self.term, self.truncate, self.settings.keep_s, self.monotonic
         )
         kept = memory.recall()  # before `Opened`: the swap of the term fences the earlier holder
         admissions = FencedWriter(self.bus, "admissions", "dispatch", self.term)
         assignments = FencedWriter(self.bus, "assignments", "dispatch", self.term)
         own = {"admissions": admissions.open(), "assignments": assignments.open()}
-        state = restored(kept)
+        state = restore_state(kept)
         wave = self.pace.groups_per_step
         timeout_s = self.settings.heartbeat_timeout_s
-        taken = Terms(self.store, self.monotonic).has_taken
+        taken = RoleTerms(self.store, self.monotonic).has_taken
         lengths = memory.recall_lengths()
-        inbox = Inbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, taken)
+        inbox = DispatchInbox(self.bus, state, self.monotonic, lengths, wave, timeout_s, taken)
         state.stuck_timeout_s = self.settings.stuck_timeout_s
         inbox.rebuild(own, kept.where() if kept else {})
         self.state, self.inbox = state, inbox
@@ -105,8 +106,8 @@ class Dispatch:
         while not stop.is_set():
             left = state.left()  # the records published before they left are read below
             news, released = inbox.read()
-            self._give(state, assignments, releases=_releases(released))
-            gone = forget_silent(state, inbox, self.settings.heartbeat_timeout_s, left)
+            self._give(state, assignments, releases=_release_records(released))
+            gone = drop_silent_rollouts(state, inbox, self.settings.heartbeat_timeout_s, left)
             self._tell_lost(gone)
             if news or gone:  # a plan is a function of the state: without news it is the same
                 self._admit(state, inbox, admissions)
@@ -117,25 +118,25 @@ class Dispatch:
                 memory.keep_lengths(inbox.lengths)
             stop.wait(ROUND_S)
 
-    def _admit(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
+    def _admit(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
         """Admit as many groups as the pace allows and as rollouts have room for."""
-        allowed = admissible(
+        allowed = admissible_groups(
             self.pace, state.version.number, state.admitted, state.closed, state.trained
         )
-        room = sum(free_rooms(state, self.settings.queue_per_slot).new.values())
-        room -= sum(map(len, orphans(state)))
+        room = sum(free_room(state, self.settings.queue_per_slot).new.values())
+        room -= sum(map(len, unassigned_trajectories(state)))
         records: list[Admitted] = []
         while allowed > len(records) and room > 0 and (next_prompt := inbox.next_prompt()):
             prompt, at = next_prompt
             room -= prompt.samples
-            record = admission(state, self.pace, prompt, at, self.settings.group_deadline_s)
+            record = admission_record(state, self.pace, prompt, at, self.settings.group_deadline_s)
             state.apply_admitted(record)
             state.groups[prompt.group].prompt = prompt
             records.append(record)
         if records:
             writer.append([(str(record.group), record) for record in records])
 
-    def _orders(self, state: DispatchState, inbox: Inbox) -> list[Ordered]:
+    def _orders(self, state: DispatchState, inbox: DispatchInbox) -> list[PlannedAssignment]:
         """Assignments for open trajectories that no living rollout generates, as far as there is
         room.
         """
@@ -149,7 +150,7 @@ class Dispatch:
             log.warning("trajectories under version %s restart from the prompt: %s", version, error)
             return None
 
-    def _repack(self, state: DispatchState, inbox: Inbox, writer: FencedWriter) -> None:
+    def _repack(self, state: DispatchState, inbox: DispatchInbox, writer: FencedWriter) -> None:
         """When a repack is due: ask source rollouts to release what moves, and restart trajectories
         that are too old on the newest version, releasing their old attempts.
         """
@@ -162,7 +163,7 @@ class Dispatch:
         plan_s = self.monotonic() - began_s
         late = {trajectory: state.orders[trajectory] for trajectory in plan.deferred}
         again = self.ordering.put_off(state, plan.deferred, inbox.lengths)
-        void = [_void(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
+        void = [_release_for(state, o.record.trajectory, late[o.record.trajectory]) for o in again]
         self._give(state, writer, again, [*plan.releases, *void])
         self.counts["moved"] += len(plan.releases)
         for one in plan.handed():
@@ -173,7 +174,7 @@ class Dispatch:
         self,
         state: DispatchState,
         writer: FencedWriter,
-        orders: Sequence[Ordered] = (),
+        orders: Sequence[PlannedAssignment] = (),
         releases: Sequence[Assignment] = (),
     ) -> None:
         """Append these assignments and releases as one batch, then apply them to the state."""
@@ -211,7 +212,7 @@ class Dispatch:
         for rollout in rollouts:
             log.warning("rollout %s is silent or stuck: its trajectories are reassigned", rollout)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Metrics; counts of groups are of the whole run, counts of assignments of this term."""
         state, kinds = self.state, ("start", "resume", "release")
         admitted, closed, trained = state.admitted, state.closed, state.trained
@@ -222,7 +223,7 @@ class Dispatch:
             "dispatch_groups_trained_total": trained,
             "dispatch_groups_closed_total": closed,
             "dispatch_groups_open": len(groups),
-            "dispatch_groups_admissible": admissible(
+            "dispatch_groups_admissible": admissible_groups(
                 self.pace, state.version.number, admitted, closed, trained
             ),
             "dispatch_trajectories_open": sum(len(group.open) for group in groups),
@@ -235,7 +236,7 @@ class Dispatch:
             "dispatch_moves_total": self.counts["moved"],
             "dispatch_rollouts": len(state.rollouts),
             "dispatch_rollouts_lost_total": self.counts["lost"],
-            "dispatch_records_refused_total": {topic: refused[topic] for topic in REFUSABLE},
+            "dispatch_records_refused_total": {topic: refused[topic] for topic in CHECKED_TOPICS},
             "dispatch_prompts_waiting": 0 if self.inbox is None else self.inbox.prompts_waiting,
             "dispatch_version_newest": state.version.number,
         }
@@ -244,8 +245,8 @@ class Dispatch:
         return [] if self.inbox is None else self.inbox.readers()
 
 
-def forget_silent(
-    state: DispatchState, inbox: Inbox, timeout_s: float, left: Collection[str] = ()
+def drop_silent_rollouts(
+    state: DispatchState, inbox: DispatchInbox, timeout_s: float, left: Collection[str] = ()
 ) -> list[str]:
     """Drop rollouts without a heartbeat, stuck rollouts and rollouts that have `left`; returns the
     names of the former two.
@@ -260,16 +261,16 @@ def forget_silent(
     return state.forget_rollouts(before_s, left)
 
 
-def _releases(released: Sequence[Released]) -> list[Assignment]:
+def _release_records(released: Sequence[VoidAssignment]) -> list[Assignment]:
     """Releases of assignments whose groups ended."""
     return [
-        release(one.group.prompt, one.trajectory, one.order)
+        release_record(one.group.prompt, one.trajectory, one.order)
         for one in released
         if one.group.prompt is not None
     ]
 
 
-def _void(state: DispatchState, trajectory: str, order: Order) -> Assignment:
+def _release_for(state: DispatchState, trajectory: str, order: CurrentAssignment) -> Assignment:
     prompt = state.group_of(trajectory).prompt
     assert prompt is not None, "an assignment is planned only once its prompt was read"
-    return release(prompt, trajectory, order)
+    return release_record(prompt, trajectory, order)

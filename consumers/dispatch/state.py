@@ -11,21 +11,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from streams.records import (
-    Address,
-    Admitted,
-    Assignment,
-    Partial,
-    Prompt,
-    RolloutStatus,
-    Version,
-)
+from streams.values import Address, Version
+from streams.records import Admitted, Assignment, Partial, Prompt, RolloutStatus
 
-SPEED_MEMORY = 8  # reports over which a rollout's measured speed is smoothed
+SPEED_REPORTS_SMOOTHED = 8  # reports over which a rollout's measured speed is smoothed
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CurrentAssignment:
     """The newest assignment of a trajectory: the rollout and attempt that generate it."""
 
     attempt: int
@@ -47,7 +40,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class PartialChain:
     """The newest partial of a trajectory's newest attempt, the version of its last token and the
     number of generated tokens; `first` is the oldest partial of the trajectory in any attempt.
     """
@@ -60,7 +53,7 @@ class Chain:
 
 
 @dataclass(slots=True)
-class OpenGroup:
+class UnfinishedGroup:
     """An admitted group that is not trained, not closed and not complete."""
 
     admitted: Admitted
@@ -71,16 +64,16 @@ class OpenGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class VoidAssignment:
     """An assignment that is void because its group ended."""
 
-    group: OpenGroup
+    group: UnfinishedGroup
     trajectory: str
-    order: Order
+    order: CurrentAssignment
 
 
 @dataclass(slots=True)
-class Seen:
+class TrackedRollout:
     """A rollout's newest status and the listening time at which dispatch read it.
 
     A rollout whose status was only read back from before dispatch started is not `fresh`: it keeps
@@ -105,10 +98,10 @@ class DispatchState:
     trained: int = 0
     version: Version = field(default_factory=lambda: Version(0, 0))
     next_group: int = 0
-    groups: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
-    orders: dict[str, Order] = field(default_factory=dict[str, Order])
-    chains: dict[str, Chain] = field(default_factory=dict[str, Chain])
-    rollouts: dict[str, Seen] = field(default_factory=dict[str, Seen])
+    groups: dict[int, UnfinishedGroup] = field(default_factory=dict[int, UnfinishedGroup])
+    orders: dict[str, CurrentAssignment] = field(default_factory=dict[str, CurrentAssignment])
+    chains: dict[str, PartialChain] = field(default_factory=dict[str, PartialChain])
+    rollouts: dict[str, TrackedRollout] = field(default_factory=dict[str, TrackedRollout])
     completed: int = 0
     late: int = 0
     stuck_timeout_s: float = inf
@@ -117,7 +110,7 @@ class DispatchState:
     def apply_admitted(self, record: Admitted) -> None:
         self.admitted += 1
         self.next_group = max(self.next_group, record.group + 1)
-        self.groups[record.group] = OpenGroup(record, set(record.trajectories))
+        self.groups[record.group] = UnfinishedGroup(record, set(record.trajectories))
 
     def apply_assignment(self, record: Assignment, at: Address | None = None) -> None:
         """The highest attempt is the assignment in force; a release ends it only for its own
@@ -132,7 +125,7 @@ class DispatchState:
         if record.kind == "release":
             self._release(record.trajectory, record.onward)
             return
-        self.orders[record.trajectory] = Order(
+        self.orders[record.trajectory] = CurrentAssignment(
             record.attempt,
             record.rollout,
             record.rollout_term,
@@ -163,9 +156,9 @@ class DispatchState:
             self.orders[trajectory] = replace(order, given_up=True)
         newest = record.spans[-1] if record.spans else None
         if known is None and newest is not None:
-            self.chains[trajectory] = Chain(record.attempt, at, newest.version, at, newest.end)
+            self.chains[trajectory] = PartialChain(record.attempt, at, newest.version, at, newest.end)
         elif known is not None and record.attempt >= known.attempt:
-            self.chains[trajectory] = Chain(
+            self.chains[trajectory] = PartialChain(
                 record.attempt,
                 at,
                 known.version if newest is None else newest.version,
@@ -192,7 +185,7 @@ class DispatchState:
             del self.groups[group]
         return True
 
-    def apply_taken(self, group: int) -> list[Released]:
+    def apply_taken(self, group: int) -> list[VoidAssignment]:
         """Record that the trainer took the group; returns the assignments that are void now."""
         self.trained += 1
         return self._end(group)
@@ -203,21 +196,21 @@ class DispatchState:
         """
         self.trained -= groups
 
-    def apply_closed(self, group: int) -> list[Released]:
+    def apply_closed(self, group: int) -> list[VoidAssignment]:
         """Record that the trainer closed the group untrained; returns the assignments that are void
         now.
         """
         self.closed += 1
         return self._end(group)
 
-    def _end(self, group: int) -> list[Released]:
+    def _end(self, group: int) -> list[VoidAssignment]:
         opened = self.groups.pop(group, None)
         if opened is None:
             return []
         for trajectory in opened.open:
             self.chains.pop(trajectory, None)
         ended = [(t, self.orders.pop(t, None)) for t in sorted(opened.open)]
-        return [Released(opened, t, order) for t, order in ended if order is not None]
+        return [VoidAssignment(opened, t, order) for t, order in ended if order is not None]
 
     def apply_status(self, record: RolloutStatus, now_s: float, fresh: bool = True) -> None:
         """Record a rollout's status. A lower term belongs to a zombie and is ignored; a restarted
@@ -232,12 +225,12 @@ class DispatchState:
                 self.rollouts[record.rollout] = replace(seen, at_s=-inf)
             return
         peak, speed = record.kv_used, seen.speed if seen is not None else 0.0
-        if seen is not None and _is_same(seen.status, record):
+        if seen is not None and _has_same_version(seen.status, record):
             peak = max(peak, seen.kv_peak)
         if record.running and record.tokens_per_s > 0 and not record.stalled_s:
             now = record.tokens_per_s / record.running
-            speed = now if not speed else speed + (now - speed) / SPEED_MEMORY
-        self.rollouts[record.rollout] = Seen(record, now_s, fresh, peak, speed)
+            speed = now if not speed else speed + (now - speed) / SPEED_REPORTS_SMOOTHED
+        self.rollouts[record.rollout] = TrackedRollout(record, now_s, fresh, peak, speed)
 
     def silent(self, before_s: float) -> list[str]:
         """Rollouts whose last status was read before this time, and stuck ones."""
@@ -278,11 +271,11 @@ class DispatchState:
             and self.rollouts[order.rollout].status.version != order.version
         }
 
-    def group_of(self, trajectory: str) -> OpenGroup:
+    def group_of(self, trajectory: str) -> UnfinishedGroup:
         """The open group of a trajectory; the trajectory's name is `group.index`."""
         return self.groups[int(trajectory.rsplit(".", 1)[0])]
 
-    def is_held(self, order: Order) -> bool:
+    def is_held(self, order: CurrentAssignment) -> bool:
         """Whether a living rollout of the assigned term has it."""
         seen = self.rollouts.get(order.rollout)
         return seen is not None and seen.status.term == order.rollout_term
@@ -293,5 +286,5 @@ def has_left(status: RolloutStatus) -> bool:
     return status.health == "leaving" and not status.running and not status.waiting
 
 
-def _is_same(before: RolloutStatus, now: RolloutStatus) -> bool:
+def _has_same_version(before: RolloutStatus, now: RolloutStatus) -> bool:
     return (before.term, before.version) == (now.term, now.version)

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from consumers.dispatch.history import Behind, Emptied, worth_loading
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.lost import Lost
+from consumers.dispatch.history import UnheldTrajectory, IdleRollout, trajectories_to_reload
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.lost import UnassignedSamples
 from consumers.dispatch.orders import is_serving
-from consumers.dispatch.state import Chain, DispatchState
-from consumers.dispatch.waves import workers_of
-from streams.records import Version
+from consumers.dispatch.state import PartialChain, DispatchState
+from consumers.dispatch.waves import rollout_speeds
+from streams.values import Version
 
-PATIENCE_S = 15.0  # wait for an idle rollout: one that was killed is back by then
+IDLE_WAIT_S = 15.0  # wait for an idle rollout: one that was killed is back by then
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class ReloadPlan:
     """Trajectory → rollout that loads its version; `waiting` trajectories are assigned once a
     rollout is idle.
     """
@@ -32,7 +32,7 @@ class Recalled:
 
 
 @dataclass(slots=True)
-class History:
+class VersionReload:
     """`bytes_of` returns the bytes to read for a stored version, None when it was deleted
     (versions_max).
     """
@@ -46,11 +46,11 @@ class History:
     def plan(
         self,
         state: DispatchState,
-        lengths: Lengths,
-        lost: Sequence[Lost],
+        lengths: LengthHistory,
+        lost: Sequence[UnassignedSamples],
         is_wanted: bool,
         now_s: float,
-    ) -> Recalled:
+    ) -> ReloadPlan:
         """Loads for all unassigned trajectories under versions that no rollout holds, oldest
         version first.
         """
@@ -58,9 +58,9 @@ class History:
         trajectories = [one.trajectory for ones in behind.values() for one in ones]
         self._since_s = {t: self._since_s.get(t, now_s) for t in trajectories}
         if not state.rollouts:
-            return Recalled()
+            return ReloadPlan()
         self._bytes = {v: self._bytes[v] if v in self._bytes else self.bytes_of(v) for v in behind}
-        empty = emptied_rollouts(state)
+        empty = idle_rollouts(state)
         loads: dict[str, str] = {}
         waiting: set[str] = set()
         for version, ones in sorted(behind.items()):
@@ -68,29 +68,29 @@ class History:
             if size is None:
                 continue
             name = empty[0] if empty else ""
-            chosen = worth_loading(ones, self._emptied(state, name, version, size, is_wanted))
+            chosen = trajectories_to_reload(ones, self._emptied(state, name, version, size, is_wanted))
             if name and chosen:
                 loads |= dict.fromkeys(chosen, empty.pop(0))
             elif chosen:
-                waiting |= {t for t in chosen if now_s - self._since_s[t] < PATIENCE_S}
-        return Recalled(loads, frozenset(waiting))
+                waiting |= {t for t in chosen if now_s - self._since_s[t] < IDLE_WAIT_S}
+        return ReloadPlan(loads, frozenset(waiting))
 
     def _behind(
-        self, state: DispatchState, lengths: Lengths, lost: Iterable[Lost]
-    ) -> dict[Version, list[Behind]]:
-        found: dict[Version, list[Behind]] = {}
+        self, state: DispatchState, lengths: LengthHistory, lost: Iterable[UnassignedSamples]
+    ) -> dict[Version, list[UnheldTrajectory]]:
+        found: dict[Version, list[UnheldTrajectory]] = {}
         for one in lost:
             for trajectory in one.trajectories if one.kind == "start" else ():
                 chain, order = state.chains.get(trajectory), state.orders.get(trajectory)
                 if chain is None or chain.version is None or self._is_hopeless(state, chain):
                     continue
                 if order is None or not order.from_history:
-                    left = _left(one, lengths, chain)
-                    behind = Behind(trajectory, chain.generated, left)
+                    left = _tokens_left(one, lengths, chain)
+                    behind = UnheldTrajectory(trajectory, chain.generated, left)
                     found.setdefault(chain.version, []).append(behind)
         return found
 
-    def _is_hopeless(self, state: DispatchState, chain: Chain) -> bool:
+    def _is_hopeless(self, state: DispatchState, chain: PartialChain) -> bool:
         """Whether invariant 5 would drop it in any case."""
         assert chain.version is not None, "checked by the caller"
         lag = state.version.number - chain.version.number
@@ -98,16 +98,16 @@ class History:
 
     def _emptied(
         self, state: DispatchState, name: str, version: Version, size: int, is_wanted: bool
-    ) -> Emptied:
+    ) -> IdleRollout:
         """The named rollout; without a name a typical one (medians)."""
-        workers = [w for w in workers_of(state) if name in ("", w.rollout)]
+        workers = [w for w in rollout_speeds(state) if name in ("", w.rollout)]
         slots = median(state.rollouts[worker.rollout].status.slots for worker in workers)
         speed = median(worker.speed for worker in workers)
         refills = state.version.number <= version.number + 1
-        return Emptied(int(slots), size / self.bytes_per_s, speed, is_wanted, refills)
+        return IdleRollout(int(slots), size / self.bytes_per_s, speed, is_wanted, refills)
 
 
-def emptied_rollouts(state: DispatchState) -> list[str]:
+def idle_rollouts(state: DispatchState) -> list[str]:
     """Serving rollouts without any work, steady ones before preemptible ones."""
     given = state.given()
     found = [
@@ -118,7 +118,7 @@ def emptied_rollouts(state: DispatchState) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def _left(one: Lost, lengths: Lengths, chain: Chain) -> float:
+def _tokens_left(one: UnassignedSamples, lengths: LengthHistory, chain: PartialChain) -> float:
     """Expected tokens still to come. For an answer that exceeds its history, or has none, they
     equal the tokens so far, as in a long tail.
     """

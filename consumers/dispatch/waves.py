@@ -5,8 +5,8 @@ assigned, so that it has one ranking, and again when a rollout comes or goes.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from consumers.dispatch.layout import Layout, Worker, lay_out
-from consumers.dispatch.lengths import Lengths
+from consumers.dispatch.layout import WaveLayout, RolloutSpeed, lay_out_wave
+from consumers.dispatch.lengths import LengthHistory
 from consumers.dispatch.state import DispatchState
 from streams.records import Prompt
 
@@ -16,7 +16,7 @@ _Key = tuple[int, tuple[str, ...]]
 
 
 @dataclass(slots=True)
-class Waves:
+class WaveLayouts:
     """Layouts by wave; none unless `enabled`. A ranking helps only where a rollout finishes its
     work before it continues with a new version (`keep_version`); under the other policies a mix of
     long and short answers fills a batch best.
@@ -24,25 +24,25 @@ class Waves:
 
     enabled: bool
     groups_per_wave: int
-    _layouts: dict[_Key, Layout | None] = field(default_factory=dict[_Key, Layout | None])
+    _layouts: dict[_Key, WaveLayout | None] = field(default_factory=dict[_Key, WaveLayout | None])
 
     def of(
         self,
         waves: Iterable[int],
         state: DispatchState,
-        lengths: Lengths,
+        lengths: LengthHistory,
         ahead: Sequence[Prompt],
-    ) -> Mapping[int, Layout]:
+    ) -> Mapping[int, WaveLayout]:
         """Layouts of those waves that can be ranked."""
         if not self.enabled:
             return {}
-        workers = workers_of(state)
+        workers = rollout_speeds(state)
         names = tuple(worker.rollout for worker in workers)
         for wave in set(waves):
             if (wave, names) not in self._layouts:
                 prompts = _prompts_of(state, wave, ahead, self.groups_per_wave)
                 slots = min((seen.status.slots for seen in state.rollouts.values()), default=1)
-                layout = _laid_out(prompts, lengths, workers, wave, max(1, slots))
+                layout = _lay_out_if_known(prompts, lengths, workers, wave, max(1, slots))
                 self._layouts[wave, names] = layout
         while len(self._layouts) > LAYOUTS_MAX:
             del self._layouts[next(iter(self._layouts))]
@@ -50,12 +50,12 @@ class Waves:
         return {wave: layout for wave, layout in found.items() if layout is not None}
 
 
-def workers_of(state: DispatchState) -> list[Worker]:
+def rollout_speeds(state: DispatchState) -> list[RolloutSpeed]:
     """The speed of each living rollout, by name; one that has not generated yet gets the median."""
     speeds = sorted(seen.speed for seen in state.rollouts.values() if seen.speed)
     usual = speeds[len(speeds) // 2] if speeds else 1.0
     return [
-        Worker(name, seen.speed or usual, seen.status.preemptible)
+        RolloutSpeed(name, seen.speed or usual, seen.status.preemptible)
         for name, seen in sorted(state.rollouts.items())
     ]
 
@@ -69,16 +69,16 @@ def _prompts_of(
     return [*prompts, *ahead[: max(0, most - len(prompts))]]
 
 
-def _laid_out(
+def _lay_out_if_known(
     prompts: Sequence[Prompt],
-    lengths: Lengths,
-    workers: Sequence[Worker],
+    lengths: LengthHistory,
+    workers: Sequence[RolloutSpeed],
     wave: int,
     slots: int,
-) -> Layout | None:
+) -> WaveLayout | None:
     """The layout; None while less than half of the wave has a length history."""
     known = [found for prompt in prompts if (found := lengths.expected(prompt)) is not None]
     if not prompts or 2 * len(known) < len(prompts):
         return None
     means = [length.mean for length in known]
-    return lay_out(means, workers, wave % 2 == 0, prompts[0].samples, slots)
+    return lay_out_wave(means, workers, wave % 2 == 0, prompts[0].samples, slots)

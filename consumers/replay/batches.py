@@ -9,29 +9,30 @@ from dataclasses import dataclass
 
 from consumers.replay.recorded import PlannedStep
 from consumers.settings import TrainerSettings
-from consumers.trainer.figures import StepFigures
+from consumers.trainer.figures import StepMetrics
 from consumers.trainer.intake import fetch_annotations, fetch_group
-from consumers.trainer.packing import pack
-from consumers.trainer.prepare import Rule, prepare
+from consumers.trainer.packing import pack_micro_batches
+from consumers.trainer.prepare import TrainingRule, prepare_group
 from consumers.trainer.sample import Sample
-from streams.admissible import Believed
+from streams.admissible import BelievedVersions
 from streams.bus import Bus
-from streams.records import GroupMembers, Take, Trajectory
+from streams.values import GroupMembers
+from streams.records import Take, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ReplayCourse:
     """The settings and the rule under which steps are trained. `keep(trajectory, version)` is the
     filter of the trajectories for a step trained from `version`.
     """
 
     settings: TrainerSettings
-    rule: Rule
+    rule: TrainingRule
     keep: Callable[[Trajectory, int], bool] = lambda record, version: True
 
 
-def batches_of(
-    log: Bus, takes: Sequence[Take], course: Course, planned: PlannedStep, figures: StepFigures
+def replay_batches(
+    log: Bus, takes: Sequence[Take], course: ReplayCourse, planned: PlannedStep, figures: StepMetrics
 ) -> Iterator[list[Sample]]:
     """Yield the micro-batches of one update of the planned step. Raises `ValueError` for bytes that
     differ from the ledger's record, `PositionLost` for a missing record.
@@ -45,7 +46,7 @@ def batches_of(
         batch = [samples.pop(name) for name in named if name in samples]
         if batch:
             yield batch
-    for more in pack(list(samples.values()), course.settings.micro_batch_tokens):
+    for more in pack_micro_batches(list(samples.values()), course.settings.micro_batch_tokens):
         yield list(more)
 
 
@@ -53,12 +54,12 @@ def _samples_of(
     log: Bus,
     take: Take,
     group: GroupMembers,
-    course: Course,
+    course: ReplayCourse,
     planned: PlannedStep,
-    figures: StepFigures,
+    figures: StepMetrics,
 ) -> Sequence[Sample]:
     version = planned.step - 1
-    believed = Believed(0, planned.terms).up_to(take.believed)
+    believed = BelievedVersions(0, planned.terms).up_to(take.believed)
     noted = fetch_annotations(log, take.annotations)
     records = [arrived.record for arrived in fetch_group(log, group.members)]
     kept = [record for record in records if course.keep(record, version)]
@@ -66,7 +67,7 @@ def _samples_of(
     if not kept:
         figures.add_closed("filtered", {})
         return ()
-    prepared = prepare(group.group, kept, noted, course.rule, version, believed)
+    prepared = prepare_group(group.group, kept, noted, course.rule, version, believed)
     if prepared.ending:
         figures.add_closed(prepared.ending, prepared.counts, kept)
         return ()

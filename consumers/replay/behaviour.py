@@ -11,20 +11,20 @@ import torch
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
-from consumers.trainer.layout import rows_of
-from consumers.trainer.policy_forward import policy_of
+from consumers.trainer.layout import token_rows
+from consumers.trainer.policy_forward import policy_scorer
 from consumers.trainer.sample import sample_of
 from streams.records import Trajectory
 
 
-class Behaviour:
+class BehaviourModel:
     """Replaces the unknown behaviour policy by the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._policy = policy_of(model.eval())
+        self._policy = policy_scorer(model.eval())
 
     def fill(self, record: Trajectory) -> Trajectory:
         """Return the record with the model's log-probabilities at the record's temperature."""
         with torch.no_grad():
-            scores = self._policy(rows_of([sample_of(record, 0.0)]))
+            scores = self._policy(token_rows([sample_of(record, 0.0)]))
         return replace(record, logprobs=scores.logprobs.numpy().astype(np.float32))

@@ -12,33 +12,33 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from streams.bus import Bus, Entry, Message
+from streams.bus import Bus, AppendEntry, Message
 from streams.errors import BusError, ConfigurationError
 from streams.records import Position
 
-BEGUN = "replay"
+BEGUN_GROUP = "replay"
 """Consumer group whose commit marks a topic as begun by a replay."""
 RECORDS_MAX, BYTES_MAX = 512, 4 << 20  # of one append
 
 
-def refuse_others(bus: Bus, topics: Sequence[str], where: str) -> None:
+def refuse_foreign_records(bus: Bus, topics: Sequence[str], where: str) -> None:
     """Raise `ConfigurationError` if one of these topics holds records that no replay wrote."""
     for topic in topics:
         records = sum(bus.end(topic).values())
-        if records and not bus.committed(BEGUN, topic):
+        if records and not bus.committed(BEGUN_GROUP, topic):
             raise ConfigurationError(
                 f"{where} holds {records} records in {topic} already, which no replay wrote; give "
                 "a bus where this topic is empty (another folder, another prefix)"
             )
 
 
-def begin(bus: Bus, topic: str) -> None:
+def mark_begun(bus: Bus, topic: str) -> None:
     """Mark a topic as begun by a replay, before its first record."""
     partitions = range(bus.partitions(topic))
-    bus.commit(BEGUN, topic, dict.fromkeys(partitions, Position()))
+    bus.commit(BEGUN_GROUP, topic, dict.fromkeys(partitions, Position()))
 
 
-class Contents:
+class TopicHash:
     """A running hash over the keys and values of a topic, in order within each partition; it does
     not depend on offsets or read batches.
     """
@@ -65,7 +65,7 @@ class Contents:
 
 
 @dataclass(slots=True)
-class Continued:
+class ResumedTopicWriter:
     """The writer of one topic; `already` counts the records that were there. `close` must be called
     last.
     """
@@ -77,14 +77,14 @@ class Continued:
     _ends: dict[int, int] = field(default_factory=dict[int, int])
     _at: dict[int, int] = field(default_factory=dict[int, int])
     _there: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
-    _batch: list[Entry] = field(default_factory=list[Entry])
+    _batch: list[AppendEntry] = field(default_factory=list[AppendEntry])
     _bytes: int = 0
 
     def __post_init__(self) -> None:
         self._ends = self.bus.end(self.topic)
         self._at = dict.fromkeys(self._ends, 0)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: AppendEntry) -> None:
         """Write the next record of the partition that `entry` names; `ConfigurationError` if the
         topic holds another record there.
         """
@@ -108,7 +108,7 @@ class Continued:
             if self._at[partition] < end:
                 raise self._differs(partition)
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: AppendEntry) -> None:
         size = len(entry.key) + len(entry.value or b"")
         if self._batch and (len(self._batch) >= RECORDS_MAX or self._bytes + size > BYTES_MAX):
             self._flush()

@@ -14,19 +14,19 @@ point, the same call resumes.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from consumers.replay.continued import BYTES_MAX, Contents, Continued, begin, refuse_others
-from streams.bus import Bus, Entry, Message
+from consumers.replay.continued import BYTES_MAX, TopicHash, ResumedTopicWriter, mark_begun, refuse_foreign_records
+from streams.bus import Bus, AppendEntry, Message
 from streams.errors import BusError, ConfigurationError
 from streams.records import Fence, Position
 from streams.topics import catalogue
-from streams.truncation import TRUNCATED, truncated_begin
+from streams.truncation import TRUNCATED_GROUP, truncated_begin
 
 HISTORY = ("admissions", "trajectories", "annotations", "applied", "ledger")
 """The topics that are copied by default: those that an archive keeps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedTopic:
     """A copied topic. `records` and `content_hash` are equal to the source's. `left_out` counts
     records that the filter excluded, `already` those that the target held before, `forgotten` those
     that the source truncated before its first record.
@@ -41,7 +41,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CopyRequest:
     """What is to be copied. `keep` is the filter (None: all records); errors name the target
     `where`.
     """
@@ -51,7 +51,7 @@ class Wanted:
     keep: Callable[[Message], bool] | None = None
 
 
-def prepare_target(source: Bus, target: Bus, wanted: Wanted) -> None:
+def prepare_target(source: Bus, target: Bus, wanted: CopyRequest) -> None:
     """Create the topics in the target; `ConfigurationError` for a topic that cannot be copied or
     must not be written to.
     """
@@ -74,10 +74,10 @@ def prepare_target(source: Bus, target: Bus, wanted: Wanted) -> None:
         raise ConfigurationError(
             f"{wanted.where} has these topics with other settings ({error}); give another bus"
         ) from error
-    refuse_others(target, wanted.topics, wanted.where)  # 1
+    refuse_foreign_records(target, wanted.topics, wanted.where)  # 1
 
 
-def records_of(source: Bus, topics: Sequence[str]) -> int:
+def count_records(source: Bus, topics: Sequence[str]) -> int:
     """The number of records to read, for a progress bar."""
     return sum(
         end - source.begin(topic)[partition]
@@ -87,28 +87,28 @@ def records_of(source: Bus, topics: Sequence[str]) -> int:
 
 
 def copy_topic(
-    source: Bus, target: Bus, topic: str, wanted: Wanted, on_read: Callable[[int], None]
-) -> Copied:
+    source: Bus, target: Bus, topic: str, wanted: CopyRequest, on_read: Callable[[int], None]
+) -> CopiedTopic:
     """Copy a topic up to its present end and verify the copy. `on_read` is called with the number
     of records of each batch that is read. Raises `BusError` if the copy differs from what was
     written.
     """
     starts, ends = truncated_begin(source, topic), source.end(topic)
-    begin(target, topic)  # 2
+    mark_begun(target, topic)  # 2
     _set_fences(target, topic, starts)  # 3
-    contents, left_out = Contents(), 0
-    writer = Continued(target, topic, wanted.where)
+    contents, left_out = TopicHash(), 0
+    writer = ResumedTopicWriter(target, topic, wanted.where)
     for partition, start in starts.items():
-        for messages in batches(source, topic, partition, start.offset, ends[partition]):
+        for messages in partition_batches(source, topic, partition, start.offset, ends[partition]):
             for message in messages:
                 if wanted.keep is not None and not wanted.keep(message):
                     left_out += 1
                     continue
                 contents.add(partition, message.key, message.value)
-                writer.write(Entry(message.key, message.value, partition))  # 4
+                writer.write(AppendEntry(message.key, message.value, partition))  # 4
             on_read(len(messages))
     writer.close()
-    found = contents_of(target, topic)
+    found = hash_topic(target, topic)
     if found.digest() != contents.digest():  # 5
         raise BusError(
             f"{wanted.where}: {topic} differs from what was written; does another program write "
@@ -116,21 +116,21 @@ def copy_topic(
         )
     forgotten = sum(start.offset for start in starts.values())
     digest = contents.digest()
-    return Copied(topic, contents.records, digest, left_out, writer.already, forgotten)
+    return CopiedTopic(topic, contents.records, digest, left_out, writer.already, forgotten)
 
 
-def contents_of(bus: Bus, topic: str) -> Contents:
+def hash_topic(bus: Bus, topic: str) -> TopicHash:
     """The hash of all records that a topic holds."""
     ends = bus.end(topic)
-    contents = Contents()
+    contents = TopicHash()
     for partition, first in bus.begin(topic).items():
-        for messages in batches(bus, topic, partition, first, ends[partition]):
+        for messages in partition_batches(bus, topic, partition, first, ends[partition]):
             for message in messages:
                 contents.add(partition, message.key, message.value)
     return contents
 
 
-def batches(
+def partition_batches(
     bus: Bus, topic: str, partition: int, start: int, end: int
 ) -> Iterator[Sequence[Message]]:
     """The records of a partition from `start` up to, but without, `end`, in batches."""
@@ -147,4 +147,4 @@ def _set_fences(target: Bus, topic: str, starts: dict[int, Position]) -> None:
     """Fence earlier terms in the copy as the source's truncated records did."""
     fences = {p: Position(0, at.fence) for p, at in starts.items() if at.fence != Fence()}
     if fences:
-        target.commit(TRUNCATED, topic, fences)
+        target.commit(TRUNCATED_GROUP, topic, fences)

@@ -14,21 +14,22 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from consumers.replay.continued import Continued, begin, refuse_others
-from consumers.replay.copying import batches
+from consumers.replay.continued import ResumedTopicWriter, mark_begun, refuse_foreign_records
+from consumers.replay.copying import partition_batches
 from streams.admissible import TrainingBounds, refusal
-from streams.bus import Bus, Entry, Message
+from streams.bus import Bus, AppendEntry, Message
 from streams.codec import decode, encode
 from streams.errors import ConfigurationError, DecodeError
-from streams.records import Address, Annotation, Record, Span, Trajectory, Version
+from streams.values import Address, Span, Version
+from streams.records import Annotation, Record, Trajectory
 from streams.topics import partition_of
 
 TOPICS = ("trajectories", "annotations")
-START = Version(0, 0)
+START_VERSION = Version(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class SourceTrajectory:
     """A trajectory of a source. `group` is the source's own name of its group, `at` its address if
     the source is a log.
     """
@@ -40,25 +41,25 @@ class Draft:
     has_logprobs: bool = True
 
 
-class Source(Protocol):
-    def trajectories(self) -> Iterator[Draft]:
+class TrajectorySource(Protocol):
+    def trajectories(self) -> Iterator[SourceTrajectory]:
         """Yield the source's trajectories, in the same order at each call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class RecordedSource:
     """A run's log or archive as a source; trajectories are ordered by completion time."""
 
     log: Bus
     counts: Counter[str] = field(default_factory=Counter[str])
 
-    def trajectories(self) -> Iterator[Draft]:
+    def trajectories(self) -> Iterator[SourceTrajectory]:
         """All completions; records that cannot be decoded are counted as `unreadable`."""
         for message, record in self._records("trajectories"):
             if isinstance(record, Trajectory):
                 at = Address(message.partition, message.offset)
-                yield Draft(str(record.group), record, message.timestamp_ms, at)
+                yield SourceTrajectory(str(record.group), record, message.timestamp_ms, at)
 
     def annotations(self) -> Iterator[Annotation]:
         """All annotations."""
@@ -79,41 +80,41 @@ class Archived:
                 self.counts["unreadable"] += 1
 
     def _partition(self, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
-        for messages in batches(self.log, topic, partition, first, end):
+        for messages in partition_batches(self.log, topic, partition, first, end):
             yield from messages
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class LabelledSource:
     """A source, the label that prefixes its trajectories' names, and a filter."""
 
     label: str
-    source: Source
-    keep: Callable[[Draft], bool] = lambda draft: True
+    source: TrajectorySource
+    keep: Callable[[SourceTrajectory], bool] = lambda draft: True
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class GatherRules:
     """Trajectories outside `bounds` are left out. `fill` adds missing log-probabilities; the tokens
-    of such a trajectory must be checked before (`check`).
+    of such a trajectory must be checked before (`check_tokens`).
     """
 
     bounds: TrainingBounds
     fill: Callable[[Trajectory], Trajectory]
 
 
-def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Counter[str]:
+def gather_sources(sources: Sequence[LabelledSource], log: Bus, rules: GatherRules, where: str) -> Counter[str]:
     """Write the sources' trajectories and annotations into `log`; returns counts of those taken and
     left out.
     """
-    refuse_others(log, TOPICS, where)
+    refuse_foreign_records(log, TOPICS, where)
     for topic in TOPICS:
-        begin(log, topic)
+        mark_begun(log, topic)
     counts: Counter[str] = Counter()
-    writers = {topic: Continued(log, topic, where) for topic in TOPICS}
+    writers = {topic: ResumedTopicWriter(log, topic, where) for topic in TOPICS}
     for one in sources:
         groups = _put_trajectories(writers["trajectories"], one, rules, counts)
-        if isinstance(one.source, Archived):
+        if isinstance(one.source, RecordedSource):
             _put_annotations(writers["annotations"], one.source, one.label, groups)
             counts.update(one.source.counts)
     for writer in writers.values():
@@ -122,7 +123,7 @@ def gather(sources: Sequence[Named], log: Bus, rules: Rules, where: str) -> Coun
 
 
 def _put_trajectories(
-    writer: Continued, one: Named, rules: Rules, counts: Counter[str]
+    writer: ResumedTopicWriter, one: LabelledSource, rules: GatherRules, counts: Counter[str]
 ) -> dict[str, int]:
     """Write one source's trajectories; returns the group of each, -1 for one that was left out. Of
     several with one name the first counts. Trajectories that cannot be trained are left out by the
@@ -156,7 +157,7 @@ def _put_trajectories(
     return found
 
 
-def check(label: str, record: Trajectory, vocabulary: int) -> None:
+def check_tokens(label: str, record: Trajectory, vocabulary: int) -> None:
     """Raise `ConfigurationError` for a token outside the model's vocabulary."""
     if len(record.tokens) and int(record.tokens.max()) >= vocabulary:
         raise ConfigurationError(
@@ -166,7 +167,7 @@ def check(label: str, record: Trajectory, vocabulary: int) -> None:
 
 
 def _put_annotations(
-    writer: Continued, source: Archived, label: str, named: dict[str, int]
+    writer: ResumedTopicWriter, source: RecordedSource, label: str, named: dict[str, int]
 ) -> None:
     for note in source.annotations():
         group = named.get(note.trajectory, -1)
@@ -180,13 +181,13 @@ def _renamed(record: Trajectory, label: str, group: int) -> Trajectory:
         record,
         trajectory=f"{label}/{record.trajectory}",
         group=group,
-        spans=(Span(0, generated, START),) if record.spans else (),
-        trainer_version=START,
+        spans=(Span(0, generated, START_VERSION),) if record.spans else (),
+        trainer_version=START_VERSION,
         wave=0,
     )
 
 
-def _put(writer: Continued, group: int, record: Trajectory | Annotation) -> None:
+def _put(writer: ResumedTopicWriter, group: int, record: Trajectory | Annotation) -> None:
     key = str(group).encode()
     partition = partition_of(key, writer.bus.partitions(writer.topic))
-    writer.write(Entry(key, encode(record), partition))
+    writer.write(AppendEntry(key, encode(record), partition))

@@ -12,19 +12,20 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from consumers.replay.gathering import Draft
+from consumers.replay.gathering import SourceTrajectory
 from consumers.trainer.sample import sample_of
 from streams.errors import ConfigurationError, DecodeError
-from streams.records import GENERATED, PROMPT, Span, Trajectory, Version
+from streams.records import GENERATED, PROMPT, Trajectory
+from streams.values import Span, Version
 
 LINE_BYTES_MAX = 64 << 20
 LOGPROB_MAX = 1e-3  # rounding error of a token with probability 1
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-Encode = Callable[[str], Sequence[int]]
-START = Version(0, 0)
+TextEncoder = Callable[[str], Sequence[int]]
+START_VERSION = Version(0, 0)
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OfflineLine(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One line: `prompt` and `completion`, each as text or tokens, or, for several turns, `tokens`
     with the source of each (0 prompt, 1 generated, 2 environment).
     """
@@ -47,11 +48,11 @@ class JsonLines:
     """A file of JSON lines; `encode` is the model's tokenizer, None if it has none."""
 
     path: Path
-    encode: Encode | None
+    encode: TextEncoder | None
 
-    def trajectories(self) -> Iterator[Draft]:
+    def trajectories(self) -> Iterator[SourceTrajectory]:
         """The trajectories in the order of their lines."""
-        decoder = msgspec.json.Decoder(Line)
+        decoder = msgspec.json.Decoder(OfflineLine)
         seen: set[str] = set()
         for number, text in self._lines():
             try:
@@ -78,7 +79,7 @@ class JsonLines:
                 if text.strip():
                     yield number, text
 
-    def _draft(self, line: Line, number: int) -> Draft:
+    def _draft(self, line: OfflineLine, number: int) -> SourceTrajectory:
         tokens, sources = self._tokens(line)
         generated = sources.count(GENERATED)
         known = line.logprobs is not None
@@ -93,10 +94,10 @@ class JsonLines:
             tokens=np.array(tokens, np.uint32),
             sources=np.array(sources, np.uint8),
             logprobs=np.array(line.logprobs if known else [0.0] * generated, np.float32),
-            spans=(Span(0, generated, START),),
+            spans=(Span(0, generated, START_VERSION),),
             finish=line.finish,
             reward=line.reward,
-            trainer_version=START,
+            trainer_version=START_VERSION,
             started_s=0.0,
             finished_s=0.0,
             temperature=line.temperature,
@@ -106,9 +107,9 @@ class JsonLines:
             raise ValueError("a log-probability is above 0")
         prompt = next(i for i, source in enumerate(sources) if source != PROMPT)
         group = f"={line.group}" if line.group is not None else repr(tokens[:prompt])
-        return Draft(group, record, 0, None, known)
+        return SourceTrajectory(group, record, 0, None, known)
 
-    def _tokens(self, line: Line) -> tuple[list[int], list[int]]:
+    def _tokens(self, line: OfflineLine) -> tuple[list[int], list[int]]:
         """The line's tokens and the source of each."""
         if line.tokens is not None and line.prompt is None and line.completion is None:
             if line.sources is None:

@@ -8,28 +8,21 @@ closed in the ledger, as in live training. Groups too few for one more step are 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from consumers.replay.batches import Course
+from consumers.replay.batches import ReplayCourse
 from consumers.replay.recorded import PlannedStep, RecordedSteps
 from consumers.trainer.intake import fetch_annotations, fetch_group
-from consumers.trainer.packing import pack
-from consumers.trainer.prepare import Prepared, prepare
+from consumers.trainer.packing import pack_micro_batches
+from consumers.trainer.prepare import PreparedGroup, prepare_group
 from consumers.trainer.progress import groups_of_update
-from streams.admissible import is_usable
+from streams.admissible import is_usable_annotation
 from streams.bus import Bus
 from streams.reader import Received, TopicReader, from_begin
-from streams.records import (
-    Annotation,
-    AnnotationUsed,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Take,
-    Trajectory,
-)
+from streams.records import Annotation, GroupClosed, Take, Trajectory
+from streams.values import AnnotationUsed, GroupMembers, Member
 
 
 @dataclass(slots=True)
-class Index:
+class OfflineIndex:
     """The addresses of each group's trajectories and annotations; groups are numbered from 0
     without a gap.
     """
@@ -40,25 +33,25 @@ class Index:
     )
 
 
-def index_of(log: Bus, names: Sequence[str]) -> Index:
+def index_log(log: Bus, names: Sequence[str]) -> OfflineIndex:
     """Index a log that `gather` wrote. Of the annotations with these names the first usable one of
     a (trajectory, name) counts.
     """
-    index = Index()
-    for received in _all(log, "trajectories"):
+    index = OfflineIndex()
+    for received in _all_records(log, "trajectories"):
         record = received.record
         if isinstance(record, Trajectory):
             member = Member(record.trajectory, received.address, received.hash)
             index.members.setdefault(record.group, []).append(member)
-    for received in _all(log, "annotations"):
+    for received in _all_records(log, "annotations"):
         note = received.record
-        if isinstance(note, Annotation) and note.name in names and is_usable(note):
+        if isinstance(note, Annotation) and note.name in names and is_usable_annotation(note):
             used = AnnotationUsed(note.trajectory, note.name, received.address, received.hash)
             index.notes.setdefault(note.group, {}).setdefault((note.trajectory, note.name), used)
     return index
 
 
-def groups_behind(recorded: RecordedSteps, step: int) -> int:
+def groups_used(recorded: RecordedSteps, step: int) -> int:
     """The number of groups that the steps up to this one have used."""
     taken = (
         group.group
@@ -74,12 +67,12 @@ def groups_behind(recorded: RecordedSteps, step: int) -> int:
 
 
 @dataclass(slots=True)
-class Plan:
+class OfflinePlan:
     """Plans steps from group `group` on; `left_over` counts the groups that no step uses."""
 
     log: Bus
-    index: Index
-    course: Course
+    index: OfflineIndex
+    course: ReplayCourse
     group: int
     left_over: int = 0
 
@@ -94,7 +87,7 @@ class Plan:
 
     def _step(self, step: int) -> PlannedStep | None:
         """The next step; None, using no group, if too few groups are left."""
-        ready: list[Prepared] = []
+        ready: list[PreparedGroup] = []
         closed: list[GroupClosed] = []
         group, wanted = self.group, self.course.settings.groups_per_step
         while len(ready) < wanted:
@@ -109,15 +102,15 @@ class Plan:
         self.group = group
         return PlannedStep(step, self._takes(step, ready), closed, False)
 
-    def _prepared(self, group: int, version: int) -> Prepared:
+    def _prepared(self, group: int, version: int) -> PreparedGroup:
         records = [one.record for one in fetch_group(self.log, self.index.members[group])]
         noted = fetch_annotations(self.log, self._notes(group))
-        return prepare(group, records, noted, self.course.rule, version)
+        return prepare_group(group, records, noted, self.course.rule, version)
 
     def _notes(self, group: int) -> tuple[AnnotationUsed, ...]:
         return tuple(self.index.notes.get(group, {}).values())
 
-    def _takes(self, step: int, ready: Sequence[Prepared]) -> list[Take]:
+    def _takes(self, step: int, ready: Sequence[PreparedGroup]) -> list[Take]:
         settings = self.course.settings
         takes: list[Take] = []
         first = 0
@@ -127,11 +120,11 @@ class Plan:
             first += count
         return takes
 
-    def _of_update(self, step: int, update: int, ready: Sequence[Prepared]) -> Iterator[Take]:
+    def _of_update(self, step: int, update: int, ready: Sequence[PreparedGroup]) -> Iterator[Take]:
         named = {one.group: one for one in ready}
         at = {m.trajectory: m for group in named for m in self.index.members[group]}
         samples = [sample for one in ready for sample in one.samples]
-        for number, batch in enumerate(pack(samples, self.course.settings.micro_batch_tokens)):
+        for number, batch in enumerate(pack_micro_batches(samples, self.course.settings.micro_batch_tokens)):
             firsts = [named.pop(s.group).group for s in batch if s.group in named]
             yield Take(
                 step=step,
@@ -143,7 +136,7 @@ class Plan:
             )
 
 
-def _all(log: Bus, topic: str) -> Iterator[Received]:
+def _all_records(log: Bus, topic: str) -> Iterator[Received]:
     reader = TopicReader(log, topic, from_begin(log, topic))
     while received := reader.poll():
         yield from received

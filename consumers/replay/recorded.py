@@ -5,12 +5,13 @@ with.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from consumers.trainer.poison import Voided
+from consumers.trainer.poison import SupersededTakes
 from streams.admissible import believed_terms
 from streams.bus import Bus
 from streams.errors import PositionLost
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Configured, GroupClosed, StepDone, Superseded, Take
+from streams.values import Address
+from streams.records import Configured, GroupClosed, StepDone, Superseded, Take
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class RecordedSteps:
     takes: dict[int, list[Take]] = field(default_factory=dict[int, list[Take]])
     done: dict[int, list[StepDone]] = field(default_factory=dict[int, list[StepDone]])
     closed: dict[int, list[GroupClosed]] = field(default_factory=dict[int, list[GroupClosed]])
-    voided: Voided = field(default_factory=Voided)
+    voided: SupersededTakes = field(default_factory=SupersededTakes)
     configured: list[Configured] = field(default_factory=list[Configured])
 
     def last(self) -> int:

@@ -10,30 +10,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from consumers.replay.batches import Course, batches_of
+from consumers.replay.batches import ReplayCourse, replay_batches
 from consumers.replay.recorded import PlannedStep
 from consumers.trainer.checkpoint import TrainerState
-from consumers.trainer.figures import StepFigures
+from consumers.trainer.figures import StepMetrics
 from consumers.trainer.learning import Learning
-from consumers.trainer.ledger import Ledger, Recorded
-from consumers.trainer.publisher import Publisher, Snapshot
+from consumers.trainer.ledger import Ledger, LedgerTail
+from consumers.trainer.publisher import StepPublisher, StepSnapshot
 from streams.bus import Bus
-from streams.records import Configured, Position, StepDone, Version
+from streams.records import Configured, Position, StepDone
+from streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ReplayOutput:
     """Where a replay writes and under which term. `recorded` holds the ledger records that an
     earlier, killed replay wrote behind its checkpoint.
     """
 
-    publisher: Publisher
+    publisher: StepPublisher
     ledger: Ledger
     dtype: str
     checkpoint_every: int
     configured: Configured
     term: int
-    recorded: Recorded
+    recorded: LedgerTail
 
     def record_plan(self, planned: PlannedStep) -> None:
         """Append the step's takes and closed groups to the ledger, except those already in it."""
@@ -66,15 +67,15 @@ def ledger_position(state: Mapping[str, Any]) -> Position:
 
 
 @dataclass(slots=True)
-class Replay:
+class ReplayTrainer:
     """Trains planned steps; `source` is the log that holds the trajectories."""
 
     source: Bus
-    output: Output
+    output: ReplayOutput
     monotonic: Callable[[], float]
 
     def train(
-        self, learner: Learning, course: Course, steps: Iterable[PlannedStep]
+        self, learner: Learning, course: ReplayCourse, steps: Iterable[PlannedStep]
     ) -> Iterator[StepDone]:
         """Yield each step's `StepDone` when it is trained; the last step always gets a
         checkpoint.
@@ -82,15 +83,15 @@ class Replay:
         for planned in steps:
             yield self._step(learner, course, planned)
 
-    def _step(self, learner: Learning, course: Course, planned: PlannedStep) -> StepDone:
-        started, busy_s, figures = self.monotonic(), learner.busy_s, StepFigures()
+    def _step(self, learner: Learning, course: ReplayCourse, planned: PlannedStep) -> StepDone:
+        started, busy_s, figures = self.monotonic(), learner.busy_s, StepMetrics()
         step, takes = planned.step, planned.takes
         figures.add_recorded(planned.closed, step)
         self.output.record_plan(planned)
         metrics: dict[str, float] = {}
         for update in range(course.settings.updates_per_step):
             mine = [take for take in takes if take.update == update]
-            for batch in batches_of(self.source, mine, course, planned, figures):
+            for batch in replay_batches(self.source, mine, course, planned, figures):
                 learner.submit(batch)
             metrics = learner.finish_update()
         times = {"seconds": self.monotonic() - started, "busy_s": learner.busy_s - busy_s}
@@ -108,7 +109,7 @@ class Replay:
         return done
 
     def _hand_over(
-        self, learner: Learning, done: StepDone, figures: StepFigures, is_last: bool
+        self, learner: Learning, done: StepDone, figures: StepMetrics, is_last: bool
     ) -> None:
         out = self.output
         out.publisher.await_room()
@@ -118,5 +119,5 @@ class Replay:
             checkpoint = (learner.state(out.publisher.state_buffers), state.encode())
         tensors = learner.snapshot(out.dtype, out.publisher.weight_buffers)
         lags, outcomes = dict(figures.lags), dict(figures.outcomes)
-        snapshot = Snapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
+        snapshot = StepSnapshot(done, tensors, checkpoint, out.has_done(done), lags, outcomes)
         out.publisher.submit(snapshot)

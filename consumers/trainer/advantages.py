@@ -5,12 +5,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Kind = Literal["grpo", "centred", "leave_one_out"]
+AdvantageKind = Literal["grpo", "centred", "leave_one_out"]
 
 EPS = 1e-4  # as in TRL: equal rewards give 0 instead of a quotient of rounding errors
 
 
-def advantages(rewards: ArrayLike, kind: Kind) -> NDArray[np.float64]:
+def advantages(rewards: ArrayLike, kind: AdvantageKind) -> NDArray[np.float64]:
     """One advantage per reward of a group of n; a group of one has advantage 0.
 
     * `grpo`: (R − mean) / (std + 1e-4), std with n − 1 in the denominator (DeepSeekMath, arXiv

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 REWARD = "reward"
 """The annotation that supplies a record's own reward where its rollout gave none."""
 
-Notes = Mapping[tuple[str, str], Annotation]
+AnnotationsByKey = Mapping[tuple[str, str], Annotation]
 """(trajectory, name) → the first annotation of that name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class AnnotatedRewards:
     """For each live trajectory either its reward or the reason why there is none."""
 
     rewards: dict[str, float] = field(default_factory=dict[str, float])
@@ -32,7 +32,7 @@ def names_needed(settings: "TrainerSettings") -> tuple[str, ...]:
     return tuple(sorted({*settings.annotations, *settings.reward_terms}))
 
 
-def is_noted(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]) -> bool:
+def is_annotated(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str, str]]) -> bool:
     """Whether each of these annotations has arrived (a value, or the reason why there is none); a
     dead trajectory needs none.
     """
@@ -42,11 +42,11 @@ def is_noted(record: Trajectory, names: Iterable[str], noted: Iterable[tuple[str
     )
 
 
-def scored(
-    records: Iterable[Trajectory], noted: Notes, names: Iterable[str], terms: Mapping[str, float]
-) -> Scored:
+def annotated_rewards(
+    records: Iterable[Trajectory], noted: AnnotationsByKey, names: Iterable[str], terms: Mapping[str, float]
+) -> AnnotatedRewards:
     """The weighted sum of `terms` for each live trajectory that has all `names`."""
-    found, needed = Scored(), tuple(names)
+    found, needed = AnnotatedRewards(), tuple(names)
     for record in records:
         if record.finish == "dead":
             continue
@@ -61,7 +61,7 @@ def scored(
     return found
 
 
-def _value(record: Trajectory, name: str, noted: Notes) -> float | str:
+def _value(record: Trajectory, name: str, noted: AnnotationsByKey) -> float | str:
     """The annotation's value, or the reason why there is none."""
     note = noted.get((record.trajectory, name))
     if note is not None and not note.reason:

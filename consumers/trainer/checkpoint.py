@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from consumers.trainer.intake import Intake
-from streams.records import Address, Position
+from consumers.trainer.intake import GroupIntake
+from streams.values import Address
+from streams.records import Position
 
 
 @dataclass(frozen=True, slots=True)
-class KeptGroup:
+class CheckpointGroup:
     """An open group: addresses of its admission, its completions and its annotations."""
 
     admitted: Address
@@ -35,7 +36,7 @@ class TrainerState:
     updates: int
     ledger: Position
     positions: dict[str, dict[str, Position]]
-    groups: tuple[KeptGroup, ...]
+    groups: tuple[CheckpointGroup, ...]
     counts: dict[str, int]
     configuration_hash: str
     ahead: bool = False
@@ -66,7 +67,7 @@ def trainer_state(
     step: int,
     updates: int,
     ledger: Position,
-    intake: Intake,
+    intake: GroupIntake,
     configuration_hash: str,
     ahead: bool = False,
     terms: tuple[tuple[int, int], ...] = (),
@@ -80,7 +81,7 @@ def trainer_state(
             topic: {str(p): at for p, at in by.items()} for topic, by in intake.positions().items()
         },
         groups=tuple(
-            KeptGroup(
+            CheckpointGroup(
                 group.at,
                 tuple(a.member.at for a in group.arrived.values()),
                 tuple(n.used.at for n in group.annotations.values()),
@@ -95,7 +96,7 @@ def trainer_state(
     )
 
 
-def restore_intake(intake: Intake, state: TrainerState) -> None:
+def restore_intake(intake: GroupIntake, state: TrainerState) -> None:
     """Open the checkpoint's groups again; later records arrive when intake reads on."""
     for group in state.groups:
         intake.restore(group.admitted, group.arrived, group.noted)

@@ -13,20 +13,20 @@ from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GroupCandidate:
     """A complete group and the smallest version number among its spans."""
 
     group: int
     oldest_version: int
 
 
-Choice = Callable[[Sequence[Candidate], int], Sequence[int]]
+GroupChoice = Callable[[Sequence[GroupCandidate], int], Sequence[int]]
 """(candidates, largest number of groups) → numbers of the chosen groups, in the order in which they
 are trained.
 """
 
 
-def oldest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+def oldest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
     """Smallest version first, then prompt number: no group waits longer than necessary, so lag
     stays small.
     """
@@ -34,16 +34,16 @@ def oldest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
     return [c.group for c in ordered[:groups]]
 
 
-def freshest(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+def freshest(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
     """Largest version first, then prompt number; old groups wait until they expire."""
     ordered = sorted(candidates, key=lambda c: (-c.oldest_version, c.group))
     return [c.group for c in ordered[:groups]]
 
 
-BUILT_IN: dict[str, Choice] = {"oldest": oldest, "freshest": freshest}
+BUILT_IN: dict[str, GroupChoice] = {"oldest": oldest, "freshest": freshest}
 
 
-def load_choice(name: str) -> Choice:
+def load_choice(name: str) -> GroupChoice:
     """The rule that the setting names; its choice is checked at each call.
 
     Raises `ConfigurationError` if the name cannot be imported or called.
@@ -67,8 +67,8 @@ def load_choice(name: str) -> Choice:
     return _checked(cast(Callable[..., Iterable[int]], found), name)
 
 
-def _checked(rule: Callable[..., Iterable[int]], name: str) -> Choice:
-    def choose(candidates: Sequence[Candidate], groups: int) -> Sequence[int]:
+def _checked(rule: Callable[..., Iterable[int]], name: str) -> GroupChoice:
+    def choose(candidates: Sequence[GroupCandidate], groups: int) -> Sequence[int]:
         chosen = list(rule(candidates, groups))
         offered = {c.group for c in candidates}
         if len(chosen) > groups or len(set(chosen)) < len(chosen) or not offered.issuperset(chosen):

@@ -16,7 +16,7 @@ from torch import Tensor
 from storage.tensors import untie
 
 
-class Copies:
+class BufferPool:
     """At most `copies_max` copies of tensors of one layout are in use at a time; the memory of up
     to `idle_max` released ones is kept for reuse.
     """

@@ -12,17 +12,17 @@ from consumers.trainer.sample import Sample
 from streams.admissible import LABEL_MAX
 from streams.records import GroupClosed, Trajectory
 
-OTHERS = "(others)"
+OTHER_TASKS = "(others)"
 NUMBER_MAX = 1 << 53  # of a version in a metric: larger integers are not exact in a float
 
 
 @dataclass(slots=True)
-class StepFigures:
+class StepMetrics:
     """Collected over one step; `metrics` and `counts` go into its `StepDone`.
 
     `<metric>/<task>` is the metric of one task, under the label that its trajectories carry.
     Rollouts choose the labels, so a step has at most `TASKS_MAX`; all others are counted as
-    `OTHERS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because all
+    `OTHER_TASKS`. `equal_rewards` counts groups, trained or filtered, that have no gradient because all
     their rewards are equal.
     """
 
@@ -115,6 +115,6 @@ class StepFigures:
 
     def _label(self, task: str) -> str:
         if len(task) > LABEL_MAX or (len(self._tasks) >= TASKS_MAX and task not in self._tasks):
-            return OTHERS
+            return OTHER_TASKS
         self._tasks.add(task)
         return task

@@ -29,13 +29,13 @@ class Float32Head:
         name, head = _head_of(model)
         bias: Tensor | None = getattr(head, "bias", None)  # torch types it as never None
         self.size = head.weight.shape[0]
-        self._body = _Given(body_of(model))
+        self._body = _GivenHidden(body_of(model))
         # An instance without its constructor (which would build a model), hooks and wrappers.
         self._shell: Any = object.__new__(type(model))
         modules = {
             **model._modules,
             model.base_model_prefix: self._body,
-            name: _Product(head.weight.float(), None if bias is None else bias.float()),
+            name: _HeadProduct(head.weight.float(), None if bias is None else bias.float()),
         }
         self._shell.__dict__.update(model.__dict__, _modules=modules)
 
@@ -50,7 +50,7 @@ def body_of(model: PreTrainedModel) -> nn.Module:
     """The module that turns tokens into hidden states."""
     body = getattr(model, model.base_model_prefix, None)
     if not isinstance(body, nn.Module):
-        raise _foreign(model, f"it has no body {model.base_model_prefix!r} under its head")
+        raise _unsupported(model, f"it has no body {model.base_model_prefix!r} under its head")
     return body
 
 
@@ -59,17 +59,17 @@ def _head_of(model: PreTrainedModel) -> tuple[str, nn.Linear]:
     for name, module in model.named_children():
         if module is head and isinstance(module, nn.Linear):
             return name, module
-    raise _foreign(model, "its head is no linear layer of its own")
+    raise _unsupported(model, "its head is no linear layer of its own")
 
 
-def _foreign(model: PreTrainedModel, why: str) -> ConfigurationError:
+def _unsupported(model: PreTrainedModel, why: str) -> ConfigurationError:
     return ConfigurationError(
         f"model: {type(model).__name__} cannot be trained: {why}; the trainer takes decoders that "
         "end in one (Llama, Qwen, Mistral, Gemma, GPT-NeoX and most others of transformers)"
     )
 
 
-class _Product:
+class _HeadProduct:
     """Replaces the head: the float32 product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -79,7 +79,7 @@ class _Product:
         return F.linear(hidden, self.weight, self.bias)
 
 
-class _Given:
+class _GivenHidden:
     """Replaces the body and each of its submodules: a call returns `hidden`. Other attributes are
     the body's own.
     """
@@ -89,15 +89,15 @@ class _Given:
     def __init__(self, body: nn.Module) -> None:
         self._own = body
 
-    def __call__(self, *_: object, **__: object) -> "_Output":
-        return _Output(self.hidden)
+    def __call__(self, *_: object, **__: object) -> "_BodyOutput":
+        return _BodyOutput(self.hidden)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._own, name)
         return self if isinstance(found, nn.Module) else found
 
 
-class _Output:
+class _BodyOutput:
     """A body's output with hidden states only; everything else (caches, attentions, routing) is
     None.
     """

@@ -17,15 +17,9 @@ from storage.blobs import collect_blobs
 from storage.checkpoints import CheckpointId, checkpoint_state
 from storage.objects import ObjectStore
 from streams.bus import Bus
-from streams.records import Address, Position
-from streams.truncation import (
-    ARCHIVING,
-    REBUILDING,
-    REBUILT,
-    before_oldest,
-    earliest,
-    truncate,
-)
+from streams.values import Address
+from streams.records import Position
+from streams.truncation import ARCHIVE_GROUP, DISPATCH_GROUP, REBUILD_TOPICS, move_back_to_oldest, earliest_positions, truncate
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +27,7 @@ TOPICS = ("admissions", "trajectories", "annotations", "ledger", "applied")
 
 
 @dataclass(frozen=True, slots=True)
-class Forgetting:
+class LogTruncation:
     """`archived` names the topics that an archive keeps: their records are truncated only after
     they were archived.
     """
@@ -49,11 +43,11 @@ class Forgetting:
             return
         for topic in TOPICS:
             bounds = [self._needed(topic, state) for state in states]
-            if topic in REBUILT:
-                bounds.append(self.bus.committed(REBUILDING, topic))
+            if topic in REBUILD_TOPICS:
+                bounds.append(self.bus.committed(DISPATCH_GROUP, topic))
             if topic in self.archived:
-                bounds.append(self.bus.committed(ARCHIVING, topic))
-            lost = truncate(self.bus, topic, earliest(bounds))
+                bounds.append(self.bus.committed(ARCHIVE_GROUP, topic))
+            lost = truncate(self.bus, topic, earliest_positions(bounds))
             if lost:
                 log.info("%s: %d records truncated", topic, sum(lost.values()))
         collect_blobs(self.bus, self.store)
@@ -65,7 +59,7 @@ class Forgetting:
         positions = state.intake_positions().get(topic)
         if positions is None:  # `applied`: a trainer does not read it
             return {p: Position(end) for p, end in self.bus.end(topic).items()}
-        return before_oldest(self.bus, topic, positions, _addresses(topic, state))
+        return move_back_to_oldest(self.bus, topic, positions, _addresses(topic, state))
 
 
 def _addresses(topic: str, state: TrainerState) -> Iterable[Address]:

@@ -85,7 +85,7 @@ def _rotated(x: Tensor, rotations: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SequenceBlock:
     """`sequences` sequences from row `start` on, each padded at its end to `length` rows."""
 
     start: int
@@ -105,7 +105,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]
+        ctx: Any, query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]
     ) -> Tensor:
         out = torch.empty_like(query_key[:, :heads])
         kept: list[tuple[Tensor, ...]] = []
@@ -151,7 +151,7 @@ def rotate(x: Tensor, rotations: Tensor) -> Tensor:
     return _Rotate.apply(x, rotations)  # pyright: ignore[reportReturnType]
 
 
-def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[Block]) -> Tensor:
+def attend(query_key: Tensor, value: Tensor, heads: int, blocks: Sequence[SequenceBlock]) -> Tensor:
     """Causal attention within each sequence of `blocks`, which tile the rows.
 
     `query_key` [N, heads + kv heads, D] holds queries, then keys; `value` is [N, kv heads, D].

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consumers.trainer.layout import Rows
+from consumers.trainer.layout import TokenRows
 
-Place = tuple[int, int]
+GridCell = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TokenGrid:
     """`tokens`, `positions` and `mask` are [R, W]; positions restart at 0 with each sequence,
     `mask` is 1 where a cell has a token of a sequence. `scored` [G] are `Rows.scored` as indices
     into R · W.
@@ -33,7 +33,7 @@ class Grid:
     scored: Tensor
 
 
-def grid_of(rows: Rows, packed: bool) -> Grid:
+def token_grid(rows: TokenRows, packed: bool) -> TokenGrid:
     """The grid of these rows, on their device; it is planned on the host."""
     width = max(rows.lengths)
     places = (
@@ -43,14 +43,14 @@ def grid_of(rows: Rows, packed: bool) -> Grid:
     source, mask = np.zeros(count * width, np.int64), np.zeros(count * width, np.int64)
     positions = np.tile(np.arange(width), count)
     where = np.zeros(len(rows.tokens), np.int64)
-    for (row, column), begin, length in zip(places, _begins(rows), rows.lengths, strict=True):
+    for (row, column), begin, length in zip(places, _first_rows(rows), rows.lengths, strict=True):
         at, end = row * width + column, (row + 1) * width
         source[at : at + length] = np.arange(begin, begin + length)
         where[begin : begin + length] = np.arange(at, at + length)
         mask[at : at + length] = 1
         positions[at:end] = np.arange(end - at)
     device = rows.tokens.device
-    return Grid(
+    return TokenGrid(
         rows.tokens[torch.from_numpy(source).to(device)].view(count, width),
         torch.from_numpy(positions).to(device).view(count, width),
         torch.from_numpy(mask).to(device).view(count, width),
@@ -58,12 +58,12 @@ def grid_of(rows: Rows, packed: bool) -> Grid:
     )
 
 
-def first_fit(lengths: Sequence[int], width: int) -> list[Place]:
+def first_fit(lengths: Sequence[int], width: int) -> list[GridCell]:
     """Row and column of each sequence, in their order: the first row with room for it. For
     descending lengths this needs at most 11/9 of the fewest possible rows, plus one (Dósa 2007).
     """
     used: list[int] = []
-    places: list[Place] = []
+    places: list[GridCell] = []
     for length in lengths:
         row = next((i for i, taken in enumerate(used) if taken + length <= width), len(used))
         if row == len(used):
@@ -73,6 +73,6 @@ def first_fit(lengths: Sequence[int], width: int) -> list[Place]:
     return places
 
 
-def _begins(rows: Rows) -> list[int]:
+def _first_rows(rows: TokenRows) -> list[int]:
     """The first row of each sequence."""
     return [block.start + i * block.length for block in rows.blocks for i in range(block.sequences)]

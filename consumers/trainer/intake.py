@@ -16,27 +16,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from consumers.trainer.annotated import REWARD, is_noted
-from streams.admissible import is_usable
+from consumers.trainer.annotated import REWARD, is_annotated
+from streams.admissible import is_usable_annotation
 from streams.bus import Bus
 from streams.dead_letters import DeadLetterWriter
 from streams.reader import Received, TopicReader, read_all_at, read_at
-from streams.records import (
-    Address,
-    Admitted,
-    Annotation,
-    AnnotationUsed,
-    Member,
-    Position,
-    ReadTo,
-    Record,
-    Trajectory,
-)
-from streams.topics import is_in_place
+from streams.values import Address, AnnotationUsed, Member, ReadTo
+from streams.records import Admitted, Annotation, Position, Record, Trajectory
+from streams.topics import is_in_key_partition
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class ReceivedCompletion:
     """A completion, with its address and hash (`member`)."""
 
     member: Member
@@ -44,7 +35,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class ReceivedAnnotation:
     """An annotation, with its address and hash (`used`)."""
 
     used: AnnotationUsed
@@ -52,7 +43,7 @@ class Noted:
 
 
 @dataclass(slots=True)
-class OpenGroup:
+class TrainerGroup:
     """An admitted group that the trainer has neither taken nor closed."""
 
     admitted: Admitted
@@ -60,8 +51,8 @@ class OpenGroup:
     since_s: float
     names: tuple[str, ...] = (REWARD,)
     """Annotations that each living trajectory must have."""
-    arrived: dict[str, Arrived] = field(default_factory=dict[str, Arrived])
-    annotations: dict[tuple[str, str], Noted] = field(default_factory=dict[tuple[str, str], Noted])
+    arrived: dict[str, ReceivedCompletion] = field(default_factory=dict[str, ReceivedCompletion])
+    annotations: dict[tuple[str, str], ReceivedAnnotation] = field(default_factory=dict[tuple[str, str], ReceivedAnnotation])
 
     def is_finished(self) -> bool:
         """Whether all trajectories have arrived."""
@@ -72,7 +63,7 @@ class OpenGroup:
         value, or the reason why there is none).
         """
         return self.is_finished() and all(
-            is_noted(a.record, self.names, self.annotations.keys()) for a in self.arrived.values()
+            is_annotated(a.record, self.names, self.annotations.keys()) for a in self.arrived.values()
         )
 
     def is_overdue(self, now_s: float) -> bool:
@@ -82,7 +73,7 @@ class OpenGroup:
         return now_s - self.since_s >= self.admitted.deadline_s
 
 
-class Intake:
+class GroupIntake:
     """Reads admissions, trajectories and annotations, and holds the open groups."""
 
     TOPICS = ("trajectories", "annotations", "admissions")
@@ -102,7 +93,7 @@ class Intake:
             for t in self.TOPICS
         }
         self._ended: set[int] = set()  # groups that ended before their admission was read (resume)
-        self.open: dict[int, OpenGroup] = {}
+        self.open: dict[int, TrainerGroup] = {}
         self.counts: Counter[str] = Counter()
         self.annotated_s = 0.0
         """Monotonic time at which the last annotation of an open group was read."""
@@ -121,7 +112,7 @@ class Intake:
             self._add_record(received)
         return len(fresh)
 
-    def end(self, group: int) -> OpenGroup | None:
+    def end(self, group: int) -> TrainerGroup | None:
         """Remove a group that was taken or closed; its later records count as late."""
         ended = self.open.pop(group, None)
         if ended is None:
@@ -175,7 +166,7 @@ class Intake:
         if record.group in self._ended:
             self._ended.discard(record.group)
             return
-        self.open.setdefault(record.group, OpenGroup(record, at, now_s, self._names))
+        self.open.setdefault(record.group, TrainerGroup(record, at, now_s, self._names))
 
     def _add_record(self, received: Received) -> None:
         record = received.record
@@ -192,32 +183,32 @@ class Intake:
             self.counts["duplicate"] += 1
         else:
             member = Member(record.trajectory, received.address, received.hash)
-            group.arrived[record.trajectory] = Arrived(member, record)
+            group.arrived[record.trajectory] = ReceivedCompletion(member, record)
 
     def _is_in_place(self, received: Received, group: int) -> bool:
         partitions = self._bus.partitions(received.topic)
-        return is_in_place(group, received.address.partition, partitions)
+        return is_in_key_partition(group, received.address.partition, partitions)
 
-    def _add_annotation(self, group: OpenGroup, record: Annotation, received: Received) -> None:
+    def _add_annotation(self, group: TrainerGroup, record: Annotation, received: Received) -> None:
         """Keep the first annotation of a (trajectory, name); names that the configuration does not
         use are ignored.
         """
         if record.name not in self._names:
             return
-        if not is_usable(record):
+        if not is_usable_annotation(record):
             self.counts["malformed"] += 1
             return
         key = (record.trajectory, record.name)
         used = AnnotationUsed(*key, received.address, received.hash)
-        group.annotations.setdefault(key, Noted(used, record))
+        group.annotations.setdefault(key, ReceivedAnnotation(used, record))
         self.annotated_s = self._monotonic()
 
 
-def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
+def fetch_group(bus: Bus, members: Iterable[Member]) -> list[ReceivedCompletion]:
     """The recorded completions of a group that a take names; `ValueError` if an address holds other
     bytes than the ledger recorded.
     """
-    arrived: list[Arrived] = []
+    arrived: list[ReceivedCompletion] = []
     named = list(members)
     there = read_all_at(bus, "trajectories", [member.at for member in named])
     for member, received in zip(named, there, strict=True):
@@ -226,7 +217,7 @@ def fetch_group(bus: Bus, members: Iterable[Member]) -> list[Arrived]:
             raise ValueError(
                 f"trajectories {member.at} is not {member.trajectory} as the ledger recorded it"
             )
-        arrived.append(Arrived(member, record))
+        arrived.append(ReceivedCompletion(member, record))
     return arrived
 
 

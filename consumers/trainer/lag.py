@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.trainer.sample import Sample
-from streams.admissible import Believed
-from streams.records import Span
+from streams.admissible import BelievedVersions
+from streams.values import Span
 
 
 def lag_of(span: Span, version: int) -> int:
@@ -35,7 +35,7 @@ def lags_of(sample: Sample, version: int) -> NDArray[np.int64]:
 
 
 def mask_by_lag(
-    sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
+    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
 ) -> Sample:
     """The sample with tokens masked that are above `max_lag` (None: no bound) or of a version that
     is not `believed`; tokens masked before stay masked.
@@ -49,7 +49,7 @@ def mask_by_lag(
 
 
 def is_dropped(
-    sample: Sample, version: int, max_lag: int | None, believed: Believed | None = None
+    sample: Sample, version: int, max_lag: int | None, believed: BelievedVersions | None = None
 ) -> bool:
     """Whether `keep_version` drops the sample: it has a token that the other policies mask."""
     return not mask_by_lag(sample, version, max_lag, believed).mask.all()

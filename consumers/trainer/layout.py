@@ -2,7 +2,7 @@
 equal lengths.
 
 Everything except attention works row by row, so sequences follow each other without padding.
-Sequences of about equal length form a `Block`, padded to its longest: few rows are padding and one
+Sequences of about equal length form a `SequenceBlock`, padded to its longest: few rows are padding and one
 attention call serves many sequences. A sequence has no rows from its last trained token on, since
 nothing after it is scored, however long a reply of the environment is. Only trained tokens are
 scored; they keep the order of the samples.
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from consumers.trainer.fused_ops import Block
+from consumers.trainer.fused_ops import SequenceBlock
 from consumers.trainer.lag import lags_of
 from consumers.trainer.sample import Sample
 from streams.records import GENERATED
@@ -30,7 +30,7 @@ PADDING_ROWS_MAX = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TokenRows:
     """N input rows and the G trained tokens that they predict.
 
     `tokens` and `positions` are [N]; `blocks` tile the rows; `lengths` are those of the sequences
@@ -40,7 +40,7 @@ class Rows:
 
     tokens: Tensor
     positions: Tensor
-    blocks: tuple[Block, ...]
+    blocks: tuple[SequenceBlock, ...]
     lengths: tuple[int, ...]
     scored: Tensor
     targets: Tensor
@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LossInputs:
     """Inputs of the loss for each of the G trained tokens.
 
     `behaviour` is log μ as the engine recorded it under the token's own version, `sequence` the
@@ -64,10 +64,10 @@ class Judged:
     masked: int
 
 
-Batch = TypeVar("Batch", Rows, Judged)
+Batch = TypeVar("Batch", TokenRows, LossInputs)
 
 
-def placed(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch with its tensors on `device`."""
     if device.type == "cpu":
         return batch
@@ -76,12 +76,12 @@ def placed(batch: Batch, device: torch.device) -> Batch:
     return replace(batch, **moved)
 
 
-def rows_of(samples: Sequence[Sample]) -> Rows:
+def token_rows(samples: Sequence[Sample]) -> TokenRows:
     """The rows of a micro-batch; samples have any length ≥ 2 and any order."""
-    trained = [_trained(sample) for sample in samples]
+    trained = [_trained_indices(sample) for sample in samples]
     lengths = [int(at[-1]) if len(at) else 1 for at in trained]
     order = sorted(range(len(samples)), key=lambda i: -lengths[i])
-    blocks, count = _blocks([lengths[i] for i in order])
+    blocks, count = _sequence_blocks([lengths[i] for i in order])
     tokens, positions = np.zeros(count, np.int64), np.zeros(count, np.int64)
     begin = [0] * len(samples)
     in_order = iter(order)
@@ -95,7 +95,7 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
     scored = [at + row - 1 for at, row in zip(trained, begin, strict=True)]
     targets = [sample.tokens[at] for sample, at in zip(samples, trained, strict=True)]
     drawn_at = [np.float32(sample.temperature) for sample in samples]
-    return Rows(
+    return TokenRows(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         tuple(blocks),
@@ -106,7 +106,7 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
     )
 
 
-def judged_of(samples: Sequence[Sample], version: int) -> Judged:
+def loss_inputs(samples: Sequence[Sample], version: int) -> LossInputs:
     """The loss inputs of samples in the order of `Rows.scored`; `version` is the one trained
     from.
     """
@@ -116,7 +116,7 @@ def judged_of(samples: Sequence[Sample], version: int) -> Judged:
     behaviour = [sample.logprobs[sample.mask] for sample in samples]
     lags = [lags_of(sample, version)[sample.mask] for sample in samples]
     advantages = np.array([sample.advantage for sample, _ in trained], np.float32)
-    return Judged(
+    return LossInputs(
         torch.from_numpy(np.concatenate(behaviour).astype(np.float32)),
         torch.from_numpy(np.repeat(advantages, counts)),
         torch.from_numpy(np.repeat(np.arange(len(trained)), counts)),
@@ -126,20 +126,20 @@ def judged_of(samples: Sequence[Sample], version: int) -> Judged:
     )
 
 
-def _trained(sample: Sample) -> NDArray[np.int64]:
+def _trained_indices(sample: Sample) -> NDArray[np.int64]:
     """Indices of the trained tokens in the trajectory."""
     return np.flatnonzero(sample.sources == GENERATED)[sample.mask]
 
 
-def _blocks(lengths: Sequence[int]) -> tuple[list[Block], int]:
+def _sequence_blocks(lengths: Sequence[int]) -> tuple[list[SequenceBlock], int]:
     """Blocks over sequences of descending lengths, and their total number of rows."""
-    blocks: list[Block] = []
+    blocks: list[SequenceBlock] = []
     rows = first = padding = 0
     for i, length in enumerate(lengths):
         padding += lengths[first] - length
         if padding > PADDING_ROWS_MAX:
-            blocks.append(Block(rows, i - first, lengths[first]))
+            blocks.append(SequenceBlock(rows, i - first, lengths[first]))
             rows += (i - first) * lengths[first]
             first, padding = i, 0
-    blocks.append(Block(rows, len(lengths) - first, lengths[first]))
+    blocks.append(SequenceBlock(rows, len(lengths) - first, lengths[first]))
     return blocks, rows + (len(lengths) - first) * lengths[first]

@@ -18,25 +18,25 @@ from transformers import PreTrainedModel
 from consumers.settings import TrainerSettings
 from consumers.trainer.allocator import keep_freed_memory
 from consumers.trainer.compute_failure import ComputeFailed, is_out_of_memory
-from consumers.trainer.copies import Copies
+from consumers.trainer.copies import BufferPool
 from consumers.trainer.device import device_of
-from consumers.trainer.layout import judged_of, placed, rows_of
-from consumers.trainer.loss import surrogate
+from consumers.trainer.layout import loss_inputs, to_device, token_rows
+from consumers.trainer.loss import surrogate_loss
 from consumers.trainer.masters import Masters
-from consumers.trainer.mismatch import gaps_of
+from consumers.trainer.mismatch import logprob_gaps
 from consumers.trainer.optimiser import Optimiser
-from consumers.trainer.policy_forward import policy_of
+from consumers.trainer.policy_forward import policy_scorer
 from consumers.trainer.recompute import recompute_layers
 from consumers.trainer.sample import Sample
-from consumers.trainer.sums import Sums
-from consumers.trainer.workers import Workers
+from consumers.trainer.sums import LossStatistics
+from consumers.trainer.workers import OrderedWorkers
 from storage.tensors import state_hash
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _MicroBatchJob:
     samples: Sequence[Sample]
     version: int
     number: int
@@ -44,12 +44,12 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
+class _BatchResult:
     gradients: Sequence[Tensor]
-    sums: Sums
+    sums: LossStatistics
 
 
-class Learner:
+class TorchLearner:
     """Owns `model` (float32) from now on: its parameters become views of the masters, or of the
     masters rounded to `trainer.compute`. To be called from one thread.
     """
@@ -63,16 +63,16 @@ class Learner:
             recompute_layers(model)
         compute: torch.dtype = getattr(torch, settings.compute)
         is_plain = compute == torch.float32 and not settings.gradient_checkpointing
-        self._policy = policy_of(model, general=not is_plain)
+        self._policy = policy_scorer(model, general=not is_plain)
         self._masters = Masters(model, compute, self._device)
         self._optimiser = Optimiser(self._masters.flat, settings)
         self._gradient = torch.zeros_like(self._masters.flat)
-        self._sums = Sums()
+        self._sums = LossStatistics()
         self._busy_before_s = 0.0
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
-        self._workers = Workers(settings.workers, settings.threads, self._train, self._add)
+        self._workers = OrderedWorkers(settings.workers, settings.threads, self._train, self._add)
 
     @property
     def updates(self) -> int:
@@ -104,7 +104,7 @@ class Learner:
         if self._begins_step:
             self.micro_batches, self._begins_step = 0, False
         self.micro_batches += 1
-        self._workers.submit(_Job(samples, self.version, self.micro_batches - 1))
+        self._workers.submit(_MicroBatchJob(samples, self.version, self.micro_batches - 1))
 
     def settle(self) -> None:
         """Wait until everything submitted is computed."""
@@ -126,24 +126,24 @@ class Learner:
             "busy_s": busy_s,
         }
         self._gradient.zero_()
-        self._sums = Sums()
+        self._sums = LossStatistics()
         self._busy_before_s = self.busy_s
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return metrics
 
-    def snapshot(self, dtype: str, pool: Copies | None = None) -> dict[str, Tensor]:
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
         """A copy of the weights under their checkpoint names, floating-point tensors as `dtype`;
         tied ones share memory. The memory is from `pool` if given, else its own.
         """
         state = self._masters.model_state(self._model)
-        return (pool or Copies(1)).copy(state, getattr(torch, dtype))
+        return (pool or BufferPool(1)).copy(state, getattr(torch, dtype))
 
-    def state(self, pool: Copies | None = None) -> dict[str, Tensor]:
+    def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
         """A copy of everything that the next update depends on, for a checkpoint: fp32 masters and
         moments by prefixed name, and two counters. The memory is from `pool` if given, else its
         own.
         """
-        return (pool or Copies(1)).copy(self._state(), None)
+        return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state()`, bit for bit; `ConfigurationError` if it is of another model."""
@@ -179,14 +179,14 @@ class Learner:
         }
         return {**named, "optimiser.counters": counters}
 
-    def _train(self, job: _Job) -> _Trained:
+    def _train(self, job: _MicroBatchJob) -> _BatchResult:
         """Compute a micro-batch in a worker thread, without changing shared state."""
         try:
             return self._compute_or_halve(job.samples, job.version)
         except Exception as error:
             raise ComputeFailed((job.number,), error) from error
 
-    def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _Trained:
+    def _compute_or_halve(self, samples: Sequence[Sample], version: int) -> _BatchResult:
         """Gradients of the micro-batch's summed loss. Where memory is short, the gradients of its
         two halves are added instead, which rounds differently.
         """
@@ -206,22 +206,22 @@ class Learner:
         if first.gradients and second.gradients:
             for mine, other in zip(first.gradients, second.gradients, strict=True):
                 mine.add_(other)
-        sums = first.sums + second.sums + Sums(halved=1.0)
-        return _Trained(first.gradients or second.gradients, sums)
+        sums = first.sums + second.sums + LossStatistics(halved=1.0)
+        return _BatchResult(first.gradients or second.gradients, sums)
 
-    def _compute(self, samples: Sequence[Sample], version: int) -> _Trained:
-        judged = placed(judged_of(samples, version), self._device)
+    def _compute(self, samples: Sequence[Sample], version: int) -> _BatchResult:
+        judged = to_device(loss_inputs(samples, version), self._device)
         if not judged.sequences:
-            return _Trained((), Sums(masked=float(judged.masked)))
-        scores = self._policy(placed(rows_of(samples), self._device))
-        loss, sums = surrogate(scores, judged, self._settings)
+            return _BatchResult((), LossStatistics(masked=float(judged.masked)))
+        scores = self._policy(to_device(token_rows(samples), self._device))
+        loss, sums = surrogate_loss(scores, judged, self._settings)
         # Only the first update of a step trains from weights that have a version number.
         if self.updates % self._settings.updates_per_step == 0:
-            sums = replace(sums, gaps=gaps_of(scores.logprobs, samples, version))
+            sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
         gradients = torch.autograd.grad(loss, self._masters.parameters, materialize_grads=True)
-        return _Trained(gradients, sums)
+        return _BatchResult(gradients, sums)
 
-    def _add(self, trained: _Trained) -> None:
+    def _add(self, trained: _BatchResult) -> None:
         self._sums += trained.sums
         if trained.gradients:
             self._masters.add(self._gradient, trained.gradients)

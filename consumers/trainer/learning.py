@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.compute_failure import ComputeFailed
-from consumers.trainer.copies import Copies
-from consumers.trainer.learner import Learner
+from consumers.trainer.copies import BufferPool
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.paced_learner import PacedLearner, PacedModel
 from consumers.trainer.sample import Sample
 from storage.spread import Tensors
@@ -61,11 +61,11 @@ class Learning(Protocol):
         """Wait for the update's micro-batches and change the weights; returns metrics."""
         ...
 
-    def snapshot(self, dtype: str, pool: Copies | None = None) -> Tensors:
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> Tensors:
         """A copy of the weights to publish, in memory of `pool` if given, else in its own."""
         ...
 
-    def state(self, pool: Copies | None = None) -> Tensors:
+    def state(self, pool: BufferPool | None = None) -> Tensors:
         """A copy of everything that the next update depends on, for a checkpoint."""
         ...
 
@@ -89,7 +89,7 @@ def open_learner(
     if isinstance(model, PacedModel):
         return PacedLearner(model, settings)
     if isinstance(model, PreTrainedModel):
-        return Learner(model, settings)
+        return TorchLearner(model, settings)
     from consumers.trainer.sharded.learner import ShardedLearner
 
     return ShardedLearner(model, settings)

@@ -8,26 +8,18 @@ after a crash the ledger names everything that may have been trained, and a take
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from consumers.trainer.poison import TakeAttempts, Voided
+from consumers.trainer.poison import TakeAttempts, SupersededTakes
 from streams.bus import Bus
 from streams.reader import TopicReader
-from streams.records import (
-    Configured,
-    GroupClosed,
-    Position,
-    Record,
-    StepDone,
-    Superseded,
-    Take,
-    Version,
-)
+from streams.records import Configured, GroupClosed, Position, Record, StepDone, Superseded, Take
+from streams.values import Version
 from streams.writer import FencedWriter
 
-KEY = "run"
+LEDGER_KEY = "run"
 
 
 @dataclass(slots=True)
-class Recorded:
+class LedgerTail:
     """The ledger's records behind a checkpoint, in their order."""
 
     takes: dict[tuple[int, int], list[Take]] = field(
@@ -41,7 +33,7 @@ class Recorded:
     repetition with other bits.
     """
     attempts: TakeAttempts = field(default_factory=TakeAttempts)
-    voided: Voided = field(default_factory=Voided)
+    voided: SupersededTakes = field(default_factory=SupersededTakes)
     since: Position = field(default_factory=Position)
     """The position from which the ledger was read."""
 
@@ -80,13 +72,13 @@ class Ledger:
         self._bus = bus
         self._writer = FencedWriter(bus, "ledger", "trainer", term)
 
-    def open(self, position: Position) -> Recorded:
+    def open(self, position: Position) -> LedgerTail:
         """Fence earlier terms, then read from a checkpoint's position up to this term's `Opened`
         (invariant 7).
         """
         opened = self._writer.open()
         reader = TopicReader(self._bus, "ledger", {0: position})
-        recorded = Recorded(since=position)
+        recorded = LedgerTail(since=position)
         for received in reader.read_to({0: opened[0] + 1}):
             recorded.apply(received.record)
         recorded.attempts.start()
@@ -94,7 +86,7 @@ class Ledger:
 
     def append(self, records: Iterable[Record]) -> None:
         """Append the records in this order; they are durable when this returns."""
-        entries = [(KEY, record) for record in records]
+        entries = [(LEDGER_KEY, record) for record in records]
         if entries:
             self._writer.append(entries)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.layout import Judged
-from consumers.trainer.mismatch import Gaps
-from consumers.trainer.scoring import Scores
-from consumers.trainer.sums import Sums
+from consumers.trainer.layout import LossInputs
+from consumers.trainer.mismatch import LogprobGaps
+from consumers.trainer.scoring import TokenScores
+from consumers.trainer.sums import LossStatistics
 
 LOG_RATIO_MAX = 20.0
 """e²⁰ is far above any sensible ratio; without the bound one broken token gives inf · 0 and makes
@@ -23,7 +23,7 @@ the update NaN.
 """
 
 
-def surrogate(scores: Scores, judged: Judged, settings: TrainerSettings) -> tuple[Tensor, Sums]:
+def surrogate_loss(scores: TokenScores, judged: LossInputs, settings: TrainerSettings) -> tuple[Tensor, LossStatistics]:
     """The unnormalised loss, differentiable in `scores.logprobs`, and the statistics of its
     tokens.
     """
@@ -49,7 +49,7 @@ def surrogate(scores: Scores, judged: Judged, settings: TrainerSettings) -> tupl
     return loss, _sums(losses, total_weight, scores, judged, log_ratio, clipped)
 
 
-def _sequence_means(values: Tensor, judged: Judged, counts: Tensor) -> Tensor:
+def _sequence_means(values: Tensor, judged: LossInputs, counts: Tensor) -> Tensor:
     """[G] mean of `values` over the trained tokens of each token's sequence."""
     totals = values.new_zeros(judged.sequences).index_add(0, judged.sequence, values)
     return (totals / counts)[judged.sequence]
@@ -59,11 +59,11 @@ def _sequence_means(values: Tensor, judged: Judged, counts: Tensor) -> Tensor:
 def _sums(
     losses: Tensor,
     weight: float,
-    scores: Scores,
-    judged: Judged,
+    scores: TokenScores,
+    judged: LossInputs,
     log_ratio: Tensor,
     clipped: Tensor,
-) -> Sums:
+) -> LossStatistics:
     log_ratio = log_ratio.double()
     ratio, lag = log_ratio.exp(), judged.lag.double()
     added = {
@@ -77,11 +77,11 @@ def _sums(
         "ratio_max": ratio.max(),
         "lag_max": lag.max(),
     }
-    return Sums(
+    return LossStatistics(
         weight=weight,
         tokens=float(len(losses)),
         sequences=float(judged.sequences),
         masked=float(judged.masked),
         **{name: float(value) for name, value in added.items()},
-        gaps=Gaps(),
+        gaps=LogprobGaps(),
     )

@@ -23,7 +23,7 @@ ALIGNMENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterSlice:
     """Parameter `name` occupies `[start, start + size)` of the flat buffer."""
 
     name: str
@@ -50,10 +50,10 @@ class Masters:
     ) -> None:
         named = dict(model.named_parameters())
         self.parameters: Sequence[Tensor] = list(named.values())
-        self.slices: list[Place] = []
+        self.slices: list[ParameterSlice] = []
         end = 0
         for name, parameter in named.items():
-            self.slices.append(Place(name, end, tuple(parameter.shape)))
+            self.slices.append(ParameterSlice(name, end, tuple(parameter.shape)))
             end += -(-parameter.numel() // ALIGNMENT) * ALIGNMENT
         self.flat = torch.zeros(end, device=device)
         rounded: Tensor | None = None
@@ -104,10 +104,10 @@ class Masters:
         `ConfigurationError` if they are of another model.
         """
         for one in self.slices:
-            one.view(flat).copy_(of_this_model(tensors, prefix + one.name, one.shape))
+            one.view(flat).copy_(checkpoint_tensor(tensors, prefix + one.name, one.shape))
 
 
-def of_this_model(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def checkpoint_tensor(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     """The checkpoint's tensor `name`; `ConfigurationError` if it is missing or of another shape."""
     found = tensors.get(name)
     if found is not None and tuple(found.shape) == shape:

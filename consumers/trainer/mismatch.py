@@ -30,7 +30,7 @@ TASKS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LogprobGap:
     """Differences over `tokens` tokens of one task at one `lag`. Δ is the trainer's log-probability
     minus the engine's: `absolute` is Σ|Δ|, `kl` is Σ(e^Δ − 1 − Δ), `above` counts |Δ| above
     `TOKEN_MAX`, `largest` is max |Δ|.
@@ -43,11 +43,11 @@ class Gap:
     above: int
     largest: float
 
-    def __add__(self, other: "Gap") -> "Gap":
+    def __add__(self, other: "LogprobGap") -> "LogprobGap":
         """Combine two gaps of equal lag; of different lags only the smaller one is kept."""
         if self.lag != other.lag:
             return self if self.lag < other.lag else other
-        return Gap(
+        return LogprobGap(
             self.lag,
             self.tokens + other.tokens,
             self.absolute + other.absolute,
@@ -58,12 +58,12 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
-    """A `Gap` for each task, in the order of their first tokens."""
+class LogprobGaps:
+    """A `LogprobGap` for each task, in the order of their first tokens."""
 
-    by_task: tuple[tuple[str, Gap], ...] = ()
+    by_task: tuple[tuple[str, LogprobGap], ...] = ()
 
-    def __add__(self, other: "Gaps") -> "Gaps":
+    def __add__(self, other: "LogprobGaps") -> "LogprobGaps":
         return _merged((*self.by_task, *other.by_task))
 
     def metrics(self) -> dict[str, float]:
@@ -84,13 +84,13 @@ class Gaps:
         return found
 
 
-def gaps_of(logprobs: Tensor, samples: Sequence[Sample], version: int) -> Gaps:
+def logprob_gaps(logprobs: Tensor, samples: Sequence[Sample], version: int) -> LogprobGaps:
     """The gaps of a micro-batch trained from `version`; `logprobs` [G] are the trainer's for its
     trained tokens, in the order of the samples.
     """
     theirs = np.concatenate([sample.logprobs[sample.mask] for sample in samples])
     delta = logprobs.detach().cpu().numpy().astype(np.float64) - theirs
-    found: list[tuple[str, Gap]] = []
+    found: list[tuple[str, LogprobGap]] = []
     begin = 0
     for sample in samples:
         first = sample.spans[0]
@@ -102,10 +102,10 @@ def gaps_of(logprobs: Tensor, samples: Sequence[Sample], version: int) -> Gaps:
     return _merged(found)
 
 
-def _gap(lag: int, delta: NDArray[np.float64]) -> Gap:
+def _gap(lag: int, delta: NDArray[np.float64]) -> LogprobGap:
     size = np.abs(delta)
     bounded = delta.clip(-EXPONENT_MAX, EXPONENT_MAX)
-    return Gap(
+    return LogprobGap(
         lag,
         len(delta),
         float(size.sum()),
@@ -115,14 +115,14 @@ def _gap(lag: int, delta: NDArray[np.float64]) -> Gap:
     )
 
 
-def _merged(parts: Iterable[tuple[str, Gap]]) -> Gaps:
-    found: dict[str, Gap] = {}
+def _merged(parts: Iterable[tuple[str, LogprobGap]]) -> LogprobGaps:
+    found: dict[str, LogprobGap] = {}
     for task, gap in parts:
         found[task] = found[task] + gap if task in found else gap
-    return Gaps(tuple(found.items()))
+    return LogprobGaps(tuple(found.items()))
 
 
-def _figures(gap: Gap, of: str) -> dict[str, float]:
+def _figures(gap: LogprobGap, of: str) -> dict[str, float]:
     return {
         f"mismatch_tokens{of}": float(gap.tokens),
         f"mismatch_mean{of}": gap.absolute / gap.tokens,

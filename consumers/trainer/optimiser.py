@@ -27,7 +27,7 @@ def learning_rate(update: int, settings: TrainerSettings) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class UpdateResult:
     """Result of an update: gradient norm before clipping, learning rate, 0 or 1 updates skipped."""
 
     gradient_norm: float
@@ -73,7 +73,7 @@ class Optimiser:
         self.updates = updates
         self._applied.fill_(applied)
 
-    def update(self, gradient: Tensor, weight: float) -> Applied:
+    def update(self, gradient: Tensor, weight: float) -> UpdateResult:
         """Apply one update by `gradient` / `weight`, clipped; `gradient` is overwritten.
 
         The update is skipped if no token was trained or the gradient is not finite: a NaN in the
@@ -83,9 +83,9 @@ class Optimiser:
         self.updates += 1
         norm = float(torch.linalg.vector_norm(gradient)) / weight if weight else 0.0
         if not weight or not math.isfinite(norm):
-            return Applied(norm, rate, 1)
+            return UpdateResult(norm, rate, 1)
         clip = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS))
         self._masters.grad = gradient.mul_(clip / weight)
         self._adam.param_groups[0]["lr"] = rate
         self._adam.step()
-        return Applied(norm, rate, 0)
+        return UpdateResult(norm, rate, 0)

@@ -19,7 +19,7 @@ import xxhash
 from torch import Tensor
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.copies import Copies
+from consumers.trainer.copies import BufferPool
 from consumers.trainer.sample import Sample
 from storage.tensors import state_hash
 from streams.errors import ConfigurationError
@@ -92,11 +92,11 @@ class PacedLearner:
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return metrics
 
-    def snapshot(self, dtype: str, pool: Copies | None = None) -> dict[str, Tensor]:
-        return (pool or Copies(1)).copy(self._weights, getattr(torch, dtype))
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        return (pool or BufferPool(1)).copy(self._weights, getattr(torch, dtype))
 
-    def state(self, pool: Copies | None = None) -> dict[str, Tensor]:
-        return (pool or Copies(1)).copy(self._state(), None)
+    def state(self, pool: BufferPool | None = None) -> dict[str, Tensor]:
+        return (pool or BufferPool(1)).copy(self._state(), None)
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         mine = self._state()

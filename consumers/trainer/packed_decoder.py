@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from consumers.trainer.fused_ops import attend, normalise, rotate, swiglu
-from consumers.trainer.layout import Rows
-from consumers.trainer.scoring import Scores, score_hidden
+from consumers.trainer.layout import TokenRows
+from consumers.trainer.scoring import TokenScores, score_hidden
 
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # frequencies do not depend on the batch
 
@@ -61,7 +61,7 @@ class PackedDecoder:
         tied = "lm_head.weight" not in self._named
         self._head = "model.embed_tokens.weight" if tied else "lm_head.weight"
 
-    def score(self, rows: Rows) -> Scores:
+    def score(self, rows: TokenRows) -> TokenScores:
         """Scores of the trained tokens; differentiable in the model's parameters."""
         named = self._named
         rotations = self._rotations(rows.positions)
@@ -77,7 +77,7 @@ class PackedDecoder:
         head = named[self._head] * named["model.norm.weight"]
         return score_hidden(hidden, head, rows.targets, rows.temperature)
 
-    def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: Rows) -> Tensor:
+    def _attended(self, x: Tensor, layer: str, rotations: Tensor, rows: TokenRows) -> Tensor:
         named, at = self._named, layer + "self_attn."
         normed = normalise(x, self._eps)
         gain = named[layer + "input_layernorm.weight"]

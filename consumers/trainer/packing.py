@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from consumers.trainer.sample import Sample
 
 
-def pack(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
+def pack_micro_batches(samples: Sequence[Sample], tokens_max: int) -> list[tuple[Sample, ...]]:
     """Micro-batches of at most `tokens_max` tokens (one longer sample is a micro-batch of its own).
 
     Every sample is in exactly one micro-batch. Samples are ordered longest first, then by

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 30.0  # without any annotation while groups wait for one; also between two warnings
+NO_ANNOTATION_S = 30.0  # without any annotation while groups wait for one; also between two warnings
 
 
 @dataclass(slots=True)
-class Patience:
+class AnnotationWatch:
     """`names` are the annotations that groups wait for. `quiet_since_s` is the latest of: the last
     annotation, the start of the wait, the last warning; 0 before the first call.
     """
@@ -27,7 +27,7 @@ class Patience:
         if not waiting or not self.quiet_since_s:
             self.quiet_since_s = now_s
         self.quiet_since_s = max(self.quiet_since_s, annotated_s)
-        if now_s - self.quiet_since_s < QUIET_S:
+        if now_s - self.quiet_since_s < NO_ANNOTATION_S:
             return False
         log.warning(
             "%d finished groups wait for annotations (%s), and none came for %g s; is a scorer "
@@ -35,7 +35,7 @@ class Patience:
             "deadline",
             waiting,
             ", ".join(self.names),
-            QUIET_S,
+            NO_ANNOTATION_S,
         )
         self.quiet_since_s = now_s
         return True

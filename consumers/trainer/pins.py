@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from consumers.dispatch.kept import read_kept
+from consumers.dispatch.kept import read_persisted_state
 from storage.objects import ObjectStore
 from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
-from streams.records import Position, RolloutStatus, Version
+from streams.records import Position, RolloutStatus
+from streams.values import Version
 
 LIVE_S = 60.0  # above any heartbeat timeout: a rollout silent for longer fetches the newest anyway
 OVERLAP_S = 5.0  # two threads send status and partials: a partial may follow the next status
@@ -51,7 +52,7 @@ class HeldVersions:
 
 
 @dataclass(slots=True)
-class _Hold:
+class _VersionHold:
     """A version that a rollout held: when the rollout was first seen without it, and the ends of
     `partials` `OVERLAP_S` later. A state of dispatch saved at or after these ends covers all
     partials of that version by that rollout.
@@ -78,7 +79,7 @@ class PinnedVersions(HeldVersions):
     ) -> None:
         super().__init__(bus, monotonic)
         self._store = store
-        self._holds: dict[tuple[str, Version], _Hold] = {}
+        self._holds: dict[tuple[str, Version], _VersionHold] = {}
 
     def __call__(self) -> set[Version]:
         """The versions of `HeldVersions`, those that open partials name, and those under which a
@@ -86,7 +87,7 @@ class PinnedVersions(HeldVersions):
         """
         held = super().__call__()
         self._end_holds(self._monotonic())
-        kept = read_kept(self._store)
+        kept = read_persisted_state(self._store)
         where = kept.where().get("partials", {}) if kept else {}
         self._holds = {
             key: hold for key, hold in self._holds.items() if not (kept and hold.is_known(where))
@@ -96,7 +97,7 @@ class PinnedVersions(HeldVersions):
 
     def _observe(self, status: RolloutStatus, now_s: float) -> None:
         super()._observe(status, now_s)
-        self._holds[status.rollout, status.version] = _Hold()
+        self._holds[status.rollout, status.version] = _VersionHold()
 
     def _end_holds(self, now_s: float) -> None:
         """Record when versions stopped being held; `OVERLAP_S` after that, record the present ends

@@ -31,9 +31,9 @@ ERROR_MAX = 500  # characters of an exception in the ledger
 POISONED = "poisoned"
 """First word of the detail in such a group's `GroupClosed`."""
 
-Place = tuple[int, int]
+UpdateKey = tuple[int, int]
 """Step and update."""
-Tried = tuple[int, int, tuple[int, ...]]
+TakeKey = tuple[int, int, tuple[int, ...]]
 """Step, update and micro-batches of takes that were tried together."""
 
 
@@ -43,10 +43,10 @@ class TakeAttempts:
     position from which the ledger was read.
     """
 
-    failed: Counter[Tried] = field(default_factory=Counter[Tried])
-    silent: Counter[Tried] = field(default_factory=Counter[Tried])
-    errors: dict[Tried, str] = field(default_factory=dict[Tried, str])
-    _computing: Tried | None = None
+    failed: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
+    silent: Counter[TakeKey] = field(default_factory=Counter[TakeKey])
+    errors: dict[TakeKey, str] = field(default_factory=dict[TakeKey, str])
+    _computing: TakeKey | None = None
 
     def apply(self, record: Record) -> None:
         match record:
@@ -74,7 +74,7 @@ class TakeAttempts:
             self.silent[self._computing] += 1
         self._computing = None
 
-    def takes_to_give_up(self) -> dict[Tried, str]:
+    def takes_to_give_up(self) -> dict[TakeKey, str]:
         """The takes to give up, and why."""
         found = {
             tried: f"the learner failed {count} times on it: {self.errors[tried]}"
@@ -88,12 +88,12 @@ class TakeAttempts:
 
 
 @dataclass(slots=True)
-class Voided:
+class SupersededTakes:
     """A fold of the `Superseded` records: takes that are not trained, and the groups that end with
     them.
     """
 
-    takes: dict[Place, set[int]] = field(default_factory=dict[Place, set[int]])
+    takes: dict[UpdateKey, set[int]] = field(default_factory=dict[UpdateKey, set[int]])
     poisoned: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """Group → its step and the reason."""
 
@@ -125,11 +125,11 @@ class Voided:
         ]
 
 
-def supersede(
-    takes: Mapping[Place, Sequence[Take]],
+def plan_superseded(
+    takes: Mapping[UpdateKey, Sequence[Take]],
     done: Iterable[int],
-    voided: Voided,
-    hopeless: Mapping[Tried, str],
+    voided: SupersededTakes,
+    hopeless: Mapping[TakeKey, str],
 ) -> list[Superseded]:
     """The records to append for hopeless takes. A finished step is left alone: it was computed once
     and its version is believed, so the cause of the failures is this machine.

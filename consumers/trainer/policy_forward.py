@@ -1,7 +1,7 @@
 """Scores a micro-batch's trained tokens under the model's present parameters: by a fast path where
 the architecture has one, else by transformers' own forward.
 
-`policy_of(model)` returns a `Policy` (`Rows` → `Scores`), the boundary between samples and loss.
+`policy_of(model)` returns a `PolicyScorer` (`TokenRows` → `TokenScores`), the boundary between samples and loss.
 Both paths return the same numbers up to rounding, are differentiable in the model's parameters and
 may be called from several threads at once.
 
@@ -24,16 +24,16 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from consumers.trainer.float32_head import Float32Head, body_of
-from consumers.trainer.grid import grid_of
-from consumers.trainer.layout import Rows
+from consumers.trainer.grid import token_grid
+from consumers.trainer.layout import TokenRows
 from consumers.trainer.packed_decoder import PackedDecoder, has_packed_form
 from consumers.trainer.packing_probe import can_pack, check_trainable
-from consumers.trainer.scoring import Scores, score_through
+from consumers.trainer.scoring import TokenScores, score_through
 
-Policy = Callable[[Rows], Scores]
+PolicyScorer = Callable[[TokenRows], TokenScores]
 
 
-def policy_of(model: PreTrainedModel, general: bool = False) -> Policy:
+def policy_scorer(model: PreTrainedModel, general: bool = False) -> PolicyScorer:
     """The fastest path for this model. `general` excludes the fast one, which computes in float32
     and keeps every activation. `model` is float32 now; its parameters may change type later. Raises
     `ConfigurationError` if the model cannot be trained.
@@ -45,7 +45,7 @@ def policy_of(model: PreTrainedModel, general: bool = False) -> Policy:
     return lambda rows: forward_scores(model, rows, packed)
 
 
-def forward_scores(model: PreTrainedModel, rows: Rows, packed: bool = False) -> Scores:
+def forward_scores(model: PreTrainedModel, rows: TokenRows, packed: bool = False) -> TokenScores:
     """Scores by transformers' forward. `packed` (only where `can_pack`) puts several sequences into
     one row of the batch; otherwise each sequence is padded to the longest.
     """
@@ -57,14 +57,14 @@ def forward_scores(model: PreTrainedModel, rows: Rows, packed: bool = False) -> 
 def _forward(
     model: PreTrainedModel,
     *args: Any,
-    rows: Rows | None = None,
+    rows: TokenRows | None = None,
     packed: bool = False,
     **kwargs: Any,
 ) -> Any:
     """The model's own forward, or scores if it is called with `rows`."""
     if rows is None:
         return type(model).forward(model, *args, **kwargs)
-    grid = grid_of(rows, packed)
+    grid = token_grid(rows, packed)
     places = {"position_ids": grid.positions} if packed else {"attention_mask": grid.mask}
     states = body_of(model)(input_ids=grid.tokens, use_cache=False, **places)[0]
     hidden = states.flatten(0, 1).index_select(0, grid.scored)

@@ -14,29 +14,22 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from consumers.trainer.advantages import advantages
-from consumers.trainer.annotated import Notes, Scored, names_needed, scored
+from consumers.trainer.annotated import AnnotationsByKey, AnnotatedRewards, names_needed, annotated_rewards
 from consumers.trainer.lag import is_dropped, mask_by_lag
 from consumers.trainer.sample import Sample, admitted_sample
-from streams.admissible import (
-    Believed,
-    Refusal,
-    TrainingBounds,
-    is_number,
-    refusal,
-    refused_counts,
-)
+from streams.admissible import BelievedVersions, Refusal, TrainingBounds, is_bounded_number, refusal, refused_counts
 from streams.records import Trajectory
 
 if TYPE_CHECKING:  # the audit imports this module and must not load pydantic
     from consumers.settings import TrainerSettings
 
 
-ANY = TrainingBounds()
+UNBOUNDED = TrainingBounds()
 REASON_MAX = 200  # characters of each reason in a group's `detail`: rollouts write them freely
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TrainingRule:
     """The settings that decide which samples of a group are trained."""
 
     advantage: Literal["grpo", "centred", "leave_one_out"]
@@ -48,12 +41,12 @@ class Rule:
     """Annotations that a sample must have."""
     terms: Mapping[str, float]
     """Annotation → weight: the reward is the weighted sum."""
-    bounds: TrainingBounds = ANY
+    bounds: TrainingBounds = UNBOUNDED
     """Token ids and lengths that the model can train."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedGroup:
     """The samples of a group for training from one version. `ending` is "" when the group is
     trained, else the reason why it is closed.
     """
@@ -65,14 +58,14 @@ class Prepared:
     counts: Mapping[str, int]
 
 
-def rule_of(
+def training_rule(
     settings: "TrainerSettings",
     max_lag: int | None,
     keep_version: bool,
-    bounds: TrainingBounds = ANY,
-) -> Rule:
+    bounds: TrainingBounds = UNBOUNDED,
+) -> TrainingRule:
     """The rule that a run's settings give; without `bounds` any token and any length pass."""
-    return Rule(
+    return TrainingRule(
         settings.advantage,
         settings.survivors_min,
         settings.filter_equal_rewards,
@@ -84,28 +77,28 @@ def rule_of(
     )
 
 
-def prepare(
+def prepare_group(
     group: int,
     records: Sequence[Trajectory],
-    noted: Notes,
-    rule: Rule,
+    noted: AnnotationsByKey,
+    rule: TrainingRule,
     version: int,
-    believed: Believed | None = None,
-) -> Prepared:
+    believed: BelievedVersions | None = None,
+) -> PreparedGroup:
     """The samples that the group contributes when training from `version`, given its annotations
     (`noted`) and the believed versions (None: all).
     """
-    found = scored(records, noted, rule.names, rule.terms)
-    whole, reasons, refused = _living(records, found, rule.bounds, believed)
+    found = annotated_rewards(records, noted, rule.names, rule.terms)
+    whole, reasons, refused = _trainable_samples(records, found, rule.bounds, believed)
     unscored = len(found.lacking.keys() - refused.keys())
     left_out = {"dead_members": len(records) - len(whole) - unscored, "unscored": unscored}
     left_out |= refused_counts(refused.values())
     if len(whole) < rule.survivors_min:
         detail = f"{len(whole)} of {len(records)} lived: {'; '.join(sorted(set(reasons)))}"
-        return Prepared(group, (), "dead", detail, left_out)
+        return PreparedGroup(group, (), "dead", detail, left_out)
     values = np.array([sample.reward for sample in whole], np.float64)
     if rule.filter_equal_rewards and np.ptp(values) == 0:
-        return Prepared(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
+        return PreparedGroup(group, (), "filtered", f"all rewards are {values[0]:g}", left_out)
     samples: list[Sample] = []
     counts = {**left_out, "masked_tokens": 0, "dropped": 0}
     for one, advantage in zip(whole, advantages(values, rule.advantage), strict=True):
@@ -116,12 +109,12 @@ def prepare(
             counts["masked_tokens"] += int(np.count_nonzero(~sample.mask))
             samples.append(sample)
     if not samples:
-        return Prepared(group, (), "expired", f"all above max_lag at version {version}", counts)
-    return Prepared(group, tuple(samples), "", "", counts)
+        return PreparedGroup(group, (), "expired", f"all above max_lag at version {version}", counts)
+    return PreparedGroup(group, tuple(samples), "", "", counts)
 
 
-def _living(
-    records: Sequence[Trajectory], found: Scored, bounds: TrainingBounds, believed: Believed | None
+def _trainable_samples(
+    records: Sequence[Trajectory], found: AnnotatedRewards, bounds: TrainingBounds, believed: BelievedVersions | None
 ) -> tuple[list[Sample], list[str], dict[str, Refusal]]:
     """Samples of the live members that can be trained and have a reward, the reasons of the others,
     and the refusals by trajectory.
@@ -138,7 +131,7 @@ def _living(
             reasons.append(found.lacking[record.trajectory])
             continue
         reward = found.rewards.get(record.trajectory, 0.0)
-        if wrong is None and not is_number(reward):
+        if wrong is None and not is_bounded_number(reward):
             wrong = Refusal("reward", f"a reward of {reward:g} in all")
         if wrong is None:
             living.append(admitted_sample(record, 0.0, reward))
@@ -149,7 +142,7 @@ def _living(
 
 
 def _within_lag(
-    sample: Sample, rule: Rule, version: int, believed: Believed | None
+    sample: Sample, rule: TrainingRule, version: int, believed: BelievedVersions | None
 ) -> Sample | None:
     """The sample with the tokens masked that may not be trained; None when none is left."""
     if rule.keep_version:

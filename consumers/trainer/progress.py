@@ -18,7 +18,7 @@ def groups_of_update(update: int, groups_per_step: int, updates_per_step: int) -
 
 
 @dataclass(slots=True)
-class Progress:
+class UpdateProgress:
     """One update of one step."""
 
     step: int

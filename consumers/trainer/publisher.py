@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from consumers.trainer.copies import Copies
-from consumers.trainer.forgetting import Forgetting
+from consumers.trainer.copies import BufferPool
+from consumers.trainer.forgetting import LogTruncation
 from consumers.trainer.ledger import Ledger
 from consumers.trainer.step_lines import step_line
-from consumers.trainer.totals import Totals
+from consumers.trainer.totals import TrainerTotals
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import (
     delete_checkpoints,
@@ -44,12 +44,12 @@ from streams.records import StepDone
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 2
-ROOM_S = 0.005
+ROOM_POLL_S = 0.005
 THREADS = 1  # torch threads of the publisher's arithmetic: the learner uses the other cores
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StepSnapshot:
     """A finished step: its `StepDone`, the tensors to publish, and the checkpoint if one is due."""
 
     done: StepDone
@@ -64,16 +64,16 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class CheckpointRetention:
     """How many checkpoints are kept, and what truncates the topics behind them (None: no
     truncation).
     """
 
     checkpoints: int
-    forgetting: Forgetting | None = None
+    forgetting: LogTruncation | None = None
 
 
-class Publisher:
+class StepPublisher:
     """Owns the publishing thread. An exception in it is raised again in the trainer's thread, by
     `submit`, `check`, `await_room` and `close`.
     """
@@ -84,21 +84,21 @@ class Publisher:
         versions: VersionWriter,
         ledger: Ledger,
         metrics: MetricsFile,
-        retention: Retention,
+        retention: CheckpointRetention,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._timer = timer
         self._store, self._versions, self._ledger = store, versions, ledger
         self._metrics, self._retention, self._clock = metrics, retention, clock
-        self._queue: queue.Queue[Snapshot | None] = queue.Queue(QUEUE_MAX)
+        self._queue: queue.Queue[StepSnapshot | None] = queue.Queue(QUEUE_MAX)
         self._failed: BaseException | None = None
-        self.weight_buffers = Copies(QUEUE_MAX + 2)
+        self.weight_buffers = BufferPool(QUEUE_MAX + 2)
         """Memory for snapshots of the weights; to be taken from after `await_room` only."""
-        self.state_buffers = Copies(QUEUE_MAX + 1, idle_max=1)
+        self.state_buffers = BufferPool(QUEUE_MAX + 1, idle_max=1)
         """Memory for the tensors of checkpoints; to be taken from after `await_room` only."""
         self._published: Tensors = {}
-        self.totals = Totals()
+        self.totals = TrainerTotals()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
@@ -118,10 +118,10 @@ class Publisher:
         """
         while self._queue.full():
             self.check()
-            time.sleep(ROOM_S)
+            time.sleep(ROOM_POLL_S)
         self.check()
 
-    def submit(self, snapshot: Snapshot) -> None:
+    def submit(self, snapshot: StepSnapshot) -> None:
         """Hand over a step whose tensors are from `weight_buffers` and `state_buffers`; does not
         wait after `await_room`.
         """
@@ -138,7 +138,7 @@ class Publisher:
         self._thread.join()
         self.check()
 
-    def _offer(self, item: Snapshot | None) -> None:
+    def _offer(self, item: StepSnapshot | None) -> None:
         while True:
             self.check()
             try:
@@ -156,7 +156,7 @@ class Publisher:
             log.exception("publishing failed")
             self._failed = error
 
-    def _publish(self, snapshot: Snapshot) -> None:
+    def _publish(self, snapshot: StepSnapshot) -> None:
         started = self._timer()
         version = self._versions.publish(snapshot.done.step, snapshot.tensors)  # 1, 2, 3
         self.weight_buffers.release(self._published)

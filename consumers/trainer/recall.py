@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from storage.objects import ObjectStore
 from streams.bus import Bus, Message
 from streams.errors import PositionLost
-from streams.forwarding import Forwarding
+from streams.forwarding import BusWrapper
 
 
-class Recall(Forwarding):
+class ArchiveBackedBus(BusWrapper):
     """A bus that behaves as the one below it, except that `read` also reaches archived records."""
 
     def __init__(self, bus: Bus, store: ObjectStore, run: str) -> None:
@@ -26,9 +26,9 @@ class Recall(Forwarding):
         record.
         """
         if self._both is None:
-            from storage.archive.whole_log import WholeLog  # imports pyarrow: seconds, rarely used
+            from storage.archive.whole_log import LogWithArchive  # imports pyarrow: seconds, rarely used
 
-            self._both = WholeLog(self._below, self._store, self._run)
+            self._both = LogWithArchive(self._below, self._store, self._run)
         return self._both
 
     def read(

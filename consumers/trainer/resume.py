@@ -22,19 +22,19 @@ from transformers import PreTrainedModel
 from consumers.settings import TrainerSettings
 from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
 from consumers.trainer.choice import load_choice
-from consumers.trainer.forgetting import Forgetting
-from consumers.trainer.intake import Intake
+from consumers.trainer.forgetting import LogTruncation
+from consumers.trainer.intake import GroupIntake
 from consumers.trainer.learning import Learning, open_learner
-from consumers.trainer.ledger import Ledger, Recorded
+from consumers.trainer.ledger import Ledger, LedgerTail
 from consumers.trainer.paced_learner import PacedModel
-from consumers.trainer.patience import Patience
+from consumers.trainer.patience import AnnotationWatch
 from consumers.trainer.pins import HeldVersions, PinnedVersions
-from consumers.trainer.poison import supersede
-from consumers.trainer.prepare import Rule
-from consumers.trainer.publisher import Publisher, Retention
-from consumers.trainer.recall import Recall
+from consumers.trainer.poison import plan_superseded
+from consumers.trainer.prepare import TrainingRule
+from consumers.trainer.publisher import StepPublisher, CheckpointRetention
+from consumers.trainer.recall import ArchiveBackedBus
 from consumers.trainer.service import Trainer
-from consumers.trainer.takes import Takes
+from consumers.trainer.takes import TakeFeeder
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import newest_checkpoint, write_checkpoint
 from storage.metrics import MetricsFile
@@ -44,7 +44,8 @@ from streams.admissible import believed_terms
 from streams.bus import Bus
 from streams.errors import ConfigurationError
 from streams.reader import from_begin
-from streams.records import Configured, Position, Version
+from streams.records import Configured, Position
+from streams.values import Version
 from streams.writer import FencedWriter
 
 if TYPE_CHECKING:  # see learning.py
@@ -71,7 +72,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class InitialModel:
     """The model that training starts from when there is no checkpoint, and the files
     (configuration, tokenizer) that every version carries.
     """
@@ -81,11 +82,11 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainerPlan:
     """The settings that a trainer follows."""
 
     trainer: TrainerSettings
-    rule: Rule
+    rule: TrainingRule
     weights: WeightsSettings
     checkpoints: CheckpointSettings
     truncate: bool = False
@@ -97,8 +98,8 @@ class Plan:
 def build_trainer(
     bus: Bus,
     store: ObjectStore,
-    plan: Plan,
-    begin: Begin,
+    plan: TrainerPlan,
+    begin: InitialModel,
     provenance: Provenance,
     metrics: MetricsFile,
     monotonic: Callable[[], float] = time.monotonic,
@@ -110,26 +111,26 @@ def build_trainer(
     versions = _fence_store(bus, store, plan, begin, provenance, monotonic)  # 1
     learner = open_learner(begin.model, plan.trainer)
     state = _load_newest(store, learner)  # 2
-    recall = Recall(bus, store, provenance.run)
+    recall = ArchiveBackedBus(bus, store, provenance.run)
     ledger = Ledger(recall, provenance.term)
     recorded = ledger.open(Position() if state is None else state.ledger)  # 1 (`Opened`), 3
-    accepted = _accepted(provenance, recorded, state)
+    accepted = _is_change_accepted(provenance, recorded, state)
     positions = _begin_positions(recall) if state is None else state.intake_positions()
-    intake = Intake(recall, positions, monotonic, plan.rule.names)
+    intake = GroupIntake(recall, positions, monotonic, plan.rule.names)
     if state is None:
-        state = _start(store, versions, learner, intake, provenance, plan)  # 2
+        state = _publish_version_0(store, versions, learner, intake, provenance, plan)  # 2
     _restore_groups(ledger, intake, recorded, state)  # 4
     _record_configured(ledger, provenance, recorded, state.step, accepted)
-    annotation_watch = Patience(plan.rule.names)
-    takes = Takes(
+    annotation_watch = AnnotationWatch(plan.rule.names)
+    takes = TakeFeeder(
         recall, plan.trainer, plan.rule, choose, intake, ledger, learner, annotation_watch,
-        lambda: versions.highest, _terms(state, recorded, versions.highest, provenance.term),
+        lambda: versions.highest, _publishing_terms(state, recorded, versions.highest, provenance.term),
     )  # fmt: skip
-    forgetting = Forgetting(bus, store, plan.archived) if plan.truncate else None
-    retention = Retention(plan.checkpoints.keep, forgetting)
+    forgetting = LogTruncation(bus, store, plan.archived) if plan.truncate else None
+    retention = CheckpointRetention(plan.checkpoints.keep, forgetting)
     return Trainer(
         takes,
-        Publisher(store, versions, ledger, metrics, retention, timer=monotonic),
+        StepPublisher(store, versions, ledger, metrics, retention, timer=monotonic),
         recorded,
         state.step,
         provenance.term,
@@ -143,8 +144,8 @@ def build_trainer(
 def _fence_store(
     bus: Bus,
     store: ObjectStore,
-    plan: Plan,
-    begin: Begin,
+    plan: TrainerPlan,
+    begin: InitialModel,
     provenance: Provenance,
     monotonic: Callable[[], float],
 ) -> VersionWriter:
@@ -173,22 +174,22 @@ def _load_newest(store: ObjectStore, learner: Learning) -> TrainerState | None:
     return TrainerState.decode(restored.checkpoint.state)
 
 
-def _begin_positions(recall: Recall) -> dict[str, dict[int, Position]]:
+def _begin_positions(recall: ArchiveBackedBus) -> dict[str, dict[int, Position]]:
     """Positions of the first records in the log, or in the archive where the log is truncated
     (every checkpoint is then lost).
     """
-    is_cut = any(offset for topic in Intake.TOPICS for offset in recall.begin(topic).values())
+    is_cut = any(offset for topic in GroupIntake.TOPICS for offset in recall.begin(topic).values())
     reach = recall.with_archive() if is_cut else recall
-    return {topic: from_begin(reach, topic) for topic in Intake.TOPICS}
+    return {topic: from_begin(reach, topic) for topic in GroupIntake.TOPICS}
 
 
-def _start(
+def _publish_version_0(
     store: ObjectStore,
     versions: VersionWriter,
     learner: Learning,
-    intake: Intake,
+    intake: GroupIntake,
     provenance: Provenance,
-    plan: Plan,
+    plan: TrainerPlan,
 ) -> TrainerState:
     """Publish version 0 and write the checkpoint of step 0; after a crash in between, the next
     start writes both again with the same bytes.
@@ -200,15 +201,15 @@ def _start(
 
 
 def _restore_groups(
-    ledger: Ledger, intake: Intake, recorded: Recorded, state: TrainerState
+    ledger: Ledger, intake: GroupIntake, recorded: LedgerTail, state: TrainerState
 ) -> None:
     """Open the checkpoint's groups again, except those that the ledger ends."""
     restore_intake(intake, state)
-    _give_up(ledger, recorded)
+    _supersede_hopeless(ledger, recorded)
     _end_closed(intake, recorded, state.step)
 
 
-def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
+def _end_closed(intake: GroupIntake, recorded: LedgerTail, step: int) -> None:
     """End the groups that the ledger closed or took after the checkpoint, also those whose
     admission is not read yet.
     """
@@ -222,8 +223,8 @@ def _end_closed(intake: Intake, recorded: Recorded, step: int) -> None:
                     intake.end(group.group)
 
 
-def _terms(
-    state: TrainerState, recorded: Recorded, highest: Version | None, term: int
+def _publishing_terms(
+    state: TrainerState, recorded: LedgerTail, highest: Version | None, term: int
 ) -> tuple[tuple[int, int], ...]:
     """Which term published which version: the checkpoint's table, the steps done since, the
     believed version (its `StepDone` may be missing), and this term for every higher number.
@@ -233,12 +234,12 @@ def _terms(
     return believed_terms([*recorded.believed.values(), highest, own], state.terms)
 
 
-def _give_up(ledger: Ledger, recorded: Recorded) -> None:
+def _supersede_hopeless(ledger: Ledger, recorded: LedgerTail) -> None:
     """Supersede the takes that no trainer can compute, and end their groups (`poison.py`). A crash
     between the two records leaves groups without an end; the next start appends the missing ones.
     """
     hopeless = recorded.attempts.takes_to_give_up()
-    given_up = supersede(recorded.takes, recorded.done, recorded.voided, hopeless)
+    given_up = plan_superseded(recorded.takes, recorded.done, recorded.voided, hopeless)
     for one in given_up:
         log.error(
             "step %d: take %s is superseded and group %s ends as poisoned: %s",
@@ -254,7 +255,7 @@ def _give_up(ledger: Ledger, recorded: Recorded) -> None:
         recorded.takes[place] = [recorded.voided.effective(take) for take in takes]
 
 
-def _accepted(provenance: Provenance, recorded: Recorded, state: TrainerState | None) -> bool:
+def _is_change_accepted(provenance: Provenance, recorded: LedgerTail, state: TrainerState | None) -> bool:
     """Whether the configuration differs from that of the run's last trainer, and the difference is
     accepted.
     """
@@ -280,7 +281,7 @@ def _check_run(provenance: Provenance, found: Configured) -> None:
 
 
 def _record_configured(
-    ledger: Ledger, provenance: Provenance, recorded: Recorded, step: int, accepted: bool
+    ledger: Ledger, provenance: Provenance, recorded: LedgerTail, step: int, accepted: bool
 ) -> None:
     ledger.append(
         [

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from streams.admissible import TrainingBounds, refusal
 from streams.errors import DecodeError
-from streams.records import Floats, Sources, Span, Tokens, Trajectory
+from streams.values import Floats, Sources, Span, Tokens
+from streams.records import Trajectory
 
 Mask = NDArray[np.bool_]
 

@@ -20,7 +20,7 @@ are recomputed in the backward pass; otherwise 4 096 tokens over a vocabulary of
 """
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """Log-probabilities [G], with gradient, and entropies [G] of the distributions in nats, without
     gradient.
     """
@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     entropy: Tensor
 
 
-class _Score(torch.autograd.Function):
+class _ScoreFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: Tensor
@@ -49,12 +49,12 @@ class _Score(torch.autograd.Function):
         return (probabilities * -scaled).scatter_add_(1, targets[:, None], scaled), None, None
 
 
-def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+def score(logits: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
     """Scores of `targets` [G] under `logits` [G, V] divided by `temperature` [G], in float32."""
-    return Scores(*_Score.apply(logits.float(), targets, temperature))  # pyright: ignore
+    return TokenScores(*_ScoreFunction.apply(logits.float(), targets, temperature))  # pyright: ignore
 
 
-def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+def score_hidden(hidden: Tensor, head: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
     """Scores under `hidden` [G, d] @ `head` [V, d] transposed, at most `LOGITS_MAX` logits at a
     time.
     """
@@ -69,7 +69,7 @@ def score_through(
     hidden: Tensor,
     targets: Tensor,
     temperature: Tensor,
-) -> Scores:
+) -> TokenScores:
     """Scores under `logits_of(hidden)`, [g, d] → [g, vocabulary], at most `LOGITS_MAX` logits at a
     time.
     """
@@ -77,12 +77,12 @@ def score_through(
     if len(targets) <= rows:
         return score(logits_of(hidden), targets, temperature)
 
-    def score_slice(hidden: Tensor, targets: Tensor, temperature: Tensor) -> Scores:
+    def score_slice(hidden: Tensor, targets: Tensor, temperature: Tensor) -> TokenScores:
         return score(logits_of(hidden), targets, temperature)
 
     slices = zip(hidden.split(rows), targets.split(rows), temperature.split(rows), strict=True)
-    parts: list[Scores] = [
+    parts: list[TokenScores] = [
         checkpoint(score_slice, h, t, c, use_reentrant=False, preserve_rng_state=False)
         for h, t, c in slices
     ]  # pyright: ignore[reportAssignmentType]
-    return Scores(torch.cat([p.logprobs for p in parts]), torch.cat([p.entropy for p in parts]))
+    return TokenScores(torch.cat([p.logprobs for p in parts]), torch.cat([p.entropy for p in parts]))

@@ -13,15 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from consumers.trainer.checkpoint import trainer_state
-from consumers.trainer.figures import StepFigures
-from consumers.trainer.learning import ComputeFailed
-from consumers.trainer.ledger import Recorded
-from consumers.trainer.progress import Progress, groups_of_update
-from consumers.trainer.publisher import Publisher, Snapshot
-from consumers.trainer.takes import Takes
-from streams.figures import Figures
+from consumers.trainer.figures import StepMetrics
+from consumers.trainer.compute_failure import ComputeFailed
+from consumers.trainer.ledger import LedgerTail
+from consumers.trainer.progress import UpdateProgress, groups_of_update
+from consumers.trainer.publisher import StepPublisher, StepSnapshot
+from consumers.trainer.takes import TakeFeeder
+from streams.figures import MetricValues
 from streams.reader import TopicReader
-from streams.records import StepDone, Version
+from streams.records import StepDone
+from streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +36,9 @@ class Trainer:
     `recorded` holds the ledger records of earlier terms behind that step: work to be repeated.
     """
 
-    takes: Takes
-    publisher: Publisher
-    recorded: Recorded
+    takes: TakeFeeder
+    publisher: StepPublisher
+    recorded: LedgerTail
     step: int
     term: int
     dtype: str
@@ -65,14 +66,14 @@ class Trainer:
         """Train one step; False when `stop` came before its end (the next start then repeats its
         takes).
         """
-        started, figures = self.monotonic(), StepFigures()
+        started, figures = self.monotonic(), StepMetrics()
         figures.add_recorded(self.recorded.closed, step)
         metrics: dict[str, float] = {}
         settings, learner = self.takes.settings, self.takes.learner
         waited, busy_s = 0.0, learner.busy_s
         for update in range(settings.updates_per_step):
             needed = groups_of_update(update, settings.groups_per_step, settings.updates_per_step)
-            progress = Progress(step, update, needed)
+            progress = UpdateProgress(step, update, needed)
             waited += self._feed(progress, figures, stop)
             if not progress.is_complete():
                 return False
@@ -88,7 +89,7 @@ class Trainer:
         self._hand_over(step, figures, finite)
         return True
 
-    def _feed(self, progress: Progress, figures: StepFigures, stop: threading.Event) -> float:
+    def _feed(self, progress: UpdateProgress, figures: StepMetrics, stop: threading.Event) -> float:
         """Train recorded takes, then live ones, until the update is complete; returns the seconds
         spent waiting for data.
         """
@@ -105,7 +106,7 @@ class Trainer:
                 waited += self.monotonic() - began
         return waited
 
-    def _hand_over(self, step: int, figures: StepFigures, metrics: dict[str, float]) -> None:
+    def _hand_over(self, step: int, figures: StepMetrics, metrics: dict[str, float]) -> None:
         learner = self.takes.learner
         state_hash = learner.state_hash()
         known = self.recorded.done.get(step)
@@ -130,7 +131,7 @@ class Trainer:
         checkpoint = None
         if step % self.checkpoint_every == 0 or step == self.takes.settings.steps:
             checkpoint = (learner.state(self.publisher.state_buffers), self._state(step))
-        snapshot = Snapshot(
+        snapshot = StepSnapshot(
             done,
             learner.snapshot(self.dtype, self.publisher.weight_buffers),
             checkpoint,
@@ -140,7 +141,7 @@ class Trainer:
         )
         self.publisher.submit(snapshot)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Metrics of this term. A step and what it trained count once its `StepDone` is in the
         ledger; repeated steps do not count.
         """

@@ -5,11 +5,11 @@
 
 from dataclasses import dataclass, field, fields
 
-from consumers.trainer.mismatch import Gaps
+from consumers.trainer.mismatch import LogprobGaps
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class LossStatistics:
     """Sums over trained tokens, except `sequences`, `masked` and the two maxima. `ratio` is π/μ
     before truncation or clipping, per token or per sequence as the loss uses it; `kl` sums
     r − 1 − log r. `gaps` are of the first update of a step only; `halved` counts micro-batches that
@@ -30,15 +30,15 @@ class Sums:
     ratio_max: float = 0.0
     lag_max: float = 0.0
     halved: float = 0.0
-    gaps: Gaps = field(default_factory=Gaps)
+    gaps: LogprobGaps = field(default_factory=LogprobGaps)
 
-    def __add__(self, other: "Sums") -> "Sums":
+    def __add__(self, other: "LossStatistics") -> "LossStatistics":
         def combined(name: str) -> float:
             pair: tuple[float, float] = getattr(self, name), getattr(other, name)
             return max(pair) if name.endswith("_max") else sum(pair)
 
-        names = (one.name for one in fields(Sums) if one.name != "gaps")
-        return Sums(**{name: combined(name) for name in names}, gaps=self.gaps + other.gaps)
+        names = (one.name for one in fields(LossStatistics) if one.name != "gaps")
+        return LossStatistics(**{name: combined(name) for name in names}, gaps=self.gaps + other.gaps)
 
     def metrics(self) -> dict[str, float]:
         """Means by name. `kl` estimates KL(μ ‖ π) (k3 of Schulman, "Approximating KL divergence",

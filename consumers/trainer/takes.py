@@ -1,7 +1,7 @@
 """Feeds one update with takes: first those that the ledger already holds, then new ones of ready
 groups. Every take is durable before it is trained.
 
-Both kinds go through `prepare` and `Progress`, so a successor finishes a dead trainer's step on the
+Both kinds go through `prepare_group` and `UpdateProgress`, so a successor finishes a dead trainer's step on the
 same samples, and a sample can be used only once (invariant 2).
 """
 
@@ -10,42 +10,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.choice import Candidate, Choice
-from consumers.trainer.figures import StepFigures
-from consumers.trainer.intake import Arrived, Intake, OpenGroup, fetch_annotations, fetch_group
-from consumers.trainer.learning import ComputeFailed, Learning
-from consumers.trainer.ledger import Ledger, Recorded
-from consumers.trainer.packing import pack
-from consumers.trainer.patience import Patience
-from consumers.trainer.poison import Tried, error_text
-from consumers.trainer.prepare import Prepared, Rule, prepare
-from consumers.trainer.progress import Progress, worth_taking
+from consumers.trainer.choice import GroupCandidate, GroupChoice
+from consumers.trainer.figures import StepMetrics
+from consumers.trainer.intake import ReceivedCompletion, GroupIntake, TrainerGroup, fetch_annotations, fetch_group
+from consumers.trainer.compute_failure import ComputeFailed
+from consumers.trainer.learning import Learning
+from consumers.trainer.ledger import Ledger, LedgerTail
+from consumers.trainer.packing import pack_micro_batches
+from consumers.trainer.patience import AnnotationWatch
+from consumers.trainer.poison import TakeKey, error_text
+from consumers.trainer.prepare import PreparedGroup, TrainingRule, prepare_group
+from consumers.trainer.progress import UpdateProgress, worth_taking
 from consumers.trainer.sample import Sample
-from streams.admissible import Believed
+from streams.admissible import BelievedVersions
 from streams.bus import Bus
-from streams.records import (
-    AnnotationUsed,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Version,
-)
+from streams.values import AnnotationUsed, GroupMembers, Member, Version
+from streams.records import GroupClosed, Take, TakeFailed, TakeRetried
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyGroup:
     """A complete (or overdue) group and the samples of it that would be trained now."""
 
-    arrived: tuple[Arrived, ...]
+    arrived: tuple[ReceivedCompletion, ...]
     annotations: tuple[AnnotationUsed, ...]
-    prepared: Prepared
+    prepared: PreparedGroup
 
-    def is_all_of(self, group: OpenGroup) -> bool:
+    def is_all_of(self, group: TrainerGroup) -> bool:
         """Whether no record of the group has arrived since: a take must name every record below the
         positions that it states.
         """
@@ -58,32 +51,32 @@ class Ready:
 
 
 @dataclass(slots=True)
-class Takes:
+class TakeFeeder:
     """Turns groups into takes and submits their samples to the learner, for one term."""
 
     bus: Bus
     settings: TrainerSettings
-    rule: Rule
-    choose: Choice
-    intake: Intake
+    rule: TrainingRule
+    choose: GroupChoice
+    intake: GroupIntake
     ledger: Ledger
     learner: Learning
-    annotation_watch: Patience
+    annotation_watch: AnnotationWatch
     believed: Callable[[], Version | None]
     """Returns the highest believed version, which the publisher's thread advances."""
     terms: tuple[tuple[int, int], ...] = ()
     """Which term published which version, this term's own included (`Believed.terms`)."""
-    _submitted: list[Tried] = field(default_factory=list[Tried])
+    _submitted: list[TakeKey] = field(default_factory=list[TakeKey])
     """The takes of the present step, in the order of their submission to the learner."""
     _samples: dict[str, Sample] = field(default_factory=dict[str, Sample])
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
-    _prepared: dict[int, Ready] = field(default_factory=dict[int, Ready])
+    _prepared: dict[int, ReadyGroup] = field(default_factory=dict[int, ReadyGroup])
     _prepared_for: tuple[int, Version | None] = (-1, None)
     """(version trained from, highest believed version) under which `_prepared` was filled. Groups
     that are ready but not taken yet are looked up there at every poll.
     """
 
-    def repeat_recorded(self, recorded: Recorded, progress: Progress, figures: StepFigures) -> None:
+    def repeat_recorded(self, recorded: LedgerTail, progress: UpdateProgress, figures: StepMetrics) -> None:
         """Train the takes of this update that the ledger holds.
 
         Takes of an unfinished step are marked with `TakeRetried` before each is computed: a trainer
@@ -111,24 +104,24 @@ class Takes:
             log.error("step %d: take %s cannot be computed: %s", step, numbers, error)
             self.ledger.append([TakeFailed(step, update, numbers, error)])
 
-    def _repeat_groups(self, take: Take, progress: Progress, figures: StepFigures) -> None:
+    def _repeat_groups(self, take: Take, progress: UpdateProgress, figures: StepMetrics) -> None:
         """Prepare the groups that a recorded take began, from the annotations and believed versions
         that the take recorded.
         """
         noted = fetch_annotations(self.bus, take.annotations)
-        believed = Believed(0, self.terms).up_to(take.believed)
+        believed = BelievedVersions(0, self.terms).up_to(take.believed)
         for group in take.groups:
             arrived = fetch_group(self.bus, group.members)
             records = [a.record for a in arrived]
-            prepared = prepare(group.group, records, noted, self.rule, progress.version, believed)
-            ready = Ready(tuple(arrived), take.annotations, prepared)
+            prepared = prepare_group(group.group, records, noted, self.rule, progress.version, believed)
+            ready = ReadyGroup(tuple(arrived), take.annotations, prepared)
             if prepared.ending:  # a change of the configuration since then was accepted
                 log.warning("group %d trains no sample now: %s", group.group, prepared.detail)
                 progress.take_group(group.group, [])
             else:
                 self._take_group(ready, progress, figures)
 
-    def _repeat(self, take: Take, progress: Progress) -> None:
+    def _repeat(self, take: Take, progress: UpdateProgress) -> None:
         """Train a recorded take again on the recorded data, as far as the present rule allows."""
         named = [member.trajectory for member in take.members]
         present = [trajectory for trajectory in named if trajectory in progress.pending]
@@ -140,7 +133,7 @@ class Takes:
         else:
             progress.skip_take()
 
-    def take_ready(self, progress: Progress, figures: StepFigures, now_s: float) -> int:
+    def take_ready(self, progress: UpdateProgress, figures: StepMetrics, now_s: float) -> int:
         """Take the ready groups if they are worth it; returns the number of groups taken."""
         believed = self.believed()  # read once: a take records the version that decided its groups
         ready = self._ready(progress, believed, figures, now_s)
@@ -158,12 +151,12 @@ class Takes:
         return len(begun)
 
     def _ready(
-        self, progress: Progress, believed: Version | None, figures: StepFigures, now_s: float
-    ) -> dict[int, Ready]:
+        self, progress: UpdateProgress, believed: Version | None, figures: StepMetrics, now_s: float
+    ) -> dict[int, ReadyGroup]:
         """The groups that may be taken, by number; groups that end untrained are closed in the
         ledger.
         """
-        ready: dict[int, Ready] = {}
+        ready: dict[int, ReadyGroup] = {}
         closed: list[GroupClosed] = []
         waiting = 0
         for number, group in list(self.intake.open.items()):
@@ -183,8 +176,8 @@ class Takes:
         return ready
 
     def _prepare_once(
-        self, number: int, group: OpenGroup, under: tuple[int, Version | None]
-    ) -> Ready:
+        self, number: int, group: TrainerGroup, under: tuple[int, Version | None]
+    ) -> ReadyGroup:
         """The prepared group, cached while neither the version nor the highest believed version
         changes: lag and masks depend on both.
         """
@@ -195,16 +188,16 @@ class Takes:
             found = self._prepared[number] = self._prepare_open(group, *under)
         return found
 
-    def _prepare_open(self, group: OpenGroup, version: int, highest: Version | None) -> Ready:
+    def _prepare_open(self, group: TrainerGroup, version: int, highest: Version | None) -> ReadyGroup:
         arrived = tuple(group.arrived.values())
         noted = {key: note for key, note in group.annotations.items() if key[0] in group.arrived}
         records = [a.record for a in arrived]
         notes = {key: note.record for key, note in noted.items()}
-        believed = Believed(0, self.terms).up_to(highest)
-        prepared = prepare(group.admitted.group, records, notes, self.rule, version, believed)
-        return Ready(arrived, tuple(note.used for note in noted.values()), prepared)
+        believed = BelievedVersions(0, self.terms).up_to(highest)
+        prepared = prepare_group(group.admitted.group, records, notes, self.rule, version, believed)
+        return ReadyGroup(arrived, tuple(note.used for note in noted.values()), prepared)
 
-    def _take_group(self, ready: Ready, progress: Progress, figures: StepFigures) -> None:
+    def _take_group(self, ready: ReadyGroup, progress: UpdateProgress, figures: StepMetrics) -> None:
         samples = ready.prepared.samples
         progress.take_group(ready.prepared.group, [s.trajectory for s in samples])
         self._samples.update({s.trajectory: s for s in samples})
@@ -213,10 +206,10 @@ class Takes:
         figures.add_trained([a.record for a in ready.arrived], samples, ready.prepared.counts)
         figures.add_consumed(samples, progress.version)
 
-    def _write(self, progress: Progress, begun: Sequence[Ready], believed: Version | None) -> None:
+    def _write(self, progress: UpdateProgress, begun: Sequence[ReadyGroup], believed: Version | None) -> None:
         """Append takes for all pending samples to the ledger together, then train them."""
         pending = [self._samples[trajectory] for trajectory in progress.pending]
-        batches = pack(pending, self.settings.micro_batch_tokens)
+        batches = pack_micro_batches(pending, self.settings.micro_batch_tokens)
         takes: list[Take] = []
         read = self.intake.read_to()
         named = {r.prepared.group: r for r in begun}
@@ -240,7 +233,7 @@ class Takes:
             named = [member.trajectory for member in take.members]
             self._train(named, progress, take.micro_batch)
 
-    def _train(self, trajectories: list[str], progress: Progress, micro_batch: int) -> None:
+    def _train(self, trajectories: list[str], progress: UpdateProgress, micro_batch: int) -> None:
         progress.use(trajectories)
         if self._submitted and self._submitted[0][0] != progress.step:
             self._submitted.clear()
@@ -250,7 +243,7 @@ class Takes:
             self._members.pop(trajectory)
 
 
-def _closed(number: int, group: OpenGroup, prepared: Prepared, step: int) -> GroupClosed:
+def _closed(number: int, group: TrainerGroup, prepared: PreparedGroup, step: int) -> GroupClosed:
     """The ledger record of a group that ends untrained."""
     assert prepared.ending, f"group {number} is to be trained"
     if group.is_complete():
@@ -262,10 +255,10 @@ def _closed(number: int, group: OpenGroup, prepared: Prepared, step: int) -> Gro
     return GroupClosed(number, "expired", detail, step)
 
 
-def _candidate(ready: Ready) -> Candidate:
+def _candidate(ready: ReadyGroup) -> GroupCandidate:
     versions = [span.version.number for s in ready.prepared.samples for span in s.spans]
-    return Candidate(ready.prepared.group, min(versions))
+    return GroupCandidate(ready.prepared.group, min(versions))
 
 
-def _group_members(ready: Ready) -> GroupMembers:
+def _group_members(ready: ReadyGroup) -> GroupMembers:
     return GroupMembers(ready.prepared.group, tuple(a.member for a in ready.arrived))

@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streams.admissible import KINDS
-from streams.figures import LAGS, SECONDS, Figures, Tally
+from streams.admissible import REFUSAL_KINDS
+from streams.figures import LAG_BUCKETS, SECONDS_BUCKETS, MetricValues, MetricHistogram
 from streams.records import StepDone
 
 OUTCOMES = ("trained", "filtered", "expired", "dead")
-REFUSED = {kind: f"refused_{kind}" for kind in KINDS}
+REFUSED_COUNTS = {kind: f"refused_{kind}" for kind in REFUSAL_KINDS}
 """Kind of refusal → name of its count in a `StepDone`."""
 
 
 @dataclass(slots=True)
-class Totals:
+class TrainerTotals:
     """Written by the publisher's thread, read by any thread. `last` holds the newest step's own
     metrics.
     """
@@ -28,9 +28,9 @@ class Totals:
     sums: Counter[str] = field(default_factory=Counter[str])
     seconds: dict[str, float] = field(default_factory=lambda: {"wait_s": 0.0, "busy_s": 0.0})
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    lags: Tally = field(default_factory=lambda: Tally(LAGS))
-    step_s: Tally = field(default_factory=lambda: Tally(SECONDS))
-    publish_s: Tally = field(default_factory=lambda: Tally(SECONDS))
+    lags: MetricHistogram = field(default_factory=lambda: MetricHistogram(LAG_BUCKETS))
+    step_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
+    publish_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
     last: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def add(
@@ -43,7 +43,7 @@ class Totals:
         """Add a step whose `StepDone` was appended."""
         self.steps += 1
         self.sums["tokens"] += int(done.metrics.get("tokens_trained", 0.0))
-        for name in ("masked_tokens", "trained", "dropped", *REFUSED.values()):
+        for name in ("masked_tokens", "trained", "dropped", *REFUSED_COUNTS.values()):
             self.sums[name] += done.counts.get(name, 0)
         for name in self.seconds:
             self.seconds[name] += done.metrics.get(name, 0.0)
@@ -54,7 +54,7 @@ class Totals:
         self.publish_s.add(publish_s)
         self.last = dict(done.metrics)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         return {
             "trainer_steps_total": self.steps,
             "trainer_steps_repeated_total": self.repeated,
@@ -62,7 +62,7 @@ class Totals:
             "trainer_tokens_masked_total": self.sums["masked_tokens"],
             "trainer_samples_trained_total": self.sums["trained"],
             "trainer_samples_dropped_total": self.sums["dropped"],
-            "trainer_refused_total": {kind: self.sums[name] for kind, name in REFUSED.items()},
+            "trainer_refused_total": {kind: self.sums[name] for kind, name in REFUSED_COUNTS.items()},
             "trainer_groups_total": {name: self.outcomes[name] for name in OUTCOMES},
             "trainer_wait_seconds_total": self.seconds["wait_s"],
             "trainer_busy_seconds_total": self.seconds["busy_s"],

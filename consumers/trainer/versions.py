@@ -17,16 +17,16 @@ from storage.hashing import content_hash
 from storage.manifest import Manifest, read_manifest
 from storage.objects import ObjectStore
 from storage.settings import WeightsSettings
-from storage.spread import Spread, Tensors, identities
-from storage.versions.anchoring import AnchorRule, Chain, anchor_due
+from storage.spread import DistributedTensors, Tensors, tensor_hashes
+from storage.versions.anchoring import AnchorRule, AnchorChain, anchor_due
 from storage.versions.announcing import announcement
 from storage.versions.chains import chain_of
-from storage.versions.held import HeldWeights
-from storage.versions.pointer import Pointer, believe, believed, take_pointer
-from storage.versions.publish import INDEX, NewVersion, publish
-from storage.versions.retention import StoredVersion, plan_retention, retain, stored_versions
+from storage.versions.held import ResidentWeights
+from storage.versions.pointer import Pointer, advance_pointer, believed_pointer, take_pointer
+from storage.versions.publish import SHARD_INDEX, NewVersion, publish_version
+from storage.versions.retention import StoredVersion, plan_retention, delete_versions, stored_versions
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 from streams.writer import FencedWriter
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class VersionWriter:
     _stored: Sequence[StoredVersion] = ()
     _manifest: Manifest | None = None  # of the believed version
     _tensors: Tensors | None = None  # of the believed version, once they are in memory
-    _chain: Chain | None = None
+    _chain: AnchorChain | None = None
     _is_fork: bool = False
 
     def open(self) -> None:
@@ -59,7 +59,7 @@ class VersionWriter:
         """
         self.writer.open()
         take_pointer(self.store, self.run, self.term)
-        self.pointer = believed(self.store)
+        self.pointer = believed_pointer(self.store)
         if self.pointer is not None and self.highest is not None:
             self._manifest = read_manifest(self.store, self.highest, self.pointer.manifest_hash)
             self._announce(self._manifest)
@@ -81,13 +81,13 @@ class VersionWriter:
             if number == highest.number:
                 self._check_repeated(tensors)
             return highest if number == highest.number else version
-        due = self._is_anchor_due(number, isinstance(tensors, Spread))
+        due = self._is_anchor_due(number, isinstance(tensors, DistributedTensors))
         new = NewVersion(
             self.run, version, tensors, self.model_files, self.settings.shard_bytes, self.clock()
         )
         due = due or self._tensors is None
-        manifest = publish(self.store, new, self._manifest, self._tensors, due)
-        self.pointer = believe(self.store, manifest)
+        manifest = publish_version(self.store, new, self._manifest, self._tensors, due)
+        self.pointer = advance_pointer(self.store, manifest)
         self._continue_from(manifest, tensors)
         self._announce(manifest)
         return version
@@ -97,7 +97,7 @@ class VersionWriter:
         is a fork.
         """
         assert self._manifest is not None
-        hashes, tied = identities(tensors)
+        hashes, tied = tensor_hashes(tensors)
         weights = self._manifest.weights
         same = tied == weights.tied and hashes == {n: e.hash for n, e in weights.tensors.items()}
         self._is_fork = not same
@@ -126,7 +126,7 @@ class VersionWriter:
             self._chain = self._chain or chain_of(self.store, self._manifest)
             due = anchor_due(number, self._chain, rule)
             if not due and self._tensors is None:
-                held = HeldWeights()
+                held = ResidentWeights()
                 held.move(self.store, self._manifest.version, self._manifest.hash)
                 self._tensors = held.tensors
         except (ObjectMissing, CorruptObject) as error:
@@ -136,13 +136,13 @@ class VersionWriter:
 
     def _has_files(self, manifest: Manifest) -> bool:
         """Whether the version's anchor carries this trainer's model files."""
-        present = {f.name: f.hash for f in manifest.model_files if f.name != INDEX}
+        present = {f.name: f.hash for f in manifest.model_files if f.name != SHARD_INDEX}
         return present == {name: content_hash(data) for name, data in self.model_files.items()}
 
     def _continue_from(self, manifest: Manifest, tensors: Tensors) -> None:
         before, delta = self._chain, manifest.delta
         if manifest.kind == "anchor" or before is None or delta is None:
-            self._chain = Chain(1, 0, manifest.full_bytes)
+            self._chain = AnchorChain(1, 0, manifest.full_bytes)
         else:
             total = before.delta_bytes + delta.bytes
             self._chain = replace(before, length=before.length + 1, delta_bytes=total)
@@ -168,7 +168,7 @@ class VersionWriter:
                 version,
                 self.settings.versions_max,
             )
-        retain(self.store, plan, self.term)
+        delete_versions(self.store, plan, self.term)
 
     def _announce(self, manifest: Manifest) -> None:
         self.writer.append([(self.run, announcement(manifest, self.clock()))])

@@ -19,7 +19,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-class Workers(Generic[Job, Result]):
+class OrderedWorkers(Generic[Job, Result]):
     """Calls `hand_in` with one result at a time, in the order of submission, from the thread that
     computed it.
 

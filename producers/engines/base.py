@@ -18,14 +18,14 @@ from typing import Literal, Protocol
 
 import torch
 
-from storage.versions.held import Patch
-from streams.records import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
+from storage.versions.held import TensorPatch
+from streams.values import Drafts, Floats, Sampling, Sources, Span, Tokens, Version
 
 UpdateMode = Literal["keep_version", "in_flight", "in_flight_recompute"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """One trajectory to generate. `tokens` with their `sources` hold the prompt and all tokens
     generated or appended so far.
 
@@ -69,7 +69,7 @@ class Emission:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class WeightUpdate:
     """The verified tensors of `version`, and how they differ from those of `base`: only in the
     elements of `patches` and in the tensors named in `whole`. With `patches` None the difference is
     unknown and all tensors are loaded.
@@ -80,13 +80,13 @@ class Update:
     version: Version
     tensors: Mapping[str, torch.Tensor]
     base: Version | None = None
-    patches: tuple[Patch, ...] | None = None
+    patches: tuple[TensorPatch, ...] | None = None
     whole: tuple[str, ...] = ()
     prepared: object = None
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class WeightComparison:
     """`count` tensors were compared; `differing` names those whose served bits differ from the
     tensors that were passed.
     """
@@ -136,7 +136,7 @@ class EngineStats:
 class Engine(Protocol):
     version: Version
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Queue a trajectory; the engine admits it between two decode steps when a slot is free."""
         ...
 
@@ -158,14 +158,14 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Return the update with all work done that does not have to stop decoding: checks, index
         arithmetic, casts. Changes nothing that is served. May run in another thread, beside `poll`,
         but beside no other update. Raises `EngineRefused`, which names the wrong tensor.
         """
         ...
 
-    def update(self, update: Update, mode: UpdateMode) -> None:
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         """Serve these weights from the next decode step on, bit for bit the same whether they are
         patched or loaded; patches are used only if the engine serves `base`.
 
@@ -174,7 +174,7 @@ class Engine(Protocol):
         """
         ...
 
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         """Compare the served bits of the tensors `names` with the bits that loading `tensors` (a
         whole version) would give. May run in another thread, beside `poll`, not beside `update`.
         """

@@ -7,16 +7,16 @@ from transformers import PreTrainedConfig
 
 from producers.engines.base import Engine
 from producers.engines.options import EngineOptions
-from producers.engines.paced.engine import PacedEngine, Shape
-from producers.engines.paced.lengths import Lengths, LogNormal, mixture_of, read_trace
-from producers.engines.paced.pace import RealPace
-from producers.engines.paced.roofline import Roofline, roofline_of
+from producers.engines.paced.engine import PacedEngine, PacedShape
+from producers.engines.paced.lengths import LengthSampler, LogNormal, mixture_of, read_trace
+from producers.engines.paced.pace import ScaledClock
+from producers.engines.paced.roofline import Roofline, roofline_of_hardware
 from producers.engines.paced.settings import LengthSettings, PacedSettings, RooflineSettings
 from producers.engines.profiles import read_profile
 from producers.engines.torch_engine.engine import TorchEngine
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError
-from streams.records import Version
+from streams.values import Version
 
 
 def open_engine(
@@ -54,7 +54,7 @@ def open_paced(
 ) -> PacedEngine:
     """Open the engine that computes no model, in real time; its tokens are below `vocabulary`."""
     kv_tokens = settings.kv_tokens
-    shape = Shape(
+    shape = PacedShape(
         slots=slots,
         context_max=context_max,
         kv_capacity=slots * context_max if kv_tokens is None else kv_tokens,
@@ -63,14 +63,14 @@ def open_paced(
         lengths=lengths_from(settings.lengths),
         emit_every=settings.emit_every,
     )
-    return PacedEngine(shape, tensors, version, RealPace(settings.time_scale))
+    return PacedEngine(shape, tensors, version, ScaledClock(settings.time_scale))
 
 
 def roofline_from(settings: RooflineSettings) -> Roofline:
     """The roofline of the named profile, or of the accelerator that the settings describe."""
     if settings.profile is not None:
         return read_profile(settings.profile).roofline
-    return roofline_of(
+    return roofline_of_hardware(
         settings.model_bytes,
         settings.bandwidth,
         settings.kv_token_bytes,
@@ -80,10 +80,10 @@ def roofline_from(settings: RooflineSettings) -> Roofline:
     )
 
 
-def lengths_from(settings: LengthSettings) -> Lengths:
+def lengths_from(settings: LengthSettings) -> LengthSampler:
     """Lengths from a trace, a mixture, or one log-normal distribution, as the settings choose."""
     if settings.trace is not None:
-        return Lengths(read_trace(settings.trace), settings.correlation)
+        return LengthSampler(read_trace(settings.trace), settings.correlation)
     parts = [(part.weight, LogNormal(part.median, part.p99)) for part in settings.parts]
     whole = LogNormal(settings.median, settings.p99)
-    return Lengths(mixture_of(parts or [(1.0, whole)]), settings.correlation)
+    return LengthSampler(mixture_of(parts or [(1.0, whole)]), settings.correlation)

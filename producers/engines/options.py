@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.switch import DraftGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class EngineOptions:
     emit_every: int = 64
     device: str | None = None
     drafts: DraftSource | None = None
-    switch: Switch | None = None
+    switch: DraftGate | None = None
 
     def __post_init__(self) -> None:
         assert min(self.slots, self.emit_every) >= 1, "at least one slot, and one token an emission"

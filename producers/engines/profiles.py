@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from producers.engines.paced.roofline import Roofline
 from streams.errors import ConfigurationError
 
-SHAPE = (
+SHAPE_FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size",
 )  # fmt: skip
@@ -21,7 +21,7 @@ SHAPE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class EngineProfile:
     """`error` is the median relative error of the fit, `error_max` the largest, over `points` step
     times; `batch_max` is B_max for `slots`.
     """
@@ -40,7 +40,7 @@ class Profile:
 
 def model_key(config: PreTrainedConfig) -> str:
     """A key that is equal for models of equal shape, whatever their weights."""
-    fields = {name: getattr(config, name, None) for name in SHAPE}
+    fields = {name: getattr(config, name, None) for name in SHAPE_FIELDS}
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())
 
@@ -50,7 +50,7 @@ def profile_path(folder: Path, engine: str, model: str) -> Path:
     return folder / "profiles" / f"{engine}-{model}.json"
 
 
-def write_profile(path: Path, profile: Profile) -> None:
+def write_profile(path: Path, profile: EngineProfile) -> None:
     """Write a profile, replacing an earlier one atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
@@ -58,10 +58,10 @@ def write_profile(path: Path, profile: Profile) -> None:
     partial.replace(path)
 
 
-def read_profile(path: str | Path) -> Profile:
+def read_profile(path: str | Path) -> EngineProfile:
     """Read a profile. Raises `ConfigurationError` if the file holds none."""
     try:
-        found = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+        found = msgspec.json.decode(Path(path).read_bytes(), type=EngineProfile)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigurationError(
             f"{path} is no profile ({error}); `rollstream profile CONFIG` writes one"

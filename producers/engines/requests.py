@@ -4,12 +4,12 @@ parameter.
 
 from collections.abc import Container
 
-from producers.engines.base import Request
+from producers.engines.base import GenerationRequest
 from streams.errors import EngineRefused
-from streams.records import Sampling, Tokens
+from streams.values import Sampling, Tokens
 
 
-def check_request(request: Request, known: Container[str], vocabulary: int) -> None:
+def check_request(request: GenerationRequest, known: Container[str], vocabulary: int) -> None:
     """Raise `EngineRefused` for a request that no context length can serve. `known` holds the
     trajectories that the engine already has.
     """
@@ -22,7 +22,7 @@ def check_request(request: Request, known: Container[str], vocabulary: int) -> N
     _check_sampling(request.sampling, vocabulary)
 
 
-def check_room(request: Request, context_max: int) -> None:
+def check_room(request: GenerationRequest, context_max: int) -> None:
     """Raise `EngineRefused` where the context has no room for one generated token. A resumed
     trajectory may fill the context exactly.
     """

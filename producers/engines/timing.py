@@ -14,23 +14,24 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.base import Engine, Request
+from producers.engines.base import Engine, GenerationRequest
 from producers.engines.paced.roofline import Roofline, batch_max
-from producers.engines.profiles import Profile
-from streams.records import PROMPT, Sampling
+from producers.engines.profiles import EngineProfile
+from streams.records import PROMPT
+from streams.values import Sampling
 
 STEPS = 16  # of each point; the first one prefills, and the next two are not counted
-SKIPPED = 2
-FASTEST = 0.25  # quantile of a point's step times that is taken as its step time
+SKIPPED_STEPS = 2
+FASTEST_SHARE = 0.25  # quantile of a point's step times that is taken as its step time
 CONTEXT_MIN = 4 * STEPS  # in a shorter context sequences would end while they are timed
 KV_SHARES = (0.05, 0.25, 0.5, 0.85)  # of the context
-TURNS_MAX = 30
+ALTERNATIONS_MAX = 30
 
-Row = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class StepTiming:
     """One measured point: a decode step of `rows` sequences with `kv_tokens` cached tokens in all
     took `seconds`; prefilling the `prefilled` tokens of one of them took `prefill_s`.
     """
@@ -43,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class TimedEngine:
     """An empty engine to be timed, and its capacity."""
 
     engine: Engine
@@ -53,9 +54,9 @@ class Timing:
     clock: Callable[[], float] = time.perf_counter
 
 
-def points_of(timing: Timing) -> Iterator[Point]:
+def measure_points(timing: TimedEngine) -> Iterator[StepTiming]:
     """Measure every batch size at every KV length, short contexts and small batches first."""
-    rows = _doubling(timing.slots)
+    rows = _batch_sizes(timing.slots)
     room = timing.context_max - STEPS - 1
     for length in sorted(
         {min(room, max(2, int(share * timing.context_max))) for share in KV_SHARES}
@@ -64,14 +65,14 @@ def points_of(timing: Timing) -> Iterator[Point]:
             yield _measure(timing, count, length)
 
 
-def fitted(
-    engine: str, model: str, slots: int, context_max: int, points: Sequence[Point]
-) -> Profile:
+def fit_profile(
+    engine: str, model: str, slots: int, context_max: int, points: Sequence[StepTiming]
+) -> EngineProfile:
     """The profile of an engine: the better of the two fits to the points."""
-    found = [fit(points, overlapping) for overlapping in (True, False)]
-    roofline = min(found, key=lambda one: float(np.median(errors(one, points))))
-    wrong = errors(roofline, points)
-    return Profile(
+    found = [fit_roofline(points, overlapping) for overlapping in (True, False)]
+    roofline = min(found, key=lambda one: float(np.median(relative_errors(one, points))))
+    wrong = relative_errors(roofline, points)
+    return EngineProfile(
         engine=engine,
         model=model,
         device="",
@@ -85,7 +86,7 @@ def fitted(
     )
 
 
-def fit(points: Sequence[Point], overlapping: bool) -> Roofline:
+def fit_roofline(points: Sequence[StepTiming], overlapping: bool) -> Roofline:
     """The roofline of this form with the least squared relative errors at the points."""
     rows = np.array([p.rows for p in points], np.float64)
     kv = np.array([p.kv_tokens for p in points], np.float64)
@@ -96,23 +97,23 @@ def fit(points: Sequence[Point], overlapping: bool) -> Roofline:
         weights, token, row = _solve((np.ones(len(rows)), kv, rows), seconds)
         return Roofline(weights, token, row, 0.0, prefill, overlapping=False)
     starts = [rows <= border for border in sorted(set(rows.tolist()))]
-    found = [_by_turns(rows, kv, seconds, start, prefill) for start in starts]
-    return min(found, key=lambda one: float((errors(one, points) ** 2).sum()))
+    found = [_fit_alternating(rows, kv, seconds, start, prefill) for start in starts]
+    return min(found, key=lambda one: float((relative_errors(one, points) ** 2).sum()))
 
 
-def errors(roofline: Roofline, points: Sequence[Point]) -> Row:
+def relative_errors(roofline: Roofline, points: Sequence[StepTiming]) -> FloatArray:
     """The relative error of the roofline at each point."""
     return np.array(
         [abs(roofline.step_s(p.rows, p.kv_tokens) / p.seconds - 1) for p in points], np.float64
     )
 
 
-def _by_turns(
-    rows: Row, kv: Row, seconds: Row, reading: NDArray[np.bool_], prefill: float
+def _fit_alternating(
+    rows: FloatArray, kv: FloatArray, seconds: FloatArray, reading: NDArray[np.bool_], prefill: float
 ) -> Roofline:
     """Fit the overlapped form, starting from `reading`: the points that are bound by reads."""
     weights = token = row = overhead = 0.0
-    for _ in range(TURNS_MAX):
+    for _ in range(ALTERNATIONS_MAX):
         mine = reading.astype(np.float64)
         columns = (mine, mine * kv, (1 - mine) * rows, np.ones(len(rows)))
         weights, token, row, overhead = _solve(columns, seconds)
@@ -123,7 +124,7 @@ def _by_turns(
     return Roofline(weights, token, row, overhead, prefill)
 
 
-def _solve(columns: Sequence[Row], seconds: Row) -> list[float]:
+def _solve(columns: Sequence[FloatArray], seconds: FloatArray) -> list[float]:
     """Least squares of relative errors; columns with a negative coefficient are dropped."""
     kept = list(range(len(columns)))
     while kept:
@@ -136,40 +137,40 @@ def _solve(columns: Sequence[Row], seconds: Row) -> list[float]:
     return [0.0] * len(columns)
 
 
-def _doubling(most: int) -> list[int]:
+def _batch_sizes(most: int) -> list[int]:
     counts = [1]
     while counts[-1] * 2 < most:
         counts.append(counts[-1] * 2)
     return [*counts, most] if most > 1 else counts
 
 
-def _measure(timing: Timing, rows: int, length: int) -> Point:
+def _measure(timing: TimedEngine, rows: int, length: int) -> StepTiming:
     """Measure one point. `poll(0)` makes one step; the first step also prefills."""
     engine, names = timing.engine, [f"{rows}.{length}.{n}" for n in range(rows)]
     for name in names:
         engine.submit(_request(name, length, timing.vocabulary, rows))
     times = [_step(timing) for _ in range(STEPS)]
     # Other load on this machine can only make a step slower, so a low quantile is taken.
-    seconds = float(np.quantile(times[1 + SKIPPED :], FASTEST))
-    cached = length - 1 + (1 + SKIPPED + STEPS) / 2
+    seconds = float(np.quantile(times[1 + SKIPPED_STEPS :], FASTEST_SHARE))
+    cached = length - 1 + (1 + SKIPPED_STEPS + STEPS) / 2
     for name in names:
         engine.abort(name)
     prefill_s = max(0.0, times[0] - seconds)
-    return Point(rows, rows * cached, seconds, length - 1, prefill_s)
+    return StepTiming(rows, rows * cached, seconds, length - 1, prefill_s)
 
 
-def _step(timing: Timing) -> float:
+def _step(timing: TimedEngine) -> float:
     began = timing.clock()
     timing.engine.poll(0.0)
     return timing.clock() - began
 
 
-def _request(name: str, length: int, vocabulary: int, seed: int) -> Request:
+def _request(name: str, length: int, vocabulary: int, seed: int) -> GenerationRequest:
     """Requests of one point share their prompt, so that it is prefilled once; points do not."""
     tokens = (np.arange(length) * 7 + seed) % vocabulary
     nothing = np.zeros(0, np.float32)
     sources = np.full(length, PROMPT, np.uint8)
     sampling = Sampling(tokens_max=1 << 30)
-    return Request(
+    return GenerationRequest(
         name, 1000 * length + seed, tokens.astype(np.uint32), sources, sampling, 0, nothing
     )

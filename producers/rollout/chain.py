@@ -17,17 +17,18 @@ import numpy as np
 
 from streams.bus import Bus
 from streams.codec import decode
-from streams.drafted import joined
+from streams.drafted import join_drafts
 from streams.errors import BusTimeout, DecodeError, PositionLost
-from streams.links import malformed
-from streams.records import GENERATED, Address, Drafts, Floats, Partial, Sources, Span, Tokens
+from streams.links import malformed_partial
+from streams.records import GENERATED, Partial
+from streams.values import Address, Drafts, Floats, Sources, Span, Tokens
 
 TOPIC = "partials"
 LINKS_BYTES_MAX = 64 << 20  # of one trajectory: a million tokens are 9 MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Gained:
+class ChainContent:
     """Everything after the prompt that a chain holds."""
 
     tokens: Tokens
@@ -53,7 +54,7 @@ class ChainRequest:
 
 
 @dataclass(slots=True)
-class Links:
+class PartialLinks:
     """Partials of one trajectory by offset, up to offset `upto`. `bytes` is their encoded size."""
 
     upto: int
@@ -71,7 +72,7 @@ def extend_spans(spans: list[Span], span: Span) -> None:
         spans.append(span)
 
 
-def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
+def read_chain(bus: Bus, newest: Address, trajectory: str) -> ChainContent:
     """Return the content of the chain that ends at `newest`. Raises `DecodeError`, which names the
     link that does not fit.
     """
@@ -81,29 +82,29 @@ def read_chain(bus: Bus, newest: Address, trajectory: str) -> Gained:
     return found
 
 
-def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, Gained | DecodeError]:
+def read_chains(bus: Bus, wanted: Collection[ChainRequest]) -> dict[str, ChainContent | DecodeError]:
     """Return, for each trajectory, the content of its chain or the error that makes it unusable.
     Each partition is read forward once for all its chains: 64 resumes of one dead rollout cost one
     pass.
     """
-    found: dict[str, Gained | DecodeError] = {}
+    found: dict[str, ChainContent | DecodeError] = {}
     for partition in {one.newest.partition for one in wanted}:
         here = [one for one in wanted if one.newest.partition == partition]
-        links = _links(bus, partition, here)
+        links = _read_links(bus, partition, here)
         for one in here:
             try:
-                found[one.trajectory] = _gained(_chain(one, links[one.trajectory]), one)
+                found[one.trajectory] = _content_of(_chain(one, links[one.trajectory]), one)
             except DecodeError as error:
                 found[one.trajectory] = error
     return found
 
 
-def _links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mapping[str, Links]:
+def _read_links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mapping[str, PartialLinks]:
     """Collect the partials of each wanted trajectory between the addresses of its request. Memory
     holds at most `LINKS_BYTES_MAX` of encoded partials per trajectory, and one read of other
     records.
     """
-    links = {one.trajectory: Links(one.newest.offset) for one in wanted}
+    links = {one.trajectory: PartialLinks(one.newest.offset) for one in wanted}
     if not 0 <= partition < bus.partitions(TOPIC):
         return links
     begin, end = bus.begin(TOPIC)[partition], bus.end(TOPIC)[partition]
@@ -126,7 +127,7 @@ def _links(bus: Bus, partition: int, wanted: Collection[ChainRequest]) -> Mappin
     return links
 
 
-def _collect(links: Mapping[str, Links], offset: int, value: bytes) -> None:
+def _collect(links: Mapping[str, PartialLinks], offset: int, value: bytes) -> None:
     try:
         record = decode(value).record
     except DecodeError:
@@ -145,7 +146,7 @@ def _first_offset(one: ChainRequest) -> int:
     return one.first.offset if one.first is not None and is_known else 0
 
 
-def _chain(one: ChainRequest, links: Links) -> list[Partial]:
+def _chain(one: ChainRequest, links: PartialLinks) -> list[Partial]:
     """Return the links from oldest to newest. Raises `DecodeError` where the chain breaks. Offsets
     must fall with each step backwards, so a cycle ends too.
     """
@@ -155,7 +156,7 @@ def _chain(one: ChainRequest, links: Links) -> list[Partial]:
         link = links.by_offset.get(at.offset) if at.partition == one.newest.partition else None
         if link is None or at.offset >= above:
             raise DecodeError(f"{TOPIC} {at} is not a partial of trajectory {one.trajectory}")
-        if reason := malformed(link):
+        if reason := malformed_partial(link):
             raise DecodeError(f"{TOPIC} {at}: {reason}")
         if chain and link.start + len(link.tokens) != chain[-1].start:
             raise DecodeError(f"{TOPIC} {at} does not end where its successor starts")
@@ -165,20 +166,20 @@ def _chain(one: ChainRequest, links: Links) -> list[Partial]:
         at, above = link.previous, at.offset
 
 
-def _gained(chain: list[Partial], one: ChainRequest) -> Gained:
+def _content_of(chain: list[Partial], one: ChainRequest) -> ChainContent:
     if one.start is not None and chain[0].start != one.start:
         raise DecodeError(f"the chain of {one.trajectory} starts at {chain[0].start}")
     generated = sum(len(link.logprobs) for link in chain)
     if one.tokens_max is not None and generated > one.tokens_max:
         raise DecodeError(f"the chain of {one.trajectory} has {generated} tokens, too many")
     spans = _joined_spans(chain)
-    return Gained(
+    return ChainContent(
         np.concatenate([link.tokens for link in chain]),
         np.concatenate([_sources(link) for link in chain]),
         np.concatenate([link.logprobs for link in chain]),
         spans,
         chain[-1].environment,
-        joined((len(link.logprobs), link.drafts) for link in chain),
+        join_drafts((len(link.logprobs), link.drafts) for link in chain),
     )
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Following:
+class TopicFollower:
     """At most `back` records of the topic lie between the start and the topic's end. `earlier` is
     the log with its archive in front of it, or the log itself.
     """

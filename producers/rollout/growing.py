@@ -12,30 +12,17 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.base import Emission, Request
-from producers.rollout.chain import Gained, extend_spans
-from streams.drafted import joined
-from streams.records import (
-    ENVIRONMENT,
-    GENERATED,
-    PROMPT,
-    Address,
-    Assignment,
-    Drafts,
-    Floats,
-    Partial,
-    Sources,
-    Span,
-    Tokens,
-    Trajectory,
-    Version,
-)
+from producers.engines.base import Emission, GenerationRequest
+from producers.rollout.chain import ChainContent, extend_spans
+from streams.drafted import join_drafts
+from streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment, Partial, Trajectory
+from streams.values import Address, Drafts, Floats, Sources, Span, Tokens, Version
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(slots=True)
-class Growing:
+class RunningTrajectory:
     """A trajectory under one assignment. `flushed` counts the tokens that are in published partials
     or in the prompt.
     """
@@ -65,7 +52,7 @@ class Growing:
     """
 
     @classmethod
-    def start(cls, assignment: Assignment, gained: Gained | None, now_s: float) -> "Growing":
+    def start(cls, assignment: Assignment, gained: ChainContent | None, now_s: float) -> "RunningTrajectory":
         """Start from the prompt, or from the content of its chain of partials."""
         prompt = np.full(len(assignment.tokens), PROMPT, np.uint8)
         running = cls(
@@ -85,12 +72,12 @@ class Growing:
         running.flushed_parts = len(running.parts)
         return running
 
-    def request(self, hold: bool) -> Request:
+    def request(self, hold: bool) -> GenerationRequest:
         """The request with which an engine starts or resumes it. `hold`: keep the slot when a turn
         ends.
         """
         assignment, (tokens, sources) = self.assignment, self.content()
-        return Request(
+        return GenerationRequest(
             trajectory=assignment.trajectory,
             group=assignment.group,
             tokens=tokens,
@@ -152,7 +139,7 @@ class Growing:
             ),
             environment=self.environment,
             last=last,
-            drafts=joined(self.parts[self.flushed_parts :]),
+            drafts=join_drafts(self.parts[self.flushed_parts :]),
         )
         self.flushed, self.flushed_generated, self.flushed_s = self.length, self.generated, now_s
         self.flushed_parts = len(self.parts)
@@ -200,7 +187,7 @@ class Growing:
             wave=assignment.wave,
             reference=assignment.reference,
             predicted=assignment.predicted,
-            drafts=joined(self.parts),
+            drafts=join_drafts(self.parts),
         )
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from producers.rollout.pulse import Repeats
+from producers.rollout.pulse import StatusRepeats
 from streams.bus import Bus
 from streams.records import RolloutStatus
 from streams.writer import publish_all
@@ -38,7 +38,7 @@ class Heartbeat:
     ) -> None:
         self._bus, self._timer, self._clock = bus, timer, clock
         self._changed = threading.Condition()
-        self._repeats = Repeats(every_s, timer())
+        self._repeats = StatusRepeats(every_s, timer())
         self._waiting: list[RolloutStatus] = []
         self._ended = False
         self._failed: BaseException | None = None

@@ -14,19 +14,20 @@ from typing import Literal
 
 import numpy as np
 
-from producers.rewards import RewardPool, Verdict
-from producers.rollout.growing import Growing
+from producers.rewards import RewardPool, RewardVerdict
+from producers.rollout.growing import RunningTrajectory
 from producers.tasks.base import Reply, turns_of
-from streams.records import Tokens, Trajectory, Version
+from streams.values import Tokens, Version
+from streams.records import Trajectory
 
 Finish = Literal["stop", "length"]
 
-_ATTEMPT = "#"
+_ATTEMPT_SEPARATOR = "#"
 CONTEXT_MAX = 1 << 40  # used where the engine's context is not known
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedTurn:
     """The environment's reply: `tokens` are appended, and the trajectory continues to generate
     after them.
     """
@@ -36,7 +37,7 @@ class Continued:
 
 
 @dataclass(slots=True)
-class Judging:
+class EndedTurns:
     """Trajectories whose turn has ended and whose next state is not decided. `dialogue`: the task
     has an environment. `late`: rewards come from a scorer.
     """
@@ -48,10 +49,10 @@ class Judging:
     clock: Callable[[], float] = time.time
     late: bool = False
     context_max: int = CONTEXT_MAX
-    _awaiting_reward: dict[str, tuple[Growing, Finish]] = field(
-        default_factory=dict[str, tuple[Growing, Finish]]
+    _awaiting_reward: dict[str, tuple[RunningTrajectory, Finish]] = field(
+        default_factory=dict[str, tuple[RunningTrajectory, Finish]]
     )
-    _awaiting_reply: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    _awaiting_reply: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     _awaiting_scorer: dict[str, Trajectory] = field(default_factory=dict[str, Trajectory])
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class Judging:
             for waiting in (self._awaiting_reply, self._awaiting_reward, self._awaiting_scorer)
         )
 
-    def submit(self, running: Growing, finish: Finish) -> None:
+    def submit(self, running: RunningTrajectory, finish: Finish) -> None:
         """Take over a trajectory whose turn ended. An environment replies to turns that end by
         `stop` only.
         """
@@ -74,7 +75,7 @@ class Judging:
         if self.dialogue and finish == "stop":
             self._awaiting_reply[running.assignment.trajectory] = running
             reference, turns = running.assignment.reference, turns_of(*running.content())
-            self.rewards.submit_turn(_key(running), reference, running.environment, turns)
+            self.rewards.submit_turn(_attempt_key(running), reference, running.environment, turns)
         else:
             self._judge(running, finish)
 
@@ -90,32 +91,32 @@ class Judging:
         for waiting in (self._awaiting_reward, self._awaiting_reply, self._awaiting_scorer):
             waiting.clear()
 
-    def poll(self) -> list[Trajectory | Continued]:
+    def poll(self) -> list[Trajectory | ContinuedTurn]:
         """Return what was decided since the last call: finished trajectories, and turns that
         continue.
         """
-        decided: list[Trajectory | Continued] = []
+        decided: list[Trajectory | ContinuedTurn] = []
         for key, outcome in self.rewards.poll():
-            trajectory = key.rpartition(_ATTEMPT)[0]
+            trajectory = key.rpartition(_ATTEMPT_SEPARATOR)[0]
             awaiting_reply, awaiting_reward = (
                 self._awaiting_reply.get(trajectory),
                 self._awaiting_reward.get(trajectory),
             )
-            if awaiting_reply is not None and key == _key(awaiting_reply):
+            if awaiting_reply is not None and key == _attempt_key(awaiting_reply):
                 del self._awaiting_reply[trajectory]
                 decided += self._answered(awaiting_reply, outcome)
-            elif awaiting_reward is not None and key == _key(awaiting_reward[0]):
+            elif awaiting_reward is not None and key == _attempt_key(awaiting_reward[0]):
                 del self._awaiting_reward[trajectory]
                 decided.append(self._finished(*awaiting_reward, outcome))
         decided += self._awaiting_scorer.values()
         self._awaiting_scorer.clear()
         return decided
 
-    def dead_record(self, running: Growing, reason: str) -> Trajectory:
+    def dead_record(self, running: RunningTrajectory, reason: str) -> Trajectory:
         """The completion that records a failure (invariant 2)."""
         return running.to_record(self.term, "dead", self.clock(), self.newest(), reason=reason)
 
-    def _judge(self, running: Growing, finish: Finish) -> None:
+    def _judge(self, running: RunningTrajectory, finish: Finish) -> None:
         trajectory = running.assignment.trajectory
         if self.late:
             record = running.to_record(self.term, finish, self.clock(), self.newest())
@@ -123,10 +124,10 @@ class Judging:
             return
         self._awaiting_reward[trajectory] = (running, finish)
         turns = turns_of(*running.content())
-        self.rewards.submit(_key(running), running.assignment.reference, turns)
+        self.rewards.submit(_attempt_key(running), running.assignment.reference, turns)
 
-    def _answered(self, running: Growing, outcome: Verdict | Reply) -> list[Trajectory | Continued]:
-        if isinstance(outcome, Verdict):
+    def _answered(self, running: RunningTrajectory, outcome: RewardVerdict | Reply) -> list[Trajectory | ContinuedTurn]:
+        if isinstance(outcome, RewardVerdict):
             return [self.dead_record(running, f"environment: {outcome.reason}")]
         if not outcome.tokens:  # the dialogue is over
             running.environment = outcome.state
@@ -139,10 +140,10 @@ class Judging:
         if running.length >= self.context_max:
             self._judge(running, "length")
             return []
-        return [Continued(running.assignment.trajectory, tokens)]
+        return [ContinuedTurn(running.assignment.trajectory, tokens)]
 
-    def _finished(self, running: Growing, finish: Finish, outcome: Verdict | Reply) -> Trajectory:
-        assert isinstance(outcome, Verdict), "the reward pool replied instead of giving a reward"
+    def _finished(self, running: RunningTrajectory, finish: Finish, outcome: RewardVerdict | Reply) -> Trajectory:
+        assert isinstance(outcome, RewardVerdict), "the reward pool replied instead of giving a reward"
         if outcome.dead:
             return self.dead_record(running, f"reward: {outcome.reason}")
         scores = dict(outcome.scores)
@@ -151,6 +152,6 @@ class Judging:
         )
 
 
-def _key(running: Growing) -> str:
+def _attempt_key(running: RunningTrajectory) -> str:
     """The name of an attempt in the reward pool."""
-    return f"{running.assignment.trajectory}{_ATTEMPT}{running.assignment.attempt}"
+    return f"{running.assignment.trajectory}{_ATTEMPT_SEPARATOR}{running.assignment.attempt}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from producers.engines.base import DraftStats
 from producers.engines.drafts.node import NodeHistory
-from producers.rollout.remembering import Remembering
+from producers.rollout.remembering import HistoryFeed
 from streams.bus import Bus
 from streams.reader import TopicReader
 
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 # While the engine drafts nothing, the pause after a poll is this multiple of the poll's duration,
 # but at most this many seconds: the first poll opens an archive and takes long.
-REST, REST_S = 50, 1.0
+IDLE_POLL_FACTOR, IDLE_POLL_S_MAX = 50, 1.0
 
 
 @dataclass(slots=True)
-class Keeping:
+class DraftFeed:
     """`earlier` opens the log with its archive in front of it; only the rollout that fills the
     history calls it. A process that ends, also by an error, releases the history; only a kill
     leaves it held.
@@ -34,7 +34,7 @@ class Keeping:
     bus: Bus
     earlier: Callable[[], Bus]
     node: NodeHistory
-    history_feed: Remembering | None = None
+    history_feed: HistoryFeed | None = None
     clock: Callable[[], float] = time.perf_counter
     idle_until_s: float = 0.0
 
@@ -50,7 +50,7 @@ class Keeping:
         if drafts or began >= self.idle_until_s:
             self._poll()
             now = self.clock()
-            self.idle_until_s = now + min(REST * (now - began), REST_S)
+            self.idle_until_s = now + min(IDLE_POLL_FACTOR * (now - began), IDLE_POLL_S_MAX)
 
     def _poll(self) -> None:
         if self.history_feed is None:
@@ -58,7 +58,7 @@ class Keeping:
             if history is None:
                 return
             log.info("drafts: this process fills the history in %s", self.node.folder)
-            self.history_feed = Remembering(self.bus, self.earlier(), history)
+            self.history_feed = HistoryFeed(self.bus, self.earlier(), history)
         self.history_feed.poll()
 
     def close(self, drafts: DraftStats) -> None:

@@ -18,7 +18,7 @@ from streams.topics import partition_of
 log = logging.getLogger(__name__)
 
 
-class Orders:
+class AssignmentQueue:
     """`waiting` holds start and resume assignments, most urgent first."""
 
     def __init__(self, bus: Bus, rollout: str, term: int) -> None:

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streams.bus import Bus
-from streams.records import Address
-from streams.writer import Keyed, publish_all
+from streams.values import Address
+from streams.writer import KeyedRecord, publish_all
 
 log = logging.getLogger(__name__)
 
 RECORDS_MAX = 1024  # queued; `send` blocks above this
 GATHER_S = 0.1  # between two rounds: records sent meanwhile share an append
 
-Then = Callable[[list[Address]], None]
+OnPublished = Callable[[list[Address]], None]
 
 
-class Sender(Protocol):
-    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+class RecordSender(Protocol):
+    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
         """Publish the records in this order; `then` gets their addresses once they are durable."""
         ...
 
@@ -34,12 +34,12 @@ class Sender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AtOnce:
+class SynchronousSender:
     """Synchronous sender, used by tests."""
 
     bus: Bus
 
-    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
         addresses = publish_all(self.bus, topic, records)
         if then is not None:
             then(addresses)
@@ -49,29 +49,29 @@ class AtOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class _QueuedRecords:
     topic: str
-    records: Sequence[Keyed]
-    then: Then | None
+    records: Sequence[KeyedRecord]
+    then: OnPublished | None
 
 
-class Outbox:
+class BackgroundSender:
     """A sender with its own thread. A failure in the thread is raised by the next call."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._changed = threading.Condition()
-        self._waiting: list[_Letter] = []
-        self._under_way: list[_Letter] = []
+        self._waiting: list[_QueuedRecords] = []
+        self._under_way: list[_QueuedRecords] = []
         self._failed: BaseException | None = None
         self._hurried = threading.Event()
         threading.Thread(target=self._run, name="outbox", daemon=True).start()
 
-    def send(self, topic: str, records: Sequence[Keyed], then: Then | None = None) -> None:
+    def send(self, topic: str, records: Sequence[KeyedRecord], then: OnPublished | None = None) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._count() < RECORDS_MAX)
             self._check()
-            self._waiting.append(_Letter(topic, records, then))
+            self._waiting.append(_QueuedRecords(topic, records, then))
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -105,9 +105,9 @@ class Outbox:
                 self._failed = error
                 self._changed.notify_all()
 
-    def _post(self, letters: Sequence[_Letter]) -> None:
+    def _post(self, letters: Sequence[_QueuedRecords]) -> None:
         """Publish with one append per topic."""
-        by_topic: dict[str, list[_Letter]] = {}
+        by_topic: dict[str, list[_QueuedRecords]] = {}
         for letter in letters:
             by_topic.setdefault(letter.topic, []).append(letter)
         for topic, together in by_topic.items():

@@ -11,26 +11,26 @@ from dataclasses import replace
 
 import torch
 
-from producers.engines.base import Update
-from storage.versions.held import Patch
+from producers.engines.base import WeightUpdate
+from storage.versions.held import TensorPatch
 
 
-def following(first: Update, then: Update) -> Update:
+def merged_update(first: WeightUpdate, then: WeightUpdate) -> WeightUpdate:
     """Return `then` as an update from the base of `first`, which was never served. Returns `then`
     unchanged if the two do not join.
     """
     if first.patches is None or then.patches is None or then.base != first.version:
         return then
     whole = tuple(dict.fromkeys((*first.whole, *then.whole)))
-    by_name: dict[str, list[Patch]] = {}
+    by_name: dict[str, list[TensorPatch]] = {}
     for patch in (*first.patches, *then.patches):
         if patch.name not in whole:
             by_name.setdefault(patch.name, []).append(patch)
-    patches = tuple(_joined(parts, then.tensors) for parts in by_name.values())
+    patches = tuple(_merged_patch(parts, then.tensors) for parts in by_name.values())
     return replace(then, base=first.base, patches=patches, whole=whole, prepared=None)
 
 
-def _joined(parts: Sequence[Patch], tensors: Mapping[str, torch.Tensor]) -> Patch:
+def _merged_patch(parts: Sequence[TensorPatch], tensors: Mapping[str, torch.Tensor]) -> TensorPatch:
     """All elements that any of the patches changed, with their present values."""
     if len(parts) == 1:
         return parts[0]

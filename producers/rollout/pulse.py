@@ -13,7 +13,7 @@ Health = Literal["starting", "generating", "draining", "pulling", "leaving"]
 
 
 @dataclass(slots=True)
-class Pulse:
+class StatusSchedule:
     """A status is due every `every_s` seconds and at every change of health. Times are the caller's
     clock.
     """
@@ -54,7 +54,7 @@ class Pulse:
 
 
 @dataclass(slots=True)
-class Repeats:
+class StatusRepeats:
     """Repeats the last status while the loop sends none. A repeat is due two intervals after the
     last status, because a healthy loop sends one after each. Pure; times are the caller's monotonic
     clock.

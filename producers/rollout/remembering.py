@@ -13,43 +13,43 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.engines.drafts import Answer, History, prompt_key
-from producers.rollout.following import Following
-from producers.rollout.siblings import Siblings
+from producers.engines.drafts import HistoryAnswer, AnswerHistory, prompt_key
+from producers.rollout.following import TopicFollower
+from producers.rollout.siblings import PartialFeed
 from streams.bus import Bus
 from streams.reader import TopicReader
 from streams.records import PROMPT, Annotation, Record, Trajectory
 
-LOOK_RECORDS = 32  # per poll: some milliseconds of work between two polls of the engine
-SHORTEST = 16  # assumed mean; bounds how many records are read again at the start
-REWARD = "reward"  # name of the annotation with the task's own reward
-EARLY_MAX = 4096  # kept for answers that are not read yet
+POLL_RECORDS_MAX = 32  # per poll: some milliseconds of work between two polls of the engine
+RECORD_TOKENS_MIN = 16  # assumed mean; bounds how many records are read again at the start
+REWARD_ANNOTATION = "reward"  # name of the annotation with the task's own reward
+EARLY_REWARDS_MAX = 4096  # kept for answers that are not read yet
 
 
 @dataclass(slots=True)
-class Remembering:
+class HistoryFeed:
     """`earlier` is the log with its archive in front of it, or the log itself."""
 
     bus: Bus
     earlier: Bus
-    history: History
+    history: AnswerHistory
     records: int = 0
-    _trajectories: Following = field(init=False)
-    _annotations: Following = field(init=False)
-    _partials: Siblings = field(init=False)
+    _trajectories: TopicFollower = field(init=False)
+    _annotations: TopicFollower = field(init=False)
+    _partials: PartialFeed = field(init=False)
     _early_rewards: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
 
     def __post_init__(self) -> None:
-        back = self.history.tokens_max // SHORTEST
-        self._trajectories = Following(self.bus, self.earlier, "trajectories", back)
-        self._annotations = Following(self.bus, self.earlier, "annotations", back)
-        self._partials = Siblings(self.bus, self.history.context)
+        back = self.history.tokens_max // RECORD_TOKENS_MIN
+        self._trajectories = TopicFollower(self.bus, self.earlier, "trajectories", back)
+        self._annotations = TopicFollower(self.bus, self.earlier, "annotations", back)
+        self._partials = PartialFeed(self.bus, self.history.context)
 
     def poll(self) -> None:
         """Read a bounded number of records into the history."""
         finished = [
             record
-            for record in self._trajectories.poll(LOOK_RECORDS)
+            for record in self._trajectories.poll(POLL_RECORDS_MAX)
             if isinstance(record, Trajectory)
         ]
         pieces = self._partials.poll()
@@ -58,20 +58,20 @@ class Remembering:
         self.records += len(answers)
         for record in finished:
             self._partials.finished(record.trajectory)
-        self._add_rewards(self._annotations.poll(LOOK_RECORDS))
+        self._add_rewards(self._annotations.poll(POLL_RECORDS_MAX))
 
     def readers(self) -> list[TopicReader]:
         """The readers of all topics. Any thread may call it."""
         own = [self._trajectories.reader, self._annotations.reader]
         return [*own, *self._partials.readers()]
 
-    def _answer(self, record: Trajectory) -> Answer:
+    def _answer(self, record: Trajectory) -> HistoryAnswer:
         early = self._early_rewards.pop(record.trajectory, None)
-        return answer_of(record, early)
+        return answer_from_record(record, early)
 
     def _add_rewards(self, records: Sequence[Record]) -> None:
         for record in records:
-            if not isinstance(record, Annotation) or record.name != REWARD:
+            if not isinstance(record, Annotation) or record.name != REWARD_ANNOTATION:
                 continue
             reward = float(record.values[0]) if len(record.values) else None
             if reward is None or not np.isfinite(
@@ -80,13 +80,13 @@ class Remembering:
                 continue
             if not self.history.judged(record.trajectory, reward):
                 self._early_rewards.setdefault(record.trajectory, reward)  # the first one counts
-                while len(self._early_rewards) > EARLY_MAX:
+                while len(self._early_rewards) > EARLY_REWARDS_MAX:
                     self._early_rewards.popitem(last=False)
 
 
-def answer_of(record: Trajectory, late: float | None = None) -> Answer:
+def answer_from_record(record: Trajectory, late: float | None = None) -> HistoryAnswer:
     """All tokens after the prompt with their reward; `late` is the reward of an annotation."""
     fresh = len(record.tokens) - int(np.count_nonzero(record.sources == PROMPT))
     key = prompt_key(record.tokens, record.sources)
     reward = late if record.reward is None else record.reward
-    return Answer(key, record.group, record.tokens, fresh, reward, name=record.trajectory)
+    return HistoryAnswer(key, record.group, record.tokens, fresh, reward, name=record.trajectory)

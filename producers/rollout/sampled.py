@@ -9,7 +9,7 @@ import torch
 SAMPLE_BYTES = 32 << 20  # a tensor larger than this is a sample of its own
 
 
-class Rotation:
+class TensorRotation:
     """Each call continues after the last name of the previous one. The set of names may change
     between calls.
     """

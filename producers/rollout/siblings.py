@@ -12,20 +12,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.engines.drafts.history import Answer, prompt_key
-from producers.rollout.following import Following
+from producers.engines.drafts.history import HistoryAnswer, prompt_key
+from producers.rollout.following import TopicFollower
 from streams.bus import Bus
 from streams.reader import TopicReader
-from streams.records import PROMPT, Partial, Prompt, Record, Tokens
+from streams.records import PROMPT, Partial, Prompt, Record
+from streams.values import Tokens
 
 GROUPS_MAX = 4096  # prompts kept: open groups are among the newest
 RUNNING_MAX = 8192  # trajectories whose last tokens are kept
-LOOK_PROMPTS, LOOK_PARTIALS = 256, 32  # records per poll, between two polls of the engine
+POLL_PROMPTS_MAX, POLL_PARTIALS_MAX = 256, 32  # records per poll, between two polls of the engine
 BEHIND_MAX = 512  # partials; older ones belong to answers that are finished or nearly so
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _GroupPrompt:
     """A group's prompt: its key, its number of tokens, and its last few tokens."""
 
     key: int
@@ -34,34 +35,34 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class Siblings:
+class PartialFeed:
     """`context` tokens before a partial are part of its patterns."""
 
     bus: Bus
     context: int
-    _prompts: Following = field(init=False)
-    _partials: Following = field(init=False)
-    _group_prompts: OrderedDict[int, _Asked] = field(default_factory=OrderedDict[int, _Asked])
+    _prompts: TopicFollower = field(init=False)
+    _partials: TopicFollower = field(init=False)
+    _group_prompts: OrderedDict[int, _GroupPrompt] = field(default_factory=OrderedDict[int, _GroupPrompt])
     _ends: OrderedDict[str, tuple[int, Tokens]] = field(
         default_factory=OrderedDict[str, tuple[int, Tokens]]
     )
     """Per trajectory: its length, and its last few tokens."""
 
     def __post_init__(self) -> None:
-        self._prompts = Following(self.bus, self.bus, "prompts", GROUPS_MAX)
-        self._partials = Following(self.bus, self.bus, "partials", BEHIND_MAX)
+        self._prompts = TopicFollower(self.bus, self.bus, "prompts", GROUPS_MAX)
+        self._partials = TopicFollower(self.bus, self.bus, "partials", BEHIND_MAX)
 
-    def poll(self) -> list[Answer]:
+    def poll(self) -> list[HistoryAnswer]:
         """Return the pieces that arrived since the last call, a bounded number."""
-        for record in self._prompts.poll(LOOK_PROMPTS):
+        for record in self._prompts.poll(POLL_PROMPTS_MAX):
             if isinstance(record, Prompt):
                 self._add_prompt(record)
-        partials = self._partials.poll(LOOK_PARTIALS)
-        if len(partials) == LOOK_PARTIALS:
+        partials = self._partials.poll(POLL_PARTIALS_MAX)
+        if len(partials) == POLL_PARTIALS_MAX:
             self._partials.skip_if_behind(BEHIND_MAX)
         return self.pieces(partials)
 
-    def pieces(self, records: Sequence[Record]) -> list[Answer]:
+    def pieces(self, records: Sequence[Record]) -> list[HistoryAnswer]:
         """The pieces in `records` whose groups are known."""
         found = [self._piece(one) for one in records if isinstance(one, Partial)]
         return [piece for piece in found if piece is not None and piece.fresh]
@@ -76,11 +77,11 @@ class Siblings:
     def _add_prompt(self, prompt: Prompt) -> None:
         tokens = prompt.tokens
         key = prompt_key(tokens, np.full(len(tokens), PROMPT, np.uint8))
-        self._group_prompts[prompt.group] = _Asked(key, len(tokens), tokens[-self.context :].copy())
+        self._group_prompts[prompt.group] = _GroupPrompt(key, len(tokens), tokens[-self.context :].copy())
         while len(self._group_prompts) > GROUPS_MAX:
             self._group_prompts.popitem(last=False)
 
-    def _piece(self, partial: Partial) -> Answer | None:
+    def _piece(self, partial: Partial) -> HistoryAnswer | None:
         asked = self._group_prompts.get(partial.group)
         if asked is None:
             return None
@@ -92,4 +93,4 @@ class Siblings:
         self._ends[partial.trajectory] = (end, tokens[-self.context :].copy())
         while len(self._ends) > RUNNING_MAX:
             self._ends.popitem(last=False)
-        return Answer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)
+        return HistoryAnswer(asked.key, partial.group, tokens, len(partial.tokens), runs=True)

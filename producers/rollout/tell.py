@@ -5,18 +5,18 @@ queries the engine.
 """
 
 from producers.engines.base import DraftStats
-from producers.rollout.voice import Voice
+from producers.rollout.voice import RolloutPublisher
 from producers.rollout.weights import WeightsFollower
-from streams.figures import Figure, Figures
+from streams.figures import MetricValue, MetricValues
 from streams.records import RolloutStatus
 
 FINISHES = ("stop", "length", "dead")
 
 
-def tell(publisher: Voice, follower: WeightsFollower, judged: int, oldest_s: float) -> Figures:
+def rollout_metrics(publisher: RolloutPublisher, follower: WeightsFollower, judged: int, oldest_s: float) -> MetricValues:
     """`judged` trajectories wait for a verdict; the oldest running one is `oldest_s` old."""
     newest = follower.newest
-    figures: dict[str, Figure] = {
+    figures: dict[str, MetricValue] = {
         "rollout_term": publisher.term,
         "rollout_trajectories_total": {name: publisher.finishes[name] for name in FINISHES},
         "rollout_rewards_outstanding": judged,
@@ -26,13 +26,13 @@ def tell(publisher: Voice, follower: WeightsFollower, judged: int, oldest_s: flo
         "rollout_fetch_seconds": follower.fetch_s,
         "rollout_apply_seconds": publisher.apply_s,
     }
-    figures.update(_drafted(publisher.drafts))
+    figures.update(_draft_metrics(publisher.drafts))
     if publisher.last_status is not None:
-        figures.update(_said(publisher.last_status))
+        figures.update(_status_metrics(publisher.last_status))
     return figures
 
 
-def _drafted(drafts: DraftStats) -> Figures:
+def _draft_metrics(drafts: DraftStats) -> MetricValues:
     return {
         "rollout_draft_tokens_total": {"guessed": drafts.proposed, "right": drafts.accepted},
         "rollout_draft_lookups_total": {"asked": drafts.asked, "found": drafts.found},
@@ -44,7 +44,7 @@ def _drafted(drafts: DraftStats) -> Figures:
     }
 
 
-def _said(status: RolloutStatus) -> Figures:
+def _status_metrics(status: RolloutStatus) -> MetricValues:
     return {
         "rollout_slots": status.slots,
         "rollout_running": status.running,

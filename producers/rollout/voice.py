@@ -10,19 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from producers.engines.base import DraftStats, EngineStats
-from producers.rollout.growing import Growing
+from producers.rollout.growing import RunningTrajectory
 from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.outbox import Sender
-from producers.rollout.pulse import Health, Pulse
-from producers.rollout.weights import Verdict
+from producers.rollout.outbox import RecordSender
+from producers.rollout.pulse import Health, StatusSchedule
+from producers.rollout.weights import ReadBackResult
 from producers.settings import RolloutSettings
 from streams.bus import Bus
-from streams.figures import SECONDS, Tally
-from streams.records import Address, Applied, Partial, RolloutStatus, Trajectory, Version
+from streams.figures import SECONDS_BUCKETS, MetricHistogram
+from streams.values import Address, Version
+from streams.records import Applied, Partial, RolloutStatus, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RolloutCondition:
     """The fields of a status record that do not come from the engine."""
 
     version: Version
@@ -34,20 +35,20 @@ class Condition:
 
 
 @dataclass(slots=True)
-class Voice:
+class RolloutPublisher:
     """The publisher of one rollout under one term."""
 
     bus: Bus
-    sender: Sender
+    sender: RecordSender
     name: str
     term: int
     settings: RolloutSettings
-    pulse: Pulse
+    pulse: StatusSchedule
     clock: Callable[[], float] = time.time
     last_status: RolloutStatus | None = None
     finishes: Counter[str] = field(default_factory=Counter[str])
-    apply_s: Tally = field(default_factory=lambda: Tally(SECONDS))
-    _given_up: list[Growing] = field(default_factory=list[Growing])
+    apply_s: MetricHistogram = field(default_factory=lambda: MetricHistogram(SECONDS_BUCKETS))
+    _given_up: list[RunningTrajectory] = field(default_factory=list[RunningTrajectory])
     batch_max: int | None = None
     """B_max of the engine; None: its number of slots."""
     preemptible: bool = False
@@ -66,7 +67,7 @@ class Voice:
             records = [(str(t.group), t) for t in done]
             self.sender.send("trajectories", records, lambda _: self.finishes.update(finishes))
 
-    def partials(self, running: Sequence[Growing]) -> None:
+    def partials(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish partials that are due: `partial_tokens` new tokens, or new tokens after
         `partial_s` seconds.
         """
@@ -76,7 +77,7 @@ class Voice:
             return
         self._send(due, [g.take_partial(self.name, self.term, now) for g in due])
 
-    def _send(self, due: Sequence[Growing], records: Sequence[Partial]) -> None:
+    def _send(self, due: Sequence[RunningTrajectory], records: Sequence[Partial]) -> None:
         entries: list[tuple[str, Partial]] = [(r.trajectory, r) for r in records]
 
         def then(addresses: list[Address]) -> None:
@@ -85,7 +86,7 @@ class Voice:
 
         self.sender.send("partials", entries, then)
 
-    def give_up(self, running: Sequence[Growing]) -> None:
+    def give_up(self, running: Sequence[RunningTrajectory]) -> None:
         """Publish the last partial of each trajectory, once its previous partial is durable. Later
         calls publish the ones that had to wait.
         """
@@ -102,7 +103,7 @@ class Voice:
         self.give_up(())
         self.sender.flush()
 
-    def applied(self, verdict: Verdict) -> None:
+    def applied(self, verdict: ReadBackResult) -> None:
         """Record that the engine serves a version. The manifest's hash stands for the hashes of all
         tensors that were handed over; each tensor was compared with its own.
         """
@@ -121,7 +122,7 @@ class Voice:
         self.sender.send("applied", [(self.name, record)])
         self.apply_s.add(verdict.seconds)
 
-    def status(self, condition: Condition, stats: EngineStats) -> None:
+    def status(self, condition: RolloutCondition, stats: EngineStats) -> None:
         """Send a heartbeat with the present load."""
         now = self.clock()
         record = RolloutStatus(
@@ -169,7 +170,7 @@ class Voice:
         if self.heartbeat is not None:
             self.heartbeat.close()
 
-    def _is_due(self, running: Growing, now_s: float) -> bool:
+    def _is_due(self, running: RunningTrajectory, now_s: float) -> bool:
         gained = running.length - running.flushed
         late = now_s - running.flushed_s >= self.settings.partial_s
         return late or gained >= self.settings.partial_tokens

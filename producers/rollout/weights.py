@@ -16,44 +16,45 @@ from dataclasses import dataclass
 
 import torch
 
-from producers.engines.base import Compared, Update
-from producers.rollout.patched import following
-from producers.rollout.sampled import Rotation
+from producers.engines.base import WeightComparison, WeightUpdate
+from producers.rollout.patched import merged_update
+from producers.rollout.sampled import TensorRotation
 from storage.objects import ObjectStore
 from storage.versions.announcing import announcement
-from storage.versions.held import HeldWeights
+from storage.versions.held import ResidentWeights
 from streams.bus import Bus
 from streams.errors import CorruptObject, EngineRefused, ObjectMissing
-from streams.figures import SECONDS, Tally
+from streams.figures import SECONDS_BUCKETS, MetricHistogram
 from streams.reader import TopicReader, from_begin
-from streams.records import Opened, Version, WeightsAnnounced
-from streams.release import check_read_by
+from streams.records import Opened, WeightsAnnounced
+from streams.values import Version
+from streams.release import check_readable_by
 
 log = logging.getLogger(__name__)
 
 FETCH_TRIES = 5
 REPAIRS_MAX = 3  # in a row
 
-ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], Compared]
+ReadBack = Callable[[Iterable[str], Mapping[str, torch.Tensor]], WeightComparison]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedWeights:
     """Verified tensors of one version, prepared for the engine. `repairs`: they replace tensors
     that the engine served wrongly.
     """
 
     announced: WeightsAnnounced
-    update: Update
+    update: WeightUpdate
     repairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReadBackResult:
     """The result of reading tensors back; the update took `seconds`."""
 
-    fetched: Fetched
-    compared: Compared
+    fetched: FetchedWeights
+    compared: WeightComparison
     seconds: float
 
 
@@ -69,21 +70,21 @@ class WeightsFollower:
     ) -> None:
         self._store, self._timer, self._sleep = store, timer, sleep
         self._reader = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
-        self._held = HeldWeights()
-        self._rotation = Rotation()
+        self._held = ResidentWeights()
+        self._rotation = TensorRotation()
         self._newest: WeightsAnnounced | None = None
         self._thread: threading.Thread | None = None
-        self._fetched: Fetched | None = None
-        self._verdict: Verdict | None = None
+        self._fetched: FetchedWeights | None = None
+        self._verdict: ReadBackResult | None = None
         self._failed: BaseException | None = None
         self._taken: WeightsAnnounced | None = None
         self._repairing, self._repairs = False, 0
-        self.prepare: Callable[[Update], Update] = lambda update: update
+        self.prepare: Callable[[WeightUpdate], WeightUpdate] = lambda update: update
         """The engine's own preparation, set once there is an engine."""
         self.unavailable: Version | None = None
         """The version that `fetch_version` was called with last, if it could not be fetched."""
         self.fetched_bytes = 0
-        self.fetch_s = Tally(SECONDS)
+        self.fetch_s = MetricHistogram(SECONDS_BUCKETS)
 
     @property
     def newest(self) -> WeightsAnnounced | None:
@@ -102,7 +103,7 @@ class WeightsFollower:
         for received in self._reader.follow():
             record = received.record
             if isinstance(record, Opened):
-                check_read_by(record)
+                check_readable_by(record)
             if isinstance(record, WeightsAnnounced) and (
                 self._newest is None or record.version > self._newest.version
             ):
@@ -129,7 +130,7 @@ class WeightsFollower:
             self._fetched = None
             self._begin(lambda: self._fetch(newest, after=fetched.update))
 
-    def take(self) -> Fetched | None:
+    def take(self) -> FetchedWeights | None:
         """Return the fetched version once; raises the error of a fetch that failed after its tries.
         Its tensors do not change until `compare` was called and gave its verdict, or until the next
         `prefetch`.
@@ -141,14 +142,14 @@ class WeightsFollower:
             self._taken = fetched.announced
         return fetched
 
-    def compare(self, fetched: Fetched, read_back: ReadBack, seconds: float) -> None:
+    def compare(self, fetched: FetchedWeights, read_back: ReadBack, seconds: float) -> None:
         """Start to compare some tensors (all of them after a repair) with what the engine serves.
         The update took `seconds`.
         """
         names = None if fetched.repairs else self._rotation.next(fetched.update.tensors)
         self._begin(lambda: self._compare(fetched, read_back, names, seconds))
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ReadBackResult | None:
         """Return the result of the comparison once. After a mismatch the version is fetched again
         (`repair`), and `verified` stays False until all of it was compared.
         """
@@ -174,7 +175,7 @@ class WeightsFollower:
                 "engine served different ones: suspect this machine's memory"
             )
         self._repairs += 1
-        self._held = HeldWeights()
+        self._held = ResidentWeights()
         self._begin(lambda: self._fetch(announced, or_newer=not keep))
 
     def fetch_version(self, version: Version) -> None:
@@ -211,7 +212,7 @@ class WeightsFollower:
             self._failed = error
 
     def _fetch(
-        self, announced: WeightsAnnounced, or_newer: bool = True, after: Update | None = None
+        self, announced: WeightsAnnounced, or_newer: bool = True, after: WeightUpdate | None = None
     ) -> None:
         """Retention may delete a version while it is fetched; with `or_newer` the newest version
         replaces it then. `after` is the update that was fetched before and never taken.
@@ -231,11 +232,11 @@ class WeightsFollower:
                 continue
             self.fetch_s.add(self._timer() - started)
             self.fetched_bytes += moved.fetched_bytes
-            update = Update(
+            update = WeightUpdate(
                 announced.version, self._held.tensors, moved.base, moved.patches, moved.whole
             )
-            update = update if after is None else following(after, update)
-            self._fetched = Fetched(announced, self.prepare(update), self._repairing)
+            update = update if after is None else merged_update(after, update)
+            self._fetched = FetchedWeights(announced, self.prepare(update), self._repairing)
             return
         raise ObjectMissing(
             f"version {announced.version} and those before it were deleted while fetched"
@@ -253,11 +254,11 @@ class WeightsFollower:
         self.fetched_bytes += moved.fetched_bytes
         announced = announcement(moved.manifest, moved.manifest.created_s)
         tensors = self._held.tensors
-        update = Update(version, tensors, moved.base, moved.patches, moved.whole)
-        self._fetched = Fetched(announced, self.prepare(update))
+        update = WeightUpdate(version, tensors, moved.base, moved.patches, moved.whole)
+        self._fetched = FetchedWeights(announced, self.prepare(update))
 
     def _compare(
-        self, fetched: Fetched, read_back: ReadBack, names: list[str] | None, seconds: float
+        self, fetched: FetchedWeights, read_back: ReadBack, names: list[str] | None, seconds: float
     ) -> None:
         tensors = fetched.update.tensors
         compared = read_back(tensors if names is None else names, tensors)
@@ -270,15 +271,15 @@ class WeightsFollower:
                 compared.count,
                 ", ".join(compared.differing[:3]),
             )
-        self._verdict = Verdict(fetched, compared, seconds)
+        self._verdict = ReadBackResult(fetched, compared, seconds)
 
 
-def compared_whole(
-    fetched: Fetched,
+def compare_all_tensors(
+    fetched: FetchedWeights,
     read_back: ReadBack,
     started_s: float,
     timer: Callable[[], float] = time.perf_counter,
-) -> Verdict:
+) -> ReadBackResult:
     """Compare all tensors of the first version before anything is served. Raises `EngineRefused` if
     one differs from what the engine was given. `started_s` is a time of `timer`.
     """
@@ -288,4 +289,4 @@ def compared_whole(
             f"weights: the engine does not serve {', '.join(compared.differing[:3])} of version "
             f"{fetched.announced.version} as given ({len(compared.differing)} of {compared.count})"
         )
-    return Verdict(fetched, compared, timer() - started_s)
+    return ReadBackResult(fetched, compared, timer() - started_s)

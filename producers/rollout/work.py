@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from producers.engines.base import Emission, Engine
-from producers.rollout.chain import ChainRequest, Gained, read_chains
-from producers.rollout.growing import Growing
-from producers.rollout.judging import Continued, Judging
-from producers.rollout.voice import Voice
+from producers.rollout.chain import ChainRequest, ChainContent, read_chains
+from producers.rollout.growing import RunningTrajectory
+from producers.rollout.judging import ContinuedTurn, EndedTurns
+from producers.rollout.voice import RolloutPublisher
 from streams.admissible import TrainingBounds, refusal
 from streams.errors import DecodeError, EngineRefused
 from streams.records import Assignment, Trajectory
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Work:
+class InProgress:
     """The trajectories of one rollout under one term. `done` are finished and not yet published."""
 
     engine: Engine
-    ended_turns: Judging
-    publisher: Voice
+    ended_turns: EndedTurns
+    publisher: RolloutPublisher
     keep_version: bool
     clock: Callable[[], float] = time.time
     bounds: TrainingBounds = TrainingBounds()  # noqa: RUF009  frozen, and bounds nothing
-    running: dict[str, Growing] = field(default_factory=dict[str, Growing])
+    running: dict[str, RunningTrajectory] = field(default_factory=dict[str, RunningTrajectory])
     done: list[Trajectory] = field(default_factory=list[Trajectory])
-    chains: dict[tuple[str, int], Gained | DecodeError] = field(
-        default_factory=dict[tuple[str, int], Gained | DecodeError]
+    chains: dict[tuple[str, int], ChainContent | DecodeError] = field(
+        default_factory=dict[tuple[str, int], ChainContent | DecodeError]
     )
     """By trajectory and attempt: the chain that was read for an assignment that starts soon."""
     broken_chains: int = 0
@@ -48,13 +48,13 @@ class Work:
         are kept.
         """
         due = [assignment for assignment in assignments if assignment.partial is not None]
-        keys = {_key(assignment) for assignment in due}
+        keys = {_attempt_of(assignment) for assignment in due}
         self.chains = {key: found for key, found in self.chains.items() if key in keys}
-        missing = [assignment for assignment in due if _key(assignment) not in self.chains]
+        missing = [assignment for assignment in due if _attempt_of(assignment) not in self.chains]
         if missing:
-            found = read_chains(self.publisher.bus, [_wanted(assignment) for assignment in missing])
+            found = read_chains(self.publisher.bus, [_chain_request(assignment) for assignment in missing])
             self.chains |= {
-                _key(assignment): found[assignment.trajectory] for assignment in missing
+                _attempt_of(assignment): found[assignment.trajectory] for assignment in missing
             }
 
     def start(self, assignment: Assignment) -> None:
@@ -63,7 +63,7 @@ class Work:
         generated is published as dead.
         """
         self.drop(assignment.trajectory)  # of an earlier attempt, replaced by this one
-        running = Growing.start(assignment, self._gained(assignment), self.clock())
+        running = RunningTrajectory.start(assignment, self._gained(assignment), self.clock())
         exact = self.keep_version and assignment.kind == "resume"
         if exact and assignment.version != self.engine.version:
             # The engine swapped since dispatch planned, or could not load the version. A resume
@@ -76,7 +76,7 @@ class Work:
             self.publisher.give_up([running])
             return
         if running.partial is not None and not self._can_resume(running):
-            running = Growing.start(assignment, None, self.clock())
+            running = RunningTrajectory.start(assignment, None, self.clock())
         if running.partial is None:
             try:
                 self.engine.submit(running.request(hold=self.ended_turns.dialogue))
@@ -86,20 +86,20 @@ class Work:
                 return
         self.running[assignment.trajectory] = running
 
-    def _gained(self, assignment: Assignment) -> Gained | None:
+    def _gained(self, assignment: Assignment) -> ChainContent | None:
         """The content of the assignment's chain; None for a start, and if the chain is broken."""
         if assignment.partial is None:
             return None
-        if _key(assignment) not in self.chains:
+        if _attempt_of(assignment) not in self.chains:
             self.read_chains_ahead([assignment])
-        found = self.chains.pop(_key(assignment))
+        found = self.chains.pop(_attempt_of(assignment))
         if isinstance(found, DecodeError):
             self.broken_chains += 1
             log.warning("%s starts again from its prompt: %s", assignment.trajectory, found)
             return None
         return found
 
-    def _can_resume(self, running: Growing) -> bool:
+    def _can_resume(self, running: RunningTrajectory) -> bool:
         """Whether the engine accepts the trajectory with the content of its chain."""
         try:
             self.engine.submit(running.request(hold=self.ended_turns.dialogue))
@@ -144,7 +144,7 @@ class Work:
         # Resumes need no final partial: their chain is already in the log.
         fresh = [assignment for assignment in waiting if assignment.partial is None]
         self.publisher.give_up(
-            [Growing.start(assignment, None, self.clock()) for assignment in fresh]
+            [RunningTrajectory.start(assignment, None, self.clock()) for assignment in fresh]
         )
 
     def grow(self, emission: Emission) -> None:
@@ -163,7 +163,7 @@ class Work:
         they kept.
         """
         for decided in self.ended_turns.poll():
-            if isinstance(decided, Continued):
+            if isinstance(decided, ContinuedTurn):
                 self._continue(decided)
                 continue
             if self.running.pop(decided.trajectory, None) is not None:
@@ -190,7 +190,7 @@ class Work:
         log.warning("%s died: %s", record.trajectory, refused)
         return replace(record, finish="dead", reason=str(refused), reward=None, scores=None)
 
-    def _leave(self, running: Growing) -> None:
+    def _leave(self, running: RunningTrajectory) -> None:
         """Free its slot and publish its last partial, unless it ends with this abort."""
         emission = self.engine.abort(running.assignment.trajectory)
         if emission is not None and emission.finish is not None:
@@ -201,7 +201,7 @@ class Work:
         del self.running[running.assignment.trajectory]
         self.publisher.give_up([running])
 
-    def _continue(self, decided: Continued) -> None:
+    def _continue(self, decided: ContinuedTurn) -> None:
         if (running := self.running[decided.trajectory]).leaving:
             self._leave(running)
             return
@@ -213,11 +213,11 @@ class Work:
             self.done.append(self.ended_turns.dead_record(running, f"environment: {error}"))
 
 
-def _key(assignment: Assignment) -> tuple[str, int]:
+def _attempt_of(assignment: Assignment) -> tuple[str, int]:
     return assignment.trajectory, assignment.attempt
 
 
-def _wanted(assignment: Assignment) -> ChainRequest:
+def _chain_request(assignment: Assignment) -> ChainRequest:
     assert assignment.partial is not None, "only a resume has a chain"
     most = assignment.sampling.tokens_max
     return ChainRequest(

@@ -11,58 +11,52 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from producers.engines.base import Emission, Engine, UpdateMode
-from producers.rollout.judging import Judging
-from producers.rollout.keeping import Keeping
-from producers.rollout.orders import Orders
+from producers.rollout.judging import EndedTurns
+from producers.rollout.keeping import DraftFeed
+from producers.rollout.orders import AssignmentQueue
 from producers.rollout.pulse import Health
-from producers.rollout.tell import tell
-from producers.rollout.update import (
-    Load,
-    drawn_from_history,
-    is_draining,
-    may_draw,
-    quota_left,
-    wants_update,
-)
-from producers.rollout.voice import Condition, Voice
+from producers.rollout.tell import rollout_metrics
+from producers.rollout.update import UpdateInputs, drawn_from_history, is_draining, may_draw, quota_left, wants_update
+from producers.rollout.voice import RolloutCondition, RolloutPublisher
 from producers.rollout.weights import WeightsFollower
-from producers.rollout.work import Work
+from producers.rollout.work import InProgress
 from producers.settings import RolloutSettings
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader
-from streams.records import Assignment, Version
+from streams.records import Assignment
+from streams.values import Version
 
 POLL_S = 0.03  # decoding between two polls of assignments, weights and rewards
 IDLE_S = 0.02
 
 
 @dataclass(slots=True)
-class Rollout:
+class RolloutLoop:
     """One rollout under one term. Its engine serves a version already."""
 
     settings: RolloutSettings
     engine: Engine
     follower: WeightsFollower
-    assignments: Orders
-    ended_turns: Judging
-    publisher: Voice
+    assignments: AssignmentQueue
+    ended_turns: EndedTurns
+    publisher: RolloutPublisher
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.perf_counter
     """For durations, as `clock` is for times of day."""
     sleep: Callable[[float], None] = time.sleep
     outcome_wait_s: float = 2.0
     """Seconds that a leaving rollout waits for rewards and replies."""
-    draft_feed: Keeping | None = None
+    draft_feed: DraftFeed | None = None
     """Fills the history that the engine drafts from; None: no drafts."""
     drawn: int = 0
     passes: int = 0
     """Verification passes at the last check."""
-    in_progress: Work = field(init=False)
+    in_progress: InProgress = field(init=False)
 
     def __post_init__(self) -> None:
         self.follower.prepare = self.engine.prepare
         keep_version = self.settings.on_update == "keep_version"
-        self.in_progress = Work(
+        self.in_progress = InProgress(
             self.engine, self.ended_turns, self.publisher, keep_version, self.clock
         )
 
@@ -242,12 +236,12 @@ class Rollout:
 
     # ---- state ---------------------------------------------------------------------------------
 
-    def load(self) -> Load:
+    def load(self) -> UpdateInputs:
         """The inputs of the update rules."""
         waiting, newest = self.assignments.waiting, self.follower.newest
         held = self.engine.version
         mine = sum(assignment.version == held for assignment in self._resumes())
-        return Load(
+        return UpdateInputs(
             held=held.number,
             newest=held.number if newest is None else newest.version.number,
             drawn=self.drawn,
@@ -261,12 +255,12 @@ class Rollout:
             assignment for assignment in self.assignments.waiting if assignment.kind == "resume"
         ]
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         started = [running.started_s for running in list(self.in_progress.running.values())]
         oldest_s = self.clock() - min(started) if started else 0.0
         broken_chains = {"rollout_chains_broken_total": self.in_progress.broken_chains}
         return {
-            **tell(self.publisher, self.follower, len(self.ended_turns), oldest_s),
+            **rollout_metrics(self.publisher, self.follower, len(self.ended_turns), oldest_s),
             **broken_chains,
         }
 
@@ -285,7 +279,7 @@ class Rollout:
     def _send_status(self, health: Health) -> None:
         load, verified = self.load(), self.follower.verified
         pulling = not verified or wants_update(self.settings.on_update, load)
-        condition = Condition(
+        condition = RolloutCondition(
             version=self.engine.version,
             health=health,
             queued=len(self.assignments.waiting)

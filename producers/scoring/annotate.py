@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from producers.rewards import Verdict
-from producers.scoring.finished import Facts
+from producers.rewards import RewardVerdict
+from producers.scoring.finished import TrajectoryFacts
 from streams.bus import Message
 from streams.codec import decode
 from streams.errors import DecodeError
 from streams.records import PROMPT, Annotation, Trajectory
 
-LONE = ""  # name of a function's lone number
+UNNAMED_SCORE = ""  # name of a function's lone number
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
+class AnnotationPlan:
     """The annotations that scorer `scorer` writes. `by_judge`: values come from the task's judge,
     otherwise from a function.
     """
@@ -41,11 +41,11 @@ def first_completions(messages: Iterable[Message]) -> dict[str, Trajectory]:
     return {name: record for name, record in first.items() if record.finish != "dead"}
 
 
-def facts_of(record: Trajectory) -> Facts:
+def facts_of(record: Trajectory) -> TrajectoryFacts:
     """The facts that a function gets about a living record."""
     assert record.finish != "dead", f"{record.trajectory} is dead"
     prompt = record.tokens[: int(np.count_nonzero(record.sources == PROMPT))]
-    return Facts(
+    return TrajectoryFacts(
         trajectory=record.trajectory,
         group=record.group,
         index=record.index,
@@ -57,18 +57,18 @@ def facts_of(record: Trajectory) -> Facts:
     )
 
 
-def annotations(record: Trajectory, verdict: Verdict, writes: Writes) -> list[Annotation]:
+def annotations(record: Trajectory, verdict: RewardVerdict, writes: AnnotationPlan) -> list[Annotation]:
     """One annotation for each name that the scorer writes: its value, or why there will be none."""
     values = dict(verdict.scores)
     if writes.by_judge:
         values["reward"] = verdict.reward
-    elif LONE in values:
-        values[writes.names[0]] = values.pop(LONE)
+    elif UNNAMED_SCORE in values:
+        values[writes.names[0]] = values.pop(UNNAMED_SCORE)
     return [_annotation(record, name, values, verdict, writes.scorer) for name in writes.names]
 
 
 def _annotation(
-    record: Trajectory, name: str, values: dict[str, float], verdict: Verdict, scorer: str
+    record: Trajectory, name: str, values: dict[str, float], verdict: RewardVerdict, scorer: str
 ) -> Annotation:
     reason = verdict.reason
     if not reason and name not in values:

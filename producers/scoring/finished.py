@@ -11,7 +11,7 @@ import msgspec
 from producers.tasks.base import Turns
 
 
-class Facts(msgspec.Struct, frozen=True, array_like=True):
+class TrajectoryFacts(msgspec.Struct, frozen=True, array_like=True):
     """The fields of a record that its scoring process gets, besides the turns."""
 
     trajectory: str
@@ -30,7 +30,7 @@ class Finished:
     task's own JSON about the prompt. Text is decoded on access.
     """
 
-    facts: Facts
+    facts: TrajectoryFacts
     reference: str
     turns: Turns
     decode: Callable[[Sequence[int]], str] = field(repr=False)

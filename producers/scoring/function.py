@@ -6,10 +6,10 @@ from typing import cast
 from producers.scoring.finished import Finished
 from producers.tasks.importing import find_callable
 
-Function = Callable[[Finished], object]
+ScoringFunction = Callable[[Finished], object]
 """Returns a number, or numbers by annotation name. It may raise or hang."""
 
 
-def load_function(path: str) -> Function:
+def load_function(path: str) -> ScoringFunction:
     """The function that `module:function` names. Raises `ConfigurationError` for a wrong path."""
-    return cast(Function, find_callable(path, "scoring.function"))
+    return cast(ScoringFunction, find_callable(path, "scoring.function"))

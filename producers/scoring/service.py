@@ -14,21 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from producers.rewards import Outcome, RewardPool, Verdict
-from producers.scoring.annotate import Writes, annotations, facts_of, first_completions
+from producers.rewards import RewardOutcome, RewardPool, RewardVerdict
+from producers.scoring.annotate import AnnotationPlan, annotations, facts_of, first_completions
 from producers.tasks.base import turns_of
 from streams.bus import Bus, GroupReader, Message
 from streams.errors import PositionLost
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.records import Trajectory
-from streams.writer import Keyed, publish_all
+from streams.writer import KeyedRecord, publish_all
 
 log = logging.getLogger(__name__)
 
 GROUP, TOPIC = "scoring", "trajectories"
 WAIT_S = 0.2
 PAUSE_S = 0.002  # between two polls of the pool
-ALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
+KEEPALIVE_S = 1.0  # between two keep-alive polls of the consumer group during a long batch
 BATCH_PER_PROCESS = 16  # bounds the work that a successor repeats after a kill
 
 
@@ -38,7 +38,7 @@ class Scorer:
 
     bus: Bus
     pool: RewardPool
-    writes: Writes
+    writes: AnnotationPlan
     batch: int
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -85,7 +85,7 @@ class Scorer:
             decided = [(records[trajectory], outcome) for trajectory, outcome in self.pool.poll()]
             self._publish(decided)
             outstanding -= {record.trajectory for record, _ in decided}
-            if self.clock() - alive_s >= ALIVE_S:
+            if self.clock() - alive_s >= KEEPALIVE_S:
                 reader.poll(0.0, 0)
                 alive_s = self.clock()
             if not decided and stop.wait(PAUSE_S):
@@ -100,10 +100,10 @@ class Scorer:
             name = record.trajectory
             self.pool.submit_finished(name, record.reference, turns, facts_of(record))
 
-    def _publish(self, decided: Sequence[tuple[Trajectory, Outcome]]) -> None:
-        entries: list[Keyed] = []
+    def _publish(self, decided: Sequence[tuple[Trajectory, RewardOutcome]]) -> None:
+        entries: list[KeyedRecord] = []
         for record, outcome in decided:
-            assert isinstance(outcome, Verdict), "the reward pool replied instead of scoring"
+            assert isinstance(outcome, RewardVerdict), "the reward pool replied instead of scoring"
             self.counts["dead" if outcome.dead else "scored"] += 1
             if outcome.dead:
                 log.warning("%s is not scored: %s", record.trajectory, outcome.reason)
@@ -112,7 +112,7 @@ class Scorer:
             publish_all(self.bus, "annotations", entries)
             self.counts["annotations"] += len(entries)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """What this process published, and how many records the whole group is behind."""
         ends, committed = self.bus.end(TOPIC), self.bus.committed(GROUP, TOPIC)
         begin = self.bus.begin(TOPIC)

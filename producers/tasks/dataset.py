@@ -18,8 +18,8 @@ import xxhash
 
 from producers.tasks.base import Document, Score, TaskPrompt, Turns, shuffled
 from producers.tasks.importing import find_callable
-from producers.tasks.rows import Columns, Row, read_rows
-from producers.tasks.text import Text
+from producers.tasks.rows import DatasetColumns, DatasetRow, read_rows
+from producers.tasks.text import TaskText
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
@@ -36,7 +36,7 @@ class Dataset:
 
     def __init__(
         self,
-        text: Text,
+        text: TaskText,
         path: str,
         verifier: str,
         prompt: str = "prompt",
@@ -51,7 +51,7 @@ class Dataset:
             )
         self._text, self._path, self._share = text, Path(path), held_out_share
         self._held_out_path = Path(held_out) if held_out else None
-        self._columns = Columns(prompt, reference, answer)
+        self._columns = DatasetColumns(prompt, reference, answer)
         self._verify = cast(
             Callable[[str, object], object], find_callable(verifier, "task.options.verifier")
         )
@@ -101,7 +101,7 @@ class Dataset:
         return Score(cast(float, pair[0]), cast(Mapping[str, float], pair[1]))
 
     @cached_property
-    def _splits(self) -> tuple[list[Row], list[Row]]:
+    def _splits(self) -> tuple[list[DatasetRow], list[DatasetRow]]:
         """Training and held-out rows; all of them fit the context."""
         rows = read_rows(self._path, self._columns)
         self._refuse_longer(self._path, rows)
@@ -118,10 +118,10 @@ class Dataset:
             )
         return training, [row for row in rows if self._is_held_out(row)]
 
-    def _is_held_out(self, row: Row) -> bool:
+    def _is_held_out(self, row: DatasetRow) -> bool:
         return xxhash.xxh3_64_intdigest(row.question_key.encode()) < self._share * 2**64
 
-    def _refuse_shared(self, rows: list[Row], held_out: list[Row]) -> None:
+    def _refuse_shared(self, rows: list[DatasetRow], held_out: list[DatasetRow]) -> None:
         known = {row.question_key for row in rows}
         shared = [row.place for row in held_out if row.question_key in known]
         if shared:
@@ -130,7 +130,7 @@ class Dataset:
                 f"{self._path} too ({_named(shared)}); take them out of one of the files"
             )
 
-    def _refuse_longer(self, path: Path, rows: list[Row]) -> None:
+    def _refuse_longer(self, path: Path, rows: list[DatasetRow]) -> None:
         longer = [
             f"{row.place} with {len(tokens)} tokens"
             for row in rows
@@ -145,13 +145,13 @@ class Dataset:
                 "the rows out"
             )
 
-    def _tokens(self, row: Row, path: Path) -> tuple[int, ...]:
+    def _tokens(self, row: DatasetRow, path: Path) -> tuple[int, ...]:
         try:
             return self._text.prompt(row.prompt)
         except ConfigurationError as error:
             raise ConfigurationError(f"data set {path}, {row.place}: {error}") from error
 
-    def _make_prompt(self, row: Row, epoch: int) -> TaskPrompt:
+    def _make_prompt(self, row: DatasetRow, epoch: int) -> TaskPrompt:
         return TaskPrompt(self._tokens(row, self._path), row.reference, epoch)
 
 

@@ -12,7 +12,7 @@ import msgspec
 Option = int | float | bool | str | list[int | float | bool | str]
 
 
-class PartDescribed(Protocol):
+class PartDescription(Protocol):
     """One task of a mixture (`producers.settings.PartSettings`)."""
 
     @property
@@ -25,7 +25,7 @@ class PartDescribed(Protocol):
     def options(self) -> Mapping[str, Option]: ...
 
 
-class Described(Protocol):
+class TaskDescription(Protocol):
     """A task (`producers.settings.TaskSettings` documents the fields)."""
 
     @property
@@ -33,7 +33,7 @@ class Described(Protocol):
     @property
     def options(self) -> Mapping[str, Option]: ...
     @property
-    def parts(self) -> Sequence[PartDescribed]: ...
+    def parts(self) -> Sequence[PartDescription]: ...
     @property
     def template(self) -> Literal["chat", "plain"]: ...
     @property

@@ -22,13 +22,13 @@ import xxhash
 from producers.tasks.base import Document, Score, TaskPrompt, Turns
 from producers.tasks.entries import pack, unpack
 from producers.tasks.importing import nearest
-from producers.tasks.text import Text
+from producers.tasks.text import TaskText
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
 CHUNK = 500  # the library's own default size of a data set
 ATTEMPTS = 64  # all held out by chance: (1/4)^64, so the data set has no other question
-_OURS = {"seed": "it follows from the run's seed", "size": "the order has no end"}
+_RESERVED = {"seed": "it follows from the run's seed", "size": "the order has no end"}
 _WHERE = "task.options of reasoning_gym"
 
 
@@ -40,10 +40,10 @@ class Gym:
 
     name = "reasoning_gym"
 
-    def __init__(self, text: Text, dataset: str, answer_tag: str = "", **parameters: Any) -> None:
+    def __init__(self, text: TaskText, dataset: str, answer_tag: str = "", **parameters: Any) -> None:
         self._text, self._dataset, self._tag = text, dataset, answer_tag
         self._held_out = lru_cache(maxsize=1)(self._find_held_out)
-        self._open = lru_cache(maxsize=16)(_opener(dataset, parameters))
+        self._open = lru_cache(maxsize=16)(_dataset_opener(dataset, parameters))
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def _is_held_out(entry: Mapping[str, Any]) -> bool:
     return crc32(entry["question"].encode()) % 4 == 0
 
 
-def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
+def _dataset_opener(name: str, parameters: Mapping[str, Any]) -> Any:
     """A function from a seed to the data set. Raises `ConfigurationError` at once for a wrong name
     or wrong parameters.
     """
@@ -160,10 +160,10 @@ def _opener(name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _checked(name: str, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
-    if key in _OURS:
-        raise ConfigurationError(f"{_WHERE}: {key} is not given, {_OURS[key]}")
+    if key in _RESERVED:
+        raise ConfigurationError(f"{_WHERE}: {key} is not given, {_RESERVED[key]}")
     if key not in defaults:
-        known = sorted(defaults.keys() - _OURS)
+        known = sorted(defaults.keys() - _RESERVED)
         hint = nearest(key, known) or f"; it has {', '.join(known)}"
         raise ConfigurationError(f"{_WHERE}: {name} has no parameter {key!r}{hint}")
     return tuple(value) if isinstance(defaults[key], tuple) and isinstance(value, list) else value

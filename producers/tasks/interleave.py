@@ -17,32 +17,32 @@ CYCLE_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PartPosition:
     """The prompt comes from part number `part`, at position `place` of that part's own order."""
 
     part: int
     place: int
 
 
-class Cycle:
+class MixtureCycle:
     """The endless order of the parts."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self._shares = _whole(weights)
+        self._shares = _whole_weights(weights)
         self._order = _order(self._shares)
 
     def __len__(self) -> int:
         """Number of places until the order repeats."""
         return len(self._order)
 
-    def at(self, position: int) -> Turn:
+    def at(self, position: int) -> PartPosition:
         """A function of the position alone."""
         cycle, place = divmod(position, len(self._order))
         part, rank = self._order[place]
-        return Turn(part, cycle * self._shares[part] + rank)
+        return PartPosition(part, cycle * self._shares[part] + rank)
 
 
-def _whole(weights: Sequence[float]) -> list[int]:
+def _whole_weights(weights: Sequence[float]) -> list[int]:
     """The smallest whole numbers in the same proportion."""
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(one.denominator for one in exact))

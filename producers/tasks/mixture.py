@@ -21,14 +21,14 @@ from producers.tasks.base import (
     Tokenizer,
     Turns,
 )
-from producers.tasks.interleave import Cycle
+from producers.tasks.interleave import MixtureCycle
 from streams.errors import ConfigurationError
 
 _PROBE = "".join(map(chr, range(32, 127)))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MixturePart:
     """One task of a mixture and its weight."""
 
     label: str
@@ -36,7 +36,7 @@ class Part:
     task: Task
 
 
-def mix(parts: Sequence[Part]) -> "Mixture":
+def mix(parts: Sequence[MixturePart]) -> "TaskMixture":
     """The mixture; it is an environment if any part is one. Raises `ConfigurationError` if the
     parts do not fit together.
     """
@@ -50,20 +50,20 @@ def mix(parts: Sequence[Part]) -> "Mixture":
             "give each a label of its own"
         )
     for part in parts[1:]:
-        _refuse_foreign(parts[0], part)
-    kind = Conversation if any(isinstance(part.task, Environment) for part in parts) else Mixture
+        _check_same_tokenizer(parts[0], part)
+    kind = EnvironmentMixture if any(isinstance(part.task, Environment) for part in parts) else TaskMixture
     return kind(parts)
 
 
-class Mixture:
+class TaskMixture:
     """Any number of tasks with one tokenizer."""
 
     name = "mixture"
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[MixturePart]) -> None:
         self._parts = tuple(parts)
         self._tasks = {part.label: part.task for part in parts}
-        self._cycle = Cycle([part.weight for part in parts])
+        self._cycle = MixtureCycle([part.weight for part in parts])
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -109,14 +109,14 @@ class Mixture:
         packed = json.loads(reference)
         return self._tasks[packed["part"]], packed["of"]
 
-    def _held_out(self, part: Part, count: int) -> list[TaskPrompt]:
+    def _held_out(self, part: MixturePart, count: int) -> list[TaskPrompt]:
         try:
             return [_labelled(part, one) for one in part.task.held_out(count)]
         except ConfigurationError as error:
             raise ConfigurationError(f"task.parts: {part.label}: {error}") from error
 
 
-class Conversation(Mixture):
+class EnvironmentMixture(TaskMixture):
     """A mixture with multi-turn parts. For single-turn parts the environment's reply is empty."""
 
     def reply(self, reference: str, state: str, turns: Turns) -> Reply:
@@ -124,13 +124,13 @@ class Conversation(Mixture):
         return part.reply(own, state, turns) if isinstance(part, Environment) else Reply(())
 
 
-def _labelled(part: Part, prompt: TaskPrompt) -> TaskPrompt:
+def _labelled(part: MixturePart, prompt: TaskPrompt) -> TaskPrompt:
     reference = json.dumps({"part": part.label, "of": prompt.reference})
     stop = part.task.stop if prompt.stop is None else prompt.stop
     return replace(prompt, reference=reference, task=part.label, stop=tuple(stop))
 
 
-def _refuse_foreign(first: Part, other: Part) -> None:
+def _check_same_tokenizer(first: MixturePart, other: MixturePart) -> None:
     one, two = first.task.tokenizer(), other.task.tokenizer()
     if one is not two and _identity(one) != _identity(two):
         raise ConfigurationError(

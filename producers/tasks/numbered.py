@@ -15,7 +15,7 @@ from producers.tasks.base import Score, TaskPrompt, Turns, shuffled
 from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
 from streams.errors import ConfigurationError
 
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
+NUMBERED_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz ?"
 _NUMBERS_MAX = 10**9
 
 
@@ -35,7 +35,7 @@ class Numbered:
                 f"task.options of numbered: prompt_tokens = {prompt_tokens}; give 1 or more"
             )
         self._prompts, self._prompt_tokens = prompts, prompt_tokens
-        self._tokenizer = CharacterTokenizer(CHARACTERS)
+        self._tokenizer = CharacterTokenizer(NUMBERED_CHARACTERS)
 
     def tokenizer(self) -> CharacterTokenizer:
         return self._tokenizer

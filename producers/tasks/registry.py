@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import cast
 
 from producers.tasks.base import Task
-from producers.tasks.described import Described, Option, PartDescribed
+from producers.tasks.described import TaskDescription, Option, PartDescription
 from producers.tasks.importing import find_callable, nearest
-from producers.tasks.mixture import Part, mix
-from producers.tasks.text import Text
+from producers.tasks.mixture import MixturePart, mix
+from producers.tasks.text import TaskText
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
@@ -31,7 +31,7 @@ MIXTURE = "mixture"
 _PARTS = ("name", "stop", "tokenizer", "prompt", "held_out", "judge")
 
 
-def load_task(settings: Described, prompt_tokens_max: int | None = None) -> Task:
+def load_task(settings: TaskDescription, prompt_tokens_max: int | None = None) -> Task:
     """The task that the settings describe.
 
     `settings.tokenizer` is the folder with a text task's tokenizer; None is the built-in byte-level
@@ -39,22 +39,22 @@ def load_task(settings: Described, prompt_tokens_max: int | None = None) -> Task
     """
     folder = Path(settings.tokenizer) if settings.tokenizer is not None else None
     tokenizer = TextTokenizer(folder)
-    text = Text(tokenizer, settings.template, settings.system, prompt_tokens_max)
+    text = TaskText(tokenizer, settings.template, settings.system, prompt_tokens_max)
     if settings.name != MIXTURE:
         return _build(settings.name, settings.options, text, "task")
     return mix([_part(part, text, place) for place, part in enumerate(settings.parts)])
 
 
-def _part(settings: PartDescribed, text: Text, place: int) -> Part:
+def _part(settings: PartDescription, text: TaskText, place: int) -> MixturePart:
     where = f"task.parts[{place}]"
     if settings.name == MIXTURE:
         raise ConfigurationError(f"{where}.name: a mixture cannot be a part of a mixture")
     task = _build(settings.name, settings.options, text, where)
     label = settings.label or settings.options.get("dataset") or settings.name.rpartition(":")[2]
-    return Part(str(label), settings.weight, task)
+    return MixturePart(str(label), settings.weight, task)
 
 
-def _build(name: str, options: Mapping[str, Option], text: Text, where: str) -> Task:
+def _build(name: str, options: Mapping[str, Option], text: TaskText, where: str) -> Task:
     build = _builder(name, where)
     known = inspect.signature(build).parameters
     given: dict[str, object] = dict(options)

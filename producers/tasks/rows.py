@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from producers.tasks.importing import nearest
-from producers.tasks.text import Said
+from producers.tasks.text import PromptContent
 from streams.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class DatasetColumns:
     """Names of the columns; "" for a column that is not used."""
 
     prompt: str
@@ -27,11 +27,11 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """`place` is the row's position in its file; `reference` is JSON."""
 
     place: str
-    prompt: Said
+    prompt: PromptContent
     reference: str
     answer: str
 
@@ -41,7 +41,7 @@ class Row:
         return json.dumps(self.prompt, sort_keys=True)
 
 
-def read_rows(path: Path, columns: Columns) -> list[Row]:
+def read_rows(path: Path, columns: DatasetColumns) -> list[DatasetRow]:
     """Read all rows, at least one."""
     readers: Mapping[str, Callable[[Path], Iterator[tuple[str, Mapping[str, Any]]]]] = {
         ".jsonl": _json_lines,
@@ -100,9 +100,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
 
 
-def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) -> Row:
+def _row(path: Path, place: str, values: Mapping[str, Any], columns: DatasetColumns) -> DatasetRow:
     where = f"data set {path}, {place}"
-    prompt = _said(where, columns.prompt, _value(where, values, "prompt", columns.prompt))
+    prompt = _prompt_content(where, columns.prompt, _value(where, values, "prompt", columns.prompt))
     reference = None
     if columns.reference:
         reference = _value(where, values, "reference", columns.reference)
@@ -115,7 +115,7 @@ def _row(path: Path, place: str, values: Mapping[str, Any], columns: Columns) ->
     answer = _value(where, values, "answer", columns.answer) if columns.answer else ""
     if not isinstance(answer, str):
         raise ConfigurationError(f"{where}: {columns.answer} must be text, got {_shown(answer)}")
-    return Row(place, prompt, packed, answer)
+    return DatasetRow(place, prompt, packed, answer)
 
 
 def _value(where: str, values: Mapping[str, Any], option: str, column: str) -> Any:
@@ -125,7 +125,7 @@ def _value(where: str, values: Mapping[str, Any], option: str, column: str) -> A
     return values[column]
 
 
-def _said(where: str, column: str, value: Any) -> Said:
+def _prompt_content(where: str, column: str, value: Any) -> PromptContent:
     if isinstance(value, str) and value:
         return value
     wanted = f"{where}: {column} must be text or a list of chat messages"

@@ -14,15 +14,15 @@ from producers.tasks.base import Turns
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
-Message = Mapping[str, str]
+ChatMessage = Mapping[str, str]
 """`role` and `content`."""
-Said = str | Sequence[Message]
+PromptContent = str | Sequence[ChatMessage]
 """A prompt's content: a text, which is the user's only message, or chat messages."""
 
 _MARK = "rollstream-answer"
 
 
-class Text:
+class TaskText:
     """The text format of one task. `prompt_tokens_max` is None where no prompt is made."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Text:
             )
         return tuple(sorted(ends))
 
-    def prompt(self, content: Said) -> tuple[int, ...]:
+    def prompt(self, content: PromptContent) -> tuple[int, ...]:
         """Tokens up to the start of the answer. Raises `ConfigurationError` if the template
         refuses.
         """
@@ -68,7 +68,7 @@ class Text:
         """Whether the prompt leaves room for an answer of `sampling.tokens_max`."""
         return self.prompt_tokens_max is None or len(tokens) <= self.prompt_tokens_max
 
-    def surely_fits(self, content: Said) -> bool:
+    def surely_fits(self, content: PromptContent) -> bool:
         """Whether the prompt fits in any case, without tokenizing it: a token is at least one byte
         of text.
         """
@@ -93,8 +93,8 @@ class Text:
         end = ends or tuple(sorted(self.tokenizer.ends))[:1]
         return (*self.tokenizer.encode(text), *end)
 
-    def _messages(self, content: Said) -> list[Message]:
-        messages: list[Message] = (
+    def _messages(self, content: PromptContent) -> list[ChatMessage]:
+        messages: list[ChatMessage] = (
             [{"role": "user", "content": content}] if isinstance(content, str) else list(content)
         )
         if self._system and not any(one["role"] == "system" for one in messages):
@@ -112,7 +112,7 @@ class Text:
         added = self.tokenizer.light.get_added_tokens_decoder()
         return tuple(token for token in first if token in added and added[token].special)
 
-    def _render(self, messages: Sequence[Message], is_asked: bool) -> str:
+    def _render(self, messages: Sequence[ChatMessage], is_asked: bool) -> str:
         from jinja2 import TemplateError
 
         tokenizer = self.tokenizer.whole

@@ -13,29 +13,29 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from rollstream.analysis.coverage import Held, overlapping
-from rollstream.analysis.fetched import Fetched
-from rollstream.analysis.place import Place
-from storage.archive.names import PREFIX, ArchiveFile, parsed
+from rollstream.analysis.coverage import ReadableFile, overlapping
+from rollstream.analysis.fetched import ArchiveCache
+from rollstream.analysis.place import RunLocation
+from storage.archive.names import ARCHIVE_PREFIX, ArchiveFile, parse_archive_key
 from storage.connect import open_store
 from streams.errors import ConfigurationError, CorruptObject
 
 _PATH = re.compile(r"""(Invalid Input Error|IO Error): |Failed to read file "[^"]*": | '/[^']*'""")
-_SAID = ("last", "schema", "fence")
+_FOOTER_KEYS = ("last", "schema", "fence")
 
 
 @dataclass(slots=True)
-class Archive:
+class ArchivedFiles:
     """The archived files of one run; `warn` receives messages for the user."""
 
-    place: Place
+    place: RunLocation
     connection: duckdb.DuckDBPyConnection
     skip_corrupt: bool
     warn: Callable[[str], None]
     bad: set[str] = field(default_factory=set[str])
     """Paths of damaged files that are left out."""
     _files: list[ArchiveFile] | None = None
-    _fetched: Fetched | None = None
+    _fetched: ArchiveCache | None = None
 
     def run(self) -> str:
         """Returns the run's name: the configured one, or the archive's only run."""
@@ -49,13 +49,13 @@ class Archive:
             )
         return runs[0] if runs else "run"
 
-    def held(self, topic: str) -> list[Held]:
+    def held(self, topic: str) -> list[ReadableFile]:
         """Returns the topic's readable files."""
         if self.skip_corrupt:
             self.check(topic)
         return self._held(topic)
 
-    def _held(self, topic: str) -> list[Held]:
+    def _held(self, topic: str) -> list[ReadableFile]:
         run = self.run()
         files = [file for file in self._all() if (file.topic, file.run) == (topic, run)]
         if self._fetched is None or not files:
@@ -63,7 +63,7 @@ class Archive:
         paths = self._fetched.paths(files)
         footers = self._footers(paths)
         held = [
-            _held(path, file, footers[path])
+            _readable_file(path, file, footers[path])
             for file, path in zip(files, paths, strict=True)
             if path in footers
         ]
@@ -85,7 +85,7 @@ class Archive:
         for one in self._held(topic):
             try:
                 self.connection.execute(
-                    f"SELECT bit_xor(hash(row)) FROM read_parquet({quoted(one.path)}) AS row"
+                    f"SELECT bit_xor(hash(row)) FROM read_parquet({sql_literal(one.path)}) AS row"
                 ).fetchall()
             except duckdb.Error as error:
                 self._found_bad(one.path, error)
@@ -95,8 +95,8 @@ class Archive:
             return []
         if self._files is None:
             store = open_store(self.place.store)
-            self._fetched = Fetched(store, self.place.store, self.warn)
-            found = (parsed(entry.key, entry.bytes) for entry in store.list(PREFIX))
+            self._fetched = ArchiveCache(store, self.place.store, self.warn)
+            found = (parse_archive_key(entry.key, entry.bytes) for entry in store.list(ARCHIVE_PREFIX))
             self._files = [file for file in found if file is not None]
         return self._files
 
@@ -118,14 +118,14 @@ class Archive:
     def _read_footers(self, paths: Sequence[str]) -> dict[str, dict[str, str]]:
         rows = self.connection.execute(
             "SELECT file_name, decode(key), decode(value) "
-            f"FROM parquet_kv_metadata([{', '.join(map(quoted, paths))}]) "
+            f"FROM parquet_kv_metadata([{', '.join(map(sql_literal, paths))}]) "
             "WHERE decode(key) LIKE 'rollstream.%'"
         ).fetchall()
         footers: dict[str, dict[str, str]] = {path: {} for path in paths}
         for path, key, value in rows:
             footers[path][key.removeprefix("rollstream.")] = value
         for path, values in footers.items():
-            if not values.keys() >= set(_SAID):
+            if not values.keys() >= set(_FOOTER_KEYS):
                 raise duckdb.InvalidInputException(f"{path}: not written by the archive role")
         return footers
 
@@ -140,14 +140,14 @@ class Archive:
         self.warn(f"left out: {path} is damaged ({reason}); the result lacks its rows")
 
 
-def quoted(text: str) -> str:
+def sql_literal(text: str) -> str:
     """Returns text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def _held(path: str, file: ArchiveFile, footer: dict[str, str]) -> Held:
+def _readable_file(path: str, file: ArchiveFile, footer: dict[str, str]) -> ReadableFile:
     term, _, sequence = footer["fence"].partition(":")
-    return Held(
+    return ReadableFile(
         path, file.partition, file.first, int(footer["last"]), int(footer["schema"]), int(term),
         int(sequence),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from streams.errors import ConfigurationError
 CACHE_BYTES = 16 << 30
 
 
-class Fetched:
+class ArchiveCache:
     """A bounded LRU cache of archived files; `warn` receives a message before a download."""
 
     def __init__(

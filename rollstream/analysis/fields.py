@@ -43,7 +43,7 @@ from streams.records import (
 )
 from streams.topics import catalogue
 
-TOPICS: dict[str, tuple[type[Record], ...]] = {
+TOPIC_RECORDS: dict[str, tuple[type[Record], ...]] = {
     "prompts": (Prompt, Opened),
     "admissions": (Admitted, Opened),
     "assignments": (Assignment, Opened),
@@ -77,7 +77,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FieldCondition:
     """A condition `path operator wanted` on a record's values."""
 
     path: tuple[str, ...]
@@ -100,14 +100,14 @@ class Condition:
         return _COMPARE[self.operator](str(found), self.wanted)
 
 
-def values_of(record: Record, whole: bool = False) -> dict[str, Any]:
+def record_values(record: Record, whole: bool = False) -> dict[str, Any]:
     """Returns a record's fields as builtins; arrays are lists if `whole`, else their lengths."""
     hook: Callable[[Any], Any] = np.ndarray.tolist if whole else len
     found: dict[str, Any] = msgspec.to_builtins(record, enc_hook=hook)
     return {name.partition(":")[0]: value for name, value in found.items()}
 
 
-def asked_of(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
+def derived_values(record: Record | None, timestamp_ms: int) -> dict[str, Any]:
     """Returns the fields for conditions that the record does not store: `time`, `lag_finish`."""
     found: dict[str, Any] = {"time": timestamp_ms / 1000}
     if isinstance(record, Trajectory):
@@ -130,12 +130,12 @@ def check_topic(topic: str) -> None:
     """Raises `ConfigurationError`, naming the nearest topic, for an unknown topic."""
     if topic not in known_topics():
         raise ConfigurationError(
-            f"no topic {topic!r}; {_nearest(topic, known_topics())}topics: {', '.join(TOPICS)}, "
+            f"no topic {topic!r}; {_nearest(topic, known_topics())}topics: {', '.join(TOPIC_RECORDS)}, "
             "and .dead beside each"
         )
 
 
-def condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> Condition:
+def parse_condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> FieldCondition:
     """Parses a condition on records of a topic; `more` maps the caller's further fields to their
     kinds. Raises `ConfigurationError` for an unknown field or an invalid comparison.
     """
@@ -156,7 +156,7 @@ def condition(text: str, topic: str, more: Mapping[str, str] | None = None) -> C
         raise ConfigurationError(f"--where {text!r}: {name} is a number, but {wanted!r} is not")
     if kind == "time":
         wanted = _seconds(text, operator, wanted)
-    return Condition(tuple(name.split(".")), operator, wanted)
+    return FieldCondition(tuple(name.split(".")), operator, wanted)
 
 
 def _fields_of(topic: str) -> dict[str, str]:
@@ -168,7 +168,7 @@ def _fields_of(topic: str) -> dict[str, str]:
     }
     found["time"] = "time"
     found |= DERIVED if topic == "trajectories" else {}
-    for cls in (Dead,) if topic.endswith(".dead") else TOPICS[topic]:
+    for cls in (Dead,) if topic.endswith(".dead") else TOPIC_RECORDS[topic]:
         _walk(cls, "", found)
     return found
 

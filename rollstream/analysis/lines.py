@@ -2,34 +2,12 @@
 
 from collections.abc import Sequence
 
-from streams.drafted import right_of
-from streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    Assignment,
-    Claim,
-    Configured,
-    Dead,
-    GroupClosed,
-    Opened,
-    Partial,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    Span,
-    StepDone,
-    Superseded,
-    Take,
-    TakeFailed,
-    TakeRetried,
-    Trajectory,
-    WeightsAnnounced,
-)
+from streams.drafted import accepted_tokens
+from streams.records import Admitted, Annotation, Applied, Assignment, Claim, Configured, Dead, GroupClosed, Opened, Partial, Prompt, Record, RelayStatus, RolloutStatus, StepDone, Superseded, Take, TakeFailed, TakeRetried, Trajectory, WeightsAnnounced
+from streams.values import Span
 
 
-def in_words(record: Record) -> str:
+def describe(record: Record) -> str:
     """Returns a one-line description, without long fields."""
     match record:
         case Trajectory():
@@ -43,11 +21,11 @@ def in_words(record: Record) -> str:
         case Assignment():
             return _assignment(record)
         case RolloutStatus() | RelayStatus() | WeightsAnnounced() | Applied():
-            return _of_serving(record)
+            return _serving(record)
         case Configured() | Take() | StepDone() | GroupClosed():
-            return _of_ledger(record)
+            return _ledger(record)
         case TakeRetried() | TakeFailed() | Superseded():
-            return _of_failure(record)
+            return _failure(record)
         case _:
             return _other(record)
 
@@ -64,7 +42,7 @@ def _trajectory(record: Trajectory) -> str:
     moves = f", {record.moves} moves" if record.moves else ""
     drafts = record.drafts
     accepted = (
-        "" if drafts is None else f", {right_of(drafts)} of {drafts.guessed} draft tokens accepted"
+        "" if drafts is None else f", {accepted_tokens(drafts)} of {drafts.guessed} draft tokens accepted"
     )
     return (
         f"{record.trajectory} of {record.task}: {outcome}, {len(record.logprobs)} tokens "
@@ -83,7 +61,7 @@ def _assignment(record: Assignment) -> str:
     return f"{record.kind} {where}, {attempt}, under v{record.version.number}, {after}"
 
 
-def _of_serving(record: RolloutStatus | RelayStatus | WeightsAnnounced | Applied) -> str:
+def _serving(record: RolloutStatus | RelayStatus | WeightsAnnounced | Applied) -> str:
     match record:
         case RolloutStatus():
             return (
@@ -107,7 +85,7 @@ def _of_serving(record: RolloutStatus | RelayStatus | WeightsAnnounced | Applied
             )
 
 
-def _of_ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
+def _ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
     match record:
         case Configured():
             return (
@@ -129,7 +107,7 @@ def _of_ledger(record: Configured | Take | StepDone | GroupClosed) -> str:
             return f"group {record.group} {record.reason} at step {record.step}{detail}"
 
 
-def _of_failure(record: TakeRetried | TakeFailed | Superseded) -> str:
+def _failure(record: TakeRetried | TakeFailed | Superseded) -> str:
     where = f"step {record.step}, update {record.update}"
     match record:
         case TakeRetried(micro_batch=None):

@@ -9,11 +9,11 @@ invariant 7 exactly as the archive does, starting from the fence after the last 
 from collections.abc import Iterator, Mapping
 from typing import Literal, cast
 
-from rollstream.analysis.coverage import Hole
-from rollstream.analysis.place import Place
+from rollstream.analysis.coverage import OffsetGap
+from rollstream.analysis.place import RunLocation
 from storage import log as storage_log
 from storage.archive.columns import table_of
-from storage.archive.rows import judge
+from storage.archive.rows import classify_rows
 from streams.bus import Bus, Message
 from streams.connect import open_bus
 from streams.errors import BusError, PositionLost
@@ -24,7 +24,7 @@ RECORDS_MAX = 8192
 BYTES_MAX = 32 << 20  # per batch; DuckDB keeps earlier batches, spilling to disk if needed
 
 
-def open_log(place: Place) -> Bus:
+def open_run_log(place: RunLocation) -> Bus:
     """Opens the run's log; creates neither topics nor a missing store."""
     assert place.bus is not None
     sync = cast('Literal["normal", "full"]', place.sync)
@@ -42,7 +42,7 @@ def has_topic(bus: Bus, topic: str) -> bool:
     return True
 
 
-def tables(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[object]:
+def log_tables(bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]) -> Iterator[object]:
     """Yields the hole's rows that the log holds, in the archive's format. Offsets that the log
     lacks too are appended to `lost`.
     """
@@ -51,16 +51,16 @@ def tables(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[objec
     start, fence = hole.start, Fence(hole.term, hole.sequence)
     kept = truncated_begin(bus, topic).get(hole.partition, Position())
     if kept.offset > start and start < end:
-        lost.append(Hole(hole.partition, start, min(kept.offset, end)))
+        lost.append(OffsetGap(hole.partition, start, min(kept.offset, end)))
         start, fence = kept.offset, kept.fence
     fences: Mapping[int, Fence] = {hole.partition: fence}
-    for messages in _messages(bus, topic, Hole(hole.partition, start, end), lost):
-        judged = judge(topic, messages, fences)
+    for messages in _messages(bus, topic, OffsetGap(hole.partition, start, end), lost):
+        judged = classify_rows(topic, messages, fences)
         fences = judged.fences
         yield table_of(topic, messages, judged)
 
 
-def _messages(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[list[Message]]:
+def _messages(bus: Bus, topic: str, hole: OffsetGap, lost: list[OffsetGap]) -> Iterator[list[Message]]:
     at, end = hole.start, hole.end or 0
     while at < end:
         try:
@@ -69,7 +69,7 @@ def _messages(bus: Bus, topic: str, hole: Hole, lost: list[Hole]) -> Iterator[li
             )
         except PositionLost:  # truncated, perhaps during this read
             begin = min(max(bus.begin(topic)[hole.partition], at + 1), end)
-            lost.append(Hole(hole.partition, at, begin))
+            lost.append(OffsetGap(hole.partition, at, begin))
             at = begin
             continue
         messages = [message for message in read if message.offset < end]

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.analysis.fields import Condition, asked_of, values_of
-from rollstream.analysis.shown import plain
+from rollstream.analysis.fields import FieldCondition, derived_values, record_values
+from rollstream.analysis.shown import json_value
 from streams.bus import Bus, Message
 from streams.errors import PositionLost, SequenceGap
-from streams.judging import Judgement, judge
+from streams.judging import ClassifiedMessage, classify_message
 from streams.records import Fence, Record
 
 WAIT_S = 0.25  # longest delay of Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class TailRecord:
     """One message of a topic: its record, or the reason why it is not one."""
 
     partition: int
@@ -37,7 +37,7 @@ class Passing:
         """Returns the fields of envelope and record as builtins. Arrays are lists if `whole`, else
         their lengths.
         """
-        found = {} if self.record is None else values_of(self.record, whole)
+        found = {} if self.record is None else record_values(self.record, whole)
         envelope = {
             "partition": self.partition,
             "offset": self.offset,
@@ -49,7 +49,7 @@ class Passing:
 
 
 @dataclass(slots=True)
-class Log:
+class TopicTail:
     """A topic of the log; `warn` receives messages about records that cannot be shown."""
 
     bus: Bus
@@ -57,12 +57,12 @@ class Log:
     warn: Callable[[str], None]
     _fences: dict[int, Fence] = field(default_factory=dict[int, Fence])
 
-    def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[Passing]:
+    def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[TailRecord]:
         """Yields the records of all partitions from `starts` to before `ends`, by time."""
         one_by_one = (self._partition(p, start, ends[p]) for p, start in starts.items())
         return heapq.merge(*one_by_one, key=lambda one: (one.timestamp_ms, one.partition))
 
-    def follow(self, positions: Mapping[int, int], stop: threading.Event) -> Iterator[Passing]:
+    def follow(self, positions: Mapping[int, int], stop: threading.Event) -> Iterator[TailRecord]:
         """Yields new records until `stop` is set."""
         at = dict(positions)
         while not stop.is_set():
@@ -76,7 +76,7 @@ class Log:
             for message in messages:
                 at[message.partition] = message.offset + 1
 
-    def _partition(self, partition: int, start: int, end: int) -> Iterator[Passing]:
+    def _partition(self, partition: int, start: int, end: int) -> Iterator[TailRecord]:
         at = start
         while at < end:
             try:
@@ -102,10 +102,10 @@ class Log:
                 )
         return {partition: max(offset, begin[partition]) for partition, offset in at.items()}
 
-    def _judged(self, message: Message) -> Passing:
+    def _judged(self, message: Message) -> TailRecord:
         judged = None if message.value is None else self._judge(message.partition, message.value)
         envelope = judged.envelope if judged else None
-        return Passing(
+        return TailRecord(
             message.partition,
             message.offset,
             message.timestamp_ms,
@@ -116,39 +116,39 @@ class Log:
             judged.reason if judged else "tombstone",
         )
 
-    def _judge(self, partition: int, value: bytes) -> Judgement:
+    def _judge(self, partition: int, value: bytes) -> ClassifiedMessage:
         """Validates a message with its partition's fence; after a gap the fence starts again."""
         settings = self.bus.settings(self.topic)
         fenced, compacted = bool(settings.writer), settings.cleanup == "compact"
         fence = self._fences.get(partition, Fence())
         try:
-            fence, judged = judge(
+            fence, judged = classify_message(
                 value, fence, topic=self.topic, fenced=fenced, compacted=compacted
             )
         except SequenceGap as error:
             self.warn(f"{self.topic} {partition}: {error}")
-            fence, judged = judge(
+            fence, judged = classify_message(
                 value, Fence(), topic=self.topic, fenced=fenced, compacted=compacted
             )
         self._fences[partition] = fence
         return judged
 
 
-def matching(passing: Iterator[Passing], conditions: Sequence[Condition]) -> Iterator[Passing]:
+def matching(passing: Iterator[TailRecord], conditions: Sequence[FieldCondition]) -> Iterator[TailRecord]:
     """Yields the records that meet all conditions."""
     if not conditions:
         return passing
     return (one for one in passing if meets(one, conditions, {}))
 
 
-def meets(one: Passing, conditions: Sequence[Condition], more: Mapping[str, Any]) -> bool:
+def meets(one: TailRecord, conditions: Sequence[FieldCondition], more: Mapping[str, Any]) -> bool:
     """True if the record meets all conditions; `more` holds further fields from the caller."""
-    values = one.values() | asked_of(one.record, one.timestamp_ms) | dict(more)
+    values = one.values() | derived_values(one.record, one.timestamp_ms) | dict(more)
     return all(condition.holds(values) for condition in conditions)
 
 
-def in_json(topic: str, one: Passing) -> dict[str, Any]:
+def tail_json(topic: str, one: TailRecord) -> dict[str, Any]:
     """Returns the record as a JSON object with complete arrays."""
     where = {"topic": topic, "timestamp_ms": one.timestamp_ms}
     why = {"reason": one.reason} if one.record is None else {}
-    return plain(where | one.values(whole=True) | why)
+    return json_value(where | one.values(whole=True) | why)

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from rollstream.analysis.passing import Passing
-from rollstream.analysis.records import tables
-from rollstream.analysis.session import Session
+from rollstream.analysis.passing import TailRecord
+from rollstream.analysis.records import archive_tables
+from rollstream.analysis.session import QuerySession
 from storage.archive.columns import records_of
 
 
-def archived(session: Session, topic: str, where: str) -> Iterator[Passing]:
+def archived_tail(session: QuerySession, topic: str, where: str) -> Iterator[TailRecord]:
     """Yields the rows that meet an SQL condition, by time."""
     sql = f'SELECT * FROM {topic} WHERE {where} ORDER BY timestamp, partition, "offset"'
-    for table in tables(session, sql, topic):
-        yield from _passing(table)
+    for table in archive_tables(session, sql, topic):
+        yield from _tail_records(table)
 
 
-def _passing(table: pa.Table) -> Iterator[Passing]:
+def _tail_records(table: pa.Table) -> Iterator[TailRecord]:
     envelope = table.select(
         ["partition", "offset", "timestamp", "key", "schema", "term", "void", "reason"]
     )
@@ -29,7 +29,7 @@ def _passing(table: pa.Table) -> Iterator[Passing]:
     stamps = table.column("timestamp").cast(pa.int64()).to_pylist()
     for row, stamp in zip(envelope.to_pylist(), stamps, strict=True):
         is_record = row["reason"] is None and row["schema"] is not None
-        yield Passing(
+        yield TailRecord(
             row["partition"],
             row["offset"],
             stamp,

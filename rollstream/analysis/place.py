@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from streams.errors import ConfigurationError
 
-RUNS = Path("runs")
-ARCHIVE = "archive"
-REPLAYED = "replay.json"  # marks the folder of a replay, which no role may resume
+RUNS_FOLDER = Path("runs")
+ARCHIVE_FOLDER = "archive"
+REPLAY_FILE = "replay.json"  # marks the folder of a replay, which no role may resume
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunLocation:
     """Where a run's data is. URLs are absolute. `bus` is None without a log, `folder` None for a
     bare store, `run` None if its name must be read from the archive.
     """
@@ -58,13 +58,13 @@ class Place:
         return tuple(f / "tokenizer.json" for f in (*folders, self.folder / "model", self.folder))
 
 
-def find_place(named: str | None, runs: Path = RUNS) -> Place:
+def locate_run(named: str | None, runs: Path = RUNS_FOLDER) -> RunLocation:
     """Returns the location of `named`; None means the newest run in the folder `runs`."""
     if named is None:
-        return find_place(str(newest_run(runs)))
+        return locate_run(str(newest_run(runs)))
     scheme, separator, rest = named.partition(":")
     if separator and scheme != "file" and not Path(named).exists():
-        return Place(named, named.rstrip("/").removesuffix(f"/{ARCHIVE}"))
+        return RunLocation(named, named.rstrip("/").removesuffix(f"/{ARCHIVE_FOLDER}"))
     path = Path(rest.removeprefix("//") if separator and scheme == "file" else named).absolute()
     if path.is_file() and path.suffix == ".json":
         return _configured(path.parent, path)
@@ -73,11 +73,11 @@ def find_place(named: str | None, runs: Path = RUNS) -> Place:
     return _archive_alone(path, named)
 
 
-def asked_place(named: str | None, name: str | None, warn: Callable[[str], None]) -> Place:
+def locate_asked_run(named: str | None, name: str | None, warn: Callable[[str], None]) -> RunLocation:
     """Returns the location that a command line names. `name` selects a run of an archive. If
     `named` is None, `warn` receives a message that names the newest run.
     """
-    place = find_place(named)
+    place = locate_run(named)
     if named is None:
         warn(f"using the newest run, {place.name}")
     return place if name is None else replace(place, run=name)
@@ -94,23 +94,23 @@ def newest_run(runs: Path) -> Path:
     return found[-1].parent
 
 
-def _archive_alone(path: Path, named: str) -> Place:
+def _archive_alone(path: Path, named: str) -> RunLocation:
     """Locates a folder without config.json: a store, its `archive/`, or a run's folder whose
     configuration is missing.
     """
     if not path.is_dir():
         raise ConfigurationError(f"{named}: no such run or archive; is the path right?")
-    if path.name == ARCHIVE and any(path.glob("topic=*")):
+    if path.name == ARCHIVE_FOLDER and any(path.glob("topic=*")):
         path = path.parent
     for store in (path, path / "store"):
-        if (store / ARCHIVE).is_dir():
-            return Place(named, f"file:{store}", folder=path)
+        if (store / ARCHIVE_FOLDER).is_dir():
+            return RunLocation(named, f"file:{store}", folder=path)
     raise ConfigurationError(
-        f"{path} holds neither a run (no config.json there) nor an archive (no folder {ARCHIVE}/)"
+        f"{path} holds neither a run (no config.json there) nor an archive (no folder {ARCHIVE_FOLDER}/)"
     )
 
 
-def _configured(folder: Path, path: Path) -> Place:
+def _configured(folder: Path, path: Path) -> RunLocation:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -120,7 +120,7 @@ def _configured(folder: Path, path: Path) -> Place:
     configuration = cast("dict[str, Any]", values)
     bus = _inside(str(configuration.get("bus", "sqlite:bus")), folder)
     scheme, _, rest = bus.partition(":")
-    return Place(
+    return RunLocation(
         str(folder),
         _inside(str(configuration.get("store", "file:store")), folder),
         None if scheme == "sqlite" and not Path(rest).is_dir() else bus,

@@ -9,47 +9,47 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text as Styled
 
-from rollstream.analysis.shown import cell
-from rollstream.analysis.story import Row, Story
-from rollstream.analysis.text import Text
-from rollstream.analysis.tokens import Token, tokens_of
-from rollstream.live.drafts import Guesses, guesses_of
+from rollstream.analysis.shown import cell_text
+from rollstream.analysis.story import ViewRow, TrajectoryDetails
+from rollstream.analysis.text import TokenText
+from rollstream.analysis.tokens import TrajectoryToken, trajectory_tokens
+from rollstream.live.drafts import DraftTotals, draft_totals_of
 from streams.records import Assignment, Partial, Trajectory
 
-COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+VERSION_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 """Colours of versions, by version number modulo their count."""
-UNLIKELY = math.log(0.1)
+UNLIKELY_LOGPROB = math.log(0.1)
 ATTEMPTS_SHOWN = 12
 
 
-def draw(story: Story, text: Text, logprobs: bool) -> RenderableType:
+def render_trajectory(story: TrajectoryDetails, text: TokenText, logprobs: bool) -> RenderableType:
     """Returns the rendering, for a console of any width."""
     title = Styled(f"trajectory {story.trajectory}", style="bold")
     parts: list[RenderableType] = [title, _facts(story)]
     if story.record is not None:
-        tokens = tokens_of(story.record, text)
-        parts += ["", _legend(text, story.record), _written(tokens)]
+        tokens = trajectory_tokens(story.record, text)
+        parts += ["", _legend(text, story.record), _coloured_text(tokens)]
         if logprobs:
             parts += ["", _token_table(tokens)]
     return Group(*parts)
 
 
-def _facts(story: Story) -> Table:
+def _facts(story: TrajectoryDetails) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for name, lines in _told(story):
+    for name, lines in _fact_rows(story):
         table.add_row(name, Styled("\n".join(lines)))
     return table
 
 
-def _told(story: Story) -> Iterator[tuple[str, list[str]]]:
+def _fact_rows(story: TrajectoryDetails) -> Iterator[tuple[str, list[str]]]:
     """Yields (label, lines) of the known facts."""
     record = story.record
     if record is None:
         yield "finish", ["not finished"]
     else:
-        yield from _completed(story, record)
+        yield from _completion(story, record)
     if story.annotations:
         yield "annotations", [_annotation(row) for row in story.annotations]
     if story.spans:
@@ -64,18 +64,18 @@ def _told(story: Story) -> Iterator[tuple[str, list[str]]]:
         yield "group", [_group(story.group)]
 
 
-def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
+def _completion(story: TrajectoryDetails, record: Trajectory) -> Iterator[tuple[str, list[str]]]:
     late = f", {story.completions - 1} later ones ignored" if story.completions > 1 else ""
     why = f": {record.reason}" if record.reason else ""
     yield "finish", [f"{record.finish}{why}, {len(record.logprobs)} tokens generated{late}"]
     if story.reward is not None and story.reward["reward"] is not None:
-        yield "reward", [f"{cell(story.reward['reward'])}, from its {story.reward['source']}"]
+        yield "reward", [f"{cell_text(story.reward['reward'])}, from its {story.reward['source']}"]
     elif record.finish != "dead":
         yield "reward", ["none yet"]
     if record.scores:
         yield "scores", [", ".join(f"{name} {value:g}" for name, value in record.scores.items())]
     yield "task", [f"{record.task}, temperature {record.temperature:g}"]
-    if (drafted := guesses_of(record)) is not None:
+    if (drafted := draft_totals_of(record)) is not None:
         yield "drafts", [_drafts(drafted)]
     moves = f"{record.moves} moves" if record.moves != 1 else "1 move"
     yield (
@@ -91,7 +91,7 @@ def _completed(story: Story, record: Trajectory) -> Iterator[tuple[str, list[str
     )
 
 
-def _drafts(found: Guesses) -> str:
+def _drafts(found: DraftTotals) -> str:
     cost = "" if found.lookup_us is None else f", {found.lookup_us:.0f} µs each"
     return (
         f"{found.right} of {found.guessed} draft tokens accepted, {found.tokens} tokens in "
@@ -99,12 +99,12 @@ def _drafts(found: Guesses) -> str:
     )
 
 
-def _annotation(row: Row) -> str:
-    value = cell(row["value"]) if row["value"] is not None else f"none ({row['reason']})"
+def _annotation(row: ViewRow) -> str:
+    value = cell_text(row["value"]) if row["value"] is not None else f"none ({row['reason']})"
     return f"{row['name']} {value}, by {row['scorer']}"
 
 
-def _span(row: Row) -> str:
+def _span(row: ViewRow) -> str:
     consumed = "" if row["lag_consumed"] is None else f", {row['lag_consumed']} when trained"
     masked = " (masked)" if row["masked"] else ""
     return (
@@ -113,15 +113,15 @@ def _span(row: Row) -> str:
     )
 
 
-def _trained(row: Row) -> str:
-    done = f", done {cell(row['done'])[:19]}" if row["done"] is not None else ", not done yet"
+def _trained(row: ViewRow) -> str:
+    done = f", done {cell_text(row['done'])[:19]}" if row["done"] is not None else ", not done yet"
     return (
         f"step {row['step']}, update {row['update']}, micro-batch {row['micro_batch']}, term "
-        f"{row['term']}; taken {cell(row['taken'])[:19]}{done} UTC"
+        f"{row['term']}; taken {cell_text(row['taken'])[:19]}{done} UTC"
     )
 
 
-def _group(row: Row) -> str:
+def _group(row: ViewRow) -> str:
     wave = f"group {row['group']} of wave {row['wave']}, {row['trajectories']} trajectories: "
     if row["ended"] == "open":
         return f"{wave}open"
@@ -150,7 +150,7 @@ def _first_and_last(lines: list[str]) -> list[str]:
     return [*lines[:half], f"… {len(lines) - 2 * half} more …", *lines[-half:]]
 
 
-def _legend(text: Text, record: Trajectory) -> Styled:
+def _legend(text: TokenText, record: Trajectory) -> Styled:
     accepted = () if record.drafts is None else (("bold", "bold"), " accepted draft, ")
     known = "" if text.is_known else "; no tokenizer is there, so tokens are numbers"
     return Styled.assemble(
@@ -159,7 +159,7 @@ def _legend(text: Text, record: Trajectory) -> Styled:
     )  # fmt: skip
 
 
-def _written(tokens: list[Token]) -> Styled:
+def _coloured_text(tokens: list[TrajectoryToken]) -> Styled:
     """Returns the whole text, with a mark at each change of source or version."""
     written = Styled()
     for label, run in groupby(tokens, key=lambda token: token.label):
@@ -169,7 +169,7 @@ def _written(tokens: list[Token]) -> Styled:
     return written
 
 
-def _token_table(tokens: list[Token]) -> Table:
+def _token_table(tokens: list[TrajectoryToken]) -> Table:
     table = Table(show_edge=False, pad_edge=False)
     for name in ("#", "token", "logprob", "probability"):
         table.add_column(name, justify="right")
@@ -188,12 +188,12 @@ def _token_table(tokens: list[Token]) -> Table:
     return table
 
 
-def _style(token: Token) -> str:
+def _style(token: TrajectoryToken) -> str:
     if token.version is None:
         return "dim italic" if token.label == "environment" else "dim"
-    unlikely = token.logprob is not None and token.logprob < UNLIKELY
+    unlikely = token.logprob is not None and token.logprob < UNLIKELY_LOGPROB
     marked = (" bold" if token.guessed else "") + (" underline" if unlikely else "")
-    return COLOURS[token.version % len(COLOURS)] + marked
+    return VERSION_COLOURS[token.version % len(VERSION_COLOURS)] + marked
 
 
 def _clock(seconds: float) -> str:

@@ -9,32 +9,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollstream.analysis.session import Session
+from rollstream.analysis.session import QuerySession
 from storage.archive.columns import records_of
 from storage.archive.shapes import arrow_schema
 from streams.records import Trajectory
 
-ROWS = 256  # per batch in memory
+BATCH_ROWS = 256  # per batch in memory
 TOPIC = "trajectories"
 
 
-def trajectories(
-    session: Session, where: str | None = None, view: str = "completions"
+def trajectory_records(
+    session: QuerySession, where: str | None = None, view: str = "completions"
 ) -> Iterator[Trajectory]:
     """Yields the records of a view's rows that meet an SQL condition, archived rows first."""
     wanted = "true" if where is None else where
     sql = f"SELECT * FROM {view} WHERE ({wanted}) AND reason IS NULL AND NOT void"
-    for table in tables(session, sql):
+    for table in archive_tables(session, sql):
         for record in records_of(table):
             if isinstance(record, Trajectory):
                 yield record
 
 
-def tables(session: Session, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
+def archive_tables(session: QuerySession, sql: str, topic: str = TOPIC) -> Iterator[pa.Table]:
     """Yields a query's rows in batches, with a topic's archive columns. Columns that are newer than
     the archive's files are missing.
     """
-    reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(ROWS))
+    reader: Any = session.arrow(sql, lambda relation: relation.to_arrow_reader(BATCH_ROWS))
     present = set(reader.schema.names)
     schema = pa.schema([field for field in arrow_schema(topic) if field.name in present])
     try:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from rollstream.analysis.archived import Archive, quoted
-from rollstream.analysis.coverage import Held, Hole, holes, words
-from rollstream.analysis.place import Place
+from rollstream.analysis.archived import ArchivedFiles, sql_literal
+from rollstream.analysis.coverage import ReadableFile, OffsetGap, offset_gaps, gaps_in_words
+from rollstream.analysis.place import RunLocation
 
 if TYPE_CHECKING:  # imports numpy, which a query of the archive does not need
     from streams.bus import Bus
 
 HIVE = "hive_partitioning = true, hive_types = {topic: VARCHAR, run: VARCHAR, date: DATE}"
-LOOKS_MORE = 2  # further listings of the archive, if rows left the log since the first
-EVALUATION = {
+ARCHIVE_RETRIES = 2  # further listings of the archive, if rows left the log since the first
+EVALUATION_COLUMNS = {
     "step": "BIGINT",
     "seconds": "DOUBLE",
     "accuracy_sampled": "DOUBLE",
@@ -39,12 +39,12 @@ class TopicViews:
     """
 
     connection: duckdb.DuckDBPyConnection
-    archive: Archive
+    archive: ArchivedFiles
     bus: "Callable[[], Bus | None]"
     warn: Callable[[str], None]
     _tables: set[str] = field(default_factory=set[str])
     """Topics that have a table `live_<topic>` of rows copied from the log, perhaps empty."""
-    _files: dict[str, Sequence[Held]] = field(default_factory=dict[str, Sequence[Held]])
+    _files: dict[str, Sequence[ReadableFile]] = field(default_factory=dict[str, Sequence[ReadableFile]])
     """The archived files that each topic's view reads; the store may hold newer ones by now."""
 
     def define(self, topic: str) -> None:
@@ -55,7 +55,7 @@ class TopicViews:
         """
         held = self.archive.held(topic)
         lost = self._copy_live(topic, held)
-        for _ in range(LOOKS_MORE if self.bus() else 0):
+        for _ in range(ARCHIVE_RETRIES if self.bus() else 0):
             if not lost:
                 break
             self.archive.refresh()
@@ -63,7 +63,7 @@ class TopicViews:
             lost = self._copy_live(topic, held)
         if lost:
             self.warn(
-                f"{topic}: neither the archive nor the log holds offsets {words(lost)}; "
+                f"{topic}: neither the archive nor the log holds offsets {gaps_in_words(lost)}; "
                 "the result lacks these rows"
             )
         if not held:
@@ -80,20 +80,20 @@ class TopicViews:
         self._make_view(topic, self._files[topic])
         return self._columns(topic) != names
 
-    def _copy_live(self, topic: str, held: Sequence[Held]) -> list[Hole]:
+    def _copy_live(self, topic: str, held: Sequence[ReadableFile]) -> list[OffsetGap]:
         """Copy rows that only the log holds into `live_<topic>`; returns the offsets that neither
         archive nor log holds.
         """
         bus = self.bus()
         if bus is None:
-            return [hole for hole in holes(held, ()) if hole.end is not None]
+            return [hole for hole in offset_gaps(held, ()) if hole.end is not None]
         from rollstream.analysis import live
 
-        lost: list[Hole] = []
+        lost: list[OffsetGap] = []
         self._drop_table(topic)
-        wanted = holes(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
+        wanted = offset_gaps(held, range(bus.partitions(topic))) if live.has_topic(bus, topic) else []
         for hole in wanted:
-            for table in live.tables(bus, topic, hole, lost):
+            for table in live.log_tables(bus, topic, hole, lost):
                 self._make_table(topic)
                 self._with_rows(f"INSERT INTO live_{topic}", topic, table)
         return lost
@@ -122,10 +122,10 @@ class TopicViews:
         )
         connection.unregister("arrow_rows")
 
-    def _make_view(self, topic: str, held: Sequence[Held]) -> None:
+    def _make_view(self, topic: str, held: Sequence[ReadableFile]) -> None:
         parts: list[str] = []
         if held:
-            paths = ", ".join(quoted(one.path) for one in held)
+            paths = ", ".join(sql_literal(one.path) for one in held)
             parts.append(f"SELECT * FROM read_parquet([{paths}], {HIVE}, union_by_name = true)")
         if topic in self._tables:
             parts.append(f"SELECT * FROM live_{topic}")
@@ -136,23 +136,23 @@ class TopicViews:
         return self.connection.sql(f"FROM {topic}").columns
 
 
-def define_evaluations(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
+def define_evaluations(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
     """Create the table of the lines of `metrics/eval.jsonl`, empty without such a file."""
     from storage.metrics import read_metrics
 
-    columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION.items())
+    columns = ", ".join(f"{name} {kind}" for name, kind in EVALUATION_COLUMNS.items())
     connection.execute(f"CREATE TABLE evaluations ({columns}, line JSON)")
     lines = read_metrics(place.evaluations) if place.evaluations else []
     if lines:
         connection.execute(
             f"INSERT INTO evaluations BY NAME "
-            f"SELECT unnest(from_json(line, {quoted(json.dumps(EVALUATION))})), line "
+            f"SELECT unnest(from_json(line, {sql_literal(json.dumps(EVALUATION_COLUMNS))})), line "
             "FROM (SELECT unnest($lines)::JSON AS line)",
             {"lines": [json.dumps(line) for line in lines]},
         )
 
 
-def define_settings(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
+def define_settings(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
     """Create one row with the settings that views use, null without a configuration."""
     connection.execute("CREATE TABLE settings (run VARCHAR, max_lag BIGINT)")
     connection.execute("INSERT INTO settings VALUES (?, ?)", [place.run, place.max_lag])

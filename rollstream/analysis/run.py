@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollstream.analysis.archived import quoted
-from rollstream.analysis.place import asked_place
-from rollstream.analysis.records import trajectories
-from rollstream.analysis.session import Session
-from rollstream.analysis.text import Text
+from rollstream.analysis.archived import sql_literal
+from rollstream.analysis.place import locate_asked_run
+from rollstream.analysis.records import trajectory_records
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.text import TokenText
 from rollstream.analysis.views import VIEWS
 from streams.errors import ConfigurationError
 from streams.records import GENERATED, PROMPT, Trajectory
@@ -34,9 +34,9 @@ class Run:
     def __init__(
         self, url: str | None = None, name: str | None = None, skip_corrupt: bool = False
     ) -> None:
-        self._place = asked_place(url, name, log.warning)
-        self._session = Session(self._place, log.warning, skip_corrupt)
-        self._text = Text(self._place.tokenizers())
+        self._place = locate_asked_run(url, name, log.warning)
+        self._session = QuerySession(self._place, log.warning, skip_corrupt)
+        self._text = TokenText(self._place.tokenizers())
 
     @property
     def configuration(self) -> Mapping[str, Any]:
@@ -62,11 +62,11 @@ class Run:
         """Yields the first completion of each trajectory as a record, archived ones first. `where`
         is an SQL condition on the columns of `completions`.
         """
-        return trajectories(self._session, where)
+        return trajectory_records(self._session, where)
 
     def trajectory(self, name: str) -> Trajectory:
         """Returns the record of one trajectory; raises `ConfigurationError` if it is unknown."""
-        found = next(self.trajectories(f"trajectory = {quoted(name)}"), None)
+        found = next(self.trajectories(f"trajectory = {sql_literal(name)}"), None)
         if found is None:
             raise ConfigurationError(f"no trajectory {name!r} finished in {self._place.name}")
         return found

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
-from rollstream.analysis.place import Place
-from rollstream.analysis.statements import explained, is_of_data, the_query
-from rollstream.analysis.views import TOPICS, VIEWS, in_order, named_in, uses_text
+from rollstream.analysis.place import RunLocation
+from rollstream.analysis.statements import explain_error, may_be_damage, single_query
+from rollstream.analysis.views import TOPICS, VIEWS, dependency_order, views_named_in, uses_text
 
 if TYPE_CHECKING:  # readers of archive, log and tokens are imported when a query needs them
-    from rollstream.analysis.archived import Archive
+    from rollstream.analysis.archived import ArchivedFiles
     from rollstream.analysis.rows import TopicViews
     from streams.bus import Bus
 
 OPTIONS = {"autoinstall_known_extensions": "false"}  # a query makes no network request
-BATCH = 2048  # rows per batch of a result
-ZONED = "TIMESTAMP WITH TIME ZONE"
-Taken = TypeVar("Taken")
+BATCH_ROWS = 2048  # rows per batch of a result
+ZONED_TIME = "TIMESTAMP WITH TIME ZONE"
+Converted = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """Column names, their DuckDB types, and the rows, which can be read once. Times are UTC."""
 
     names: tuple[str, ...]
@@ -41,11 +41,11 @@ class Answer:
     batches: Iterator[list[tuple[Any, ...]]]
 
 
-class Session:
+class QuerySession:
     """Use it from one thread. `warn` receives messages for the user, e.g. about missing rows."""
 
     def __init__(
-        self, place: Place, warn: Callable[[str], None], skip_corrupt: bool = False
+        self, place: RunLocation, warn: Callable[[str], None], skip_corrupt: bool = False
     ) -> None:
         self.place = place
         self.warn = warn
@@ -56,24 +56,24 @@ class Session:
         self._defined: set[str] = set()
         self._bus: Bus | None = None
 
-    def answer(self, sql: str) -> Answer:
+    def answer(self, sql: str) -> QueryResult:
         """Returns the rows of one query as Python values, in batches.
 
         Raises `ConfigurationError` for a wrong query and `CorruptObject` for a damaged file.
         """
         with self._explained(sql):
-            text = the_query(sql)
+            text = single_query(sql)
             cursor = self._run(text, lambda text: self.connection.cursor().execute(text))
             names = tuple(column[0] for column in cursor.description or ())
             kinds = tuple(str(column[1]) for column in cursor.description or ())
-            if ZONED in kinds:  # DuckDB needs pytz, an optional library, to convert these
+            if ZONED_TIME in kinds:  # DuckDB needs pytz, an optional library, to convert these
                 cursor.execute(_without_zones(text, kinds))
-        return Answer(names, kinds, self._batches(cursor, sql))
+        return QueryResult(names, kinds, self._batches(cursor, sql))
 
-    def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Taken]) -> Taken:
+    def arrow(self, sql: str, take: Callable[[duckdb.DuckDBPyRelation], Converted]) -> Converted:
         """Returns `take(relation)`; raises the same errors as `answer`."""
         with self._explained(sql):
-            return self._run(the_query(sql), lambda text: take(self.connection.cursor().sql(text)))
+            return self._run(single_query(sql), lambda text: take(self.connection.cursor().sql(text)))
 
     def columns(self, view: str) -> dict[str, str]:
         """Returns a view's columns and their types."""
@@ -90,14 +90,14 @@ class Session:
 
     def define(self, names: Iterable[str]) -> None:
         """Define these views and the views that they read."""
-        for name in in_order(names):
+        for name in dependency_order(names):
             self._define_once(name, lambda name=name: self._define(name))
 
     @cached_property
-    def archive(self) -> "Archive":
-        from rollstream.analysis.archived import Archive
+    def archive(self) -> "ArchivedFiles":
+        from rollstream.analysis.archived import ArchivedFiles
 
-        return Archive(self.place, self.connection, self.skip_corrupt, self.warn)
+        return ArchivedFiles(self.place, self.connection, self.skip_corrupt, self.warn)
 
     @cached_property
     def _topic_views(self) -> "TopicViews":
@@ -108,9 +108,9 @@ class Session:
     def bus(self) -> "Bus | None":
         """Returns the run's log, opened once; None if there is none."""
         if self._bus is None and self.place.bus is not None:
-            from rollstream.analysis.live import open_log
+            from rollstream.analysis.live import open_run_log
 
-            self._bus = open_log(self.place)
+            self._bus = open_run_log(self.place)
         return self._bus
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Session:
         if self._bus is not None:
             self._bus.close()
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "QuerySession":
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class Session:
         self, cursor: duckdb.DuckDBPyConnection, sql: str
     ) -> Iterator[list[tuple[Any, ...]]]:
         with self._explained(sql):
-            while rows := cursor.fetchmany(BATCH):
+            while rows := cursor.fetchmany(BATCH_ROWS):
                 yield rows
 
     @contextmanager
@@ -144,23 +144,23 @@ class Session:
         try:
             yield
         except duckdb.Error as error:
-            if is_of_data(error):
+            if may_be_damage(error):
                 self.check()
-            raise explained(error, sql) from None
+            raise explain_error(error, sql) from None
 
-    def _run(self, sql: str, run: Callable[[str], Taken]) -> Taken:
+    def _run(self, sql: str, run: Callable[[str], Converted]) -> Converted:
         """Returns `run(sql)` after defining the views that the query names. Files of an older
         release may lack columns; then the views are redefined with all columns.
         """
         if uses_text(sql):
             self._define_once("text_of", self._define_text)
         try:
-            self.define(named_in(sql))
+            self.define(views_named_in(sql))
             return run(sql)
         except duckdb.BinderException:
             if not self._completed():
                 raise
-        self.define(named_in(sql))
+        self.define(views_named_in(sql))
         return run(sql)
 
     def _topics(self) -> list[str]:
@@ -198,7 +198,7 @@ class Session:
         """
         if not [topic for topic in self._topics() if self._topic_views.complete(topic)]:
             return False
-        for name in in_order(self._defined & VIEWS.keys()):
+        for name in dependency_order(self._defined & VIEWS.keys()):
             if name in self._defined and VIEWS[name].query:
                 self._derive(name)
         return True
@@ -213,7 +213,7 @@ def _without_zones(sql: str, kinds: Sequence[str]) -> str:
     """Returns the query with zoned times cast to plain UTC; columns are matched by position."""
     columns = [f"c{place}" for place in range(len(kinds))]
     chosen = [
-        f"{column}::TIMESTAMP" if kind == ZONED else column
+        f"{column}::TIMESTAMP" if kind == ZONED_TIME else column
         for column, kind in zip(columns, kinds, strict=True)
     ]
     return f"SELECT {', '.join(chosen)} FROM ({sql}\n) AS t({', '.join(columns)})"

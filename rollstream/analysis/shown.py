@@ -8,15 +8,15 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, TextIO, cast
 
-from rollstream.analysis.session import Answer
+from rollstream.analysis.session import QueryResult
 
-CELL = 60  # longest cell, in characters
-ITEMS = 4  # items shown of a list or map
+CELL_CHARACTERS = 60  # longest cell, in characters
+ITEMS_SHOWN = 4  # items shown of a list or map
 _WHOLE = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT")
 _NUMBERS = frozenset([*_WHOLE, *(f"U{kind}" for kind in _WHOLE), "FLOAT", "DOUBLE", "DECIMAL"])
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Converts a value to JSON types: NaN to null, times to ISO text, bytes to hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -32,37 +32,37 @@ def plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, dict):
         pairs = cast("dict[Any, Any]", value)
-        return {str(key): plain(one) for key, one in pairs.items()}
+        return {str(key): json_value(one) for key, one in pairs.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in cast("Sequence[Any]", value)]
+        return [json_value(one) for one in cast("Sequence[Any]", value)]
     return str(value)
 
 
-def json_lines(answer: Answer) -> Iterator[str]:
+def json_lines(answer: QueryResult) -> Iterator[str]:
     """Yields one JSON object per row."""
     for rows in answer.batches:
         for row in rows:
             pairs = zip(answer.names, row, strict=True)
-            yield json.dumps({name: plain(value) for name, value in pairs})
+            yield json.dumps({name: json_value(value) for name, value in pairs})
 
 
-def write_csv(answer: Answer, file: TextIO) -> None:
+def write_csv(answer: QueryResult, file: TextIO) -> None:
     """Writes a header line, then one line per row; lists and maps as JSON, null as empty."""
     import csv  # takes a millisecond that other formats save
 
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(answer.names)
     for rows in answer.batches:
-        writer.writerows([_field(plain(value)) for value in row] for row in rows)
+        writer.writerows([_field(json_value(value)) for value in row] for row in rows)
 
 
-def table_lines(answer: Answer, rows_max: int, width: int) -> Iterator[str]:
+def table_lines(answer: QueryResult, rows_max: int, width: int) -> Iterator[str]:
     """Yields a table of the first rows, and notes about further rows and columns that do not fit.
 
     Formatted without rich, whose import takes half as long as DuckDB's.
     """
     rows = list(islice((row for batch in answer.batches for row in batch), rows_max + 1))
-    texts = [list(answer.names), *([cell(value) for value in row] for row in rows[:rows_max])]
+    texts = [list(answer.names), *([cell_text(value) for value in row] for row in rows[:rows_max])]
     widths = [max(_width(row[place]) for row in texts) for place in range(len(answer.names))]
     fitting = _fitting(widths, width)
     numeric = [kind.split("(")[0] in _NUMBERS for kind in answer.kinds]
@@ -77,7 +77,7 @@ def table_lines(answer: Answer, rows_max: int, width: int) -> Iterator[str]:
         yield f"columns that do not fit: {', '.join(answer.names[fitting:])}"
 
 
-def cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Returns a value as short text; of a long list or map the first items and the count."""
     if value is None:
         return "-"
@@ -91,14 +91,14 @@ def cell(value: Any) -> str:
         pairs = cast("dict[Any, Any]", value)
         return (
             "{"
-            + _some([f"{k}: {cell(v)}" for k, v in islice(pairs.items(), ITEMS)], len(pairs))
+            + _some([f"{k}: {cell_text(v)}" for k, v in islice(pairs.items(), ITEMS_SHOWN)], len(pairs))
             + "}"
         )
     if isinstance(value, list | tuple):
         items = cast("Sequence[Any]", value)
-        return "[" + _some([cell(one) for one in items[:ITEMS]], len(items)) + "]"
-    text = str(plain(value)).replace("\n", "\\n")
-    return text if len(text) <= CELL else text[: CELL - 1] + "…"
+        return "[" + _some([cell_text(one) for one in items[:ITEMS_SHOWN]], len(items)) + "]"
+    text = str(json_value(value)).replace("\n", "\\n")
+    return text if len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
 
 
 def _some(shown: Sequence[str], count: int) -> str:

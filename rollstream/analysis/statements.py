@@ -19,14 +19,14 @@ _OF_QUERIES = (duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedErr
 _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
 
 
-def the_query(sql: str) -> str:
+def single_query(sql: str) -> str:
     """Returns the one query in `sql` without its closing semicolon. Raises `ConfigurationError` for
     several statements and for statements that write.
     """
     try:
         statements = duckdb.extract_statements(sql)
     except duckdb.Error as error:
-        raise explained(error, sql) from None
+        raise explain_error(error, sql) from None
     if len(statements) != 1:
         raise ConfigurationError(f"write one query, got {len(statements)}: {sql.strip()[:80]!r}")
     kind = statements[0].type
@@ -42,12 +42,12 @@ def the_query(sql: str) -> str:
     return sql.strip().rstrip(";")
 
 
-def is_of_data(error: duckdb.Error) -> bool:
+def may_be_damage(error: duckdb.Error) -> bool:
     """True if damaged files may be the cause, rather than the query."""
     return isinstance(error, duckdb.InvalidInputException) or not isinstance(error, _OF_QUERIES)
 
 
-def explained(error: duckdb.Error, sql: str) -> ConfigurationError:
+def explain_error(error: duckdb.Error, sql: str) -> ConfigurationError:
     """Returns DuckDB's message with a hint."""
     text = str(error).strip()
     missing = _NO_TABLE.search(text)

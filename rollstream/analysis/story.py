@@ -12,39 +12,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollstream.analysis.archived import quoted
-from rollstream.analysis.fields import values_of
+from rollstream.analysis.archived import sql_literal
+from rollstream.analysis.fields import record_values
 from rollstream.analysis.live import has_topic
-from rollstream.analysis.records import trajectories
-from rollstream.analysis.session import Session
-from rollstream.analysis.shown import plain
-from rollstream.analysis.text import Text
+from rollstream.analysis.records import trajectory_records
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.shown import json_value
+from rollstream.analysis.text import TokenText
 from streams.bus import Bus
 from streams.codec import decode
 from streams.errors import ConfigurationError, DecodeError, PositionLost
 from streams.records import Assignment, Partial, Record, Trajectory
 
 NAMES_SHOWN = 8
-Row = Mapping[str, Any]
+ViewRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class TrajectoryDetails:
     """Everything about one trajectory; `record` is None until it finishes, rows are view rows."""
 
     trajectory: str
     record: Trajectory | None
     completions: int
-    reward: Row | None
-    annotations: Sequence[Row]
-    spans: Sequence[Row]
-    trained: Sequence[Row]
-    group: Row | None
+    reward: ViewRow | None
+    annotations: Sequence[ViewRow]
+    spans: Sequence[ViewRow]
+    trained: Sequence[ViewRow]
+    group: ViewRow | None
     orders: Sequence[Assignment]
     partials: Sequence[Partial]
 
 
-def names_of(session: Session, name: str | None, group: int | None, last: bool) -> list[str]:
+def trajectory_names(session: QuerySession, name: str | None, group: int | None, last: bool) -> list[str]:
     """Returns the selected trajectories: one by its name or a prefix of it, a whole group, or the
     one that finished last.
     """
@@ -67,20 +67,20 @@ def names_of(session: Session, name: str | None, group: int | None, last: bool) 
     return [str(rows[0]["trajectory"])]
 
 
-def story_of(session: Session, trajectory: str) -> Story:
+def trajectory_details(session: QuerySession, trajectory: str) -> TrajectoryDetails:
     """Returns everything about a trajectory."""
-    name = quoted(trajectory)
-    completions = records(session, trajectory)
+    name = sql_literal(trajectory)
+    completions = all_completions(session, trajectory)
     bus = session.bus()
     orders = [] if bus is None else list(_keyed(bus, "assignments", trajectory))
     partials = [] if bus is None else list(_keyed(bus, "partials", trajectory))
 
-    def of(view: str, order: str) -> list[Row]:
+    def of(view: str, order: str) -> list[ViewRow]:
         return _rows(session, f"FROM {view} WHERE trajectory = {name} ORDER BY {order}")
 
     admitted = f'SELECT "group" FROM admissions WHERE list_contains(trajectories, {name})'
     groups = _rows(session, f'FROM groups WHERE "group" IN ({admitted})')
-    return Story(
+    return TrajectoryDetails(
         trajectory,
         completions[0] if completions else None,
         len(completions),
@@ -94,20 +94,20 @@ def story_of(session: Session, trajectory: str) -> Story:
     )
 
 
-def records(session: Session, trajectory: str) -> list[Trajectory]:
+def all_completions(session: QuerySession, trajectory: str) -> list[Trajectory]:
     """Returns all completions of a trajectory, the valid one first."""
-    return list(trajectories(session, f"trajectory = {quoted(trajectory)}", "trajectories"))
+    return list(trajectory_records(session, f"trajectory = {sql_literal(trajectory)}", "trajectories"))
 
 
-def _by_name(session: Session, name: str) -> list[Row]:
+def _by_name(session: QuerySession, name: str) -> list[ViewRow]:
     """Finds the trajectory by name, or by a unique prefix; unfinished ones included."""
     known = "(SELECT unnest(trajectories) AS trajectory FROM admissions)"
-    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {quoted(name)}")
+    found = _rows(session, f"SELECT trajectory FROM {known} WHERE trajectory = {sql_literal(name)}")
     if found:
         return found
     found = _rows(
         session,
-        f"SELECT DISTINCT trajectory FROM {known} WHERE starts_with(trajectory, {quoted(name)}) "
+        f"SELECT DISTINCT trajectory FROM {known} WHERE starts_with(trajectory, {sql_literal(name)}) "
         f"ORDER BY ALL LIMIT {NAMES_SHOWN + 1}",
     )
     if len(found) > 1:
@@ -139,20 +139,20 @@ def _keyed(bus: Bus, topic: str, key: str) -> Iterator[Record]:
                     yield decode(message.value).record
 
 
-def _rows(session: Session, sql: str) -> list[Row]:
+def _rows(session: QuerySession, sql: str) -> list[ViewRow]:
     answer = session.answer(sql)
     return [dict(zip(answer.names, row, strict=True)) for rows in answer.batches for row in rows]
 
 
-def in_json(story: Story, text: Text) -> dict[str, Any]:
+def details_json(story: TrajectoryDetails, text: TokenText) -> dict[str, Any]:
     """Returns the details as a JSON object: record, tokens with their text, and view rows."""
     record = None
     if story.record is not None:
         pieces = text.pieces(story.record.tokens.tolist()) if text.is_known else None
-        record = values_of(story.record, whole=True) | {"pieces": pieces}
-    orders = [values_of(one) for one in story.orders]
-    partials = [values_of(one) for one in story.partials]
-    return plain(
+        record = record_values(story.record, whole=True) | {"pieces": pieces}
+    orders = [record_values(one) for one in story.orders]
+    partials = [record_values(one) for one in story.partials]
+    return json_value(
         {
             "trajectory": story.trajectory,
             "record": record,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
-from rollstream.analysis.place import Place
+from rollstream.analysis.place import RunLocation
 from streams.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ CREATE MACRO answer_of(tokens, sources) AS list_filter(tokens, lambda t, i: sour
 """
 
 
-class Text:
+class TokenText:
     """Decodes tokens; `is_known` is False without a tokenizer, when it returns numbers."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -65,11 +65,11 @@ class Text:
             raise ConfigurationError(f"{self._path} is not a tokenizer: {error}") from error
 
 
-def define_text(connection: duckdb.DuckDBPyConnection, place: Place) -> None:
+def define_text(connection: duckdb.DuckDBPyConnection, place: RunLocation) -> None:
     """Defines SQL functions: `text_of(tokens)`, and the selections `prompt_of(tokens, sources)` and
     `answer_of(tokens, sources)` of a trajectory's tokens.
     """
-    text = Text(place.tokenizers())
+    text = TokenText(place.tokenizers())
 
     def of(tokens: list[int] | None) -> str:
         return text.text(tokens or ())

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from rollstream.analysis.text import Text
-from streams.drafted import marks
+from rollstream.analysis.text import TokenText
+from streams.drafted import accepted_mask
 from streams.records import ENVIRONMENT, GENERATED, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class TrajectoryToken:
     """`version` and `logprob` are None except for generated tokens. `label` is `prompt`,
     `environment` or the version, e.g. `v3`. `guessed` is True for an accepted draft token.
     """
@@ -21,7 +21,7 @@ class Token:
     guessed: bool = False
 
 
-def tokens_of(record: Trajectory, text: Text) -> list[Token]:
+def trajectory_tokens(record: Trajectory, text: TokenText) -> list[TrajectoryToken]:
     """Returns all tokens in order; arrays of unequal length are cut to the shortest."""
     logprobs: list[float] = record.logprobs.tolist()
     versions = [-1] * len(logprobs)
@@ -29,14 +29,14 @@ def tokens_of(record: Trajectory, text: Text) -> list[Token]:
         versions[span.start : span.end] = [span.version.number] * (span.end - span.start)
     numbers: list[int] = record.tokens.tolist()
     pieces = text.pieces(numbers)
-    guessed: list[bool] = marks(record.drafts, len(logprobs)).tolist()
+    guessed: list[bool] = accepted_mask(record.drafts, len(logprobs)).tolist()
     generated = iter(zip(versions, logprobs, guessed, strict=False))
-    found: list[Token] = []
+    found: list[TrajectoryToken] = []
     for number, piece, source in zip(numbers, pieces, record.sources.tolist(), strict=False):
         if source == GENERATED:
             version, logprob, drafted = next(generated, (-1, float("nan"), False))
-            found.append(Token(number, piece, f"v{version}", version, logprob, drafted))
+            found.append(TrajectoryToken(number, piece, f"v{version}", version, logprob, drafted))
         else:
             label = "environment" if source == ENVIRONMENT else "prompt"
-            found.append(Token(number, piece, label, None, None))
+            found.append(TrajectoryToken(number, piece, label, None, None))
     return found

@@ -21,7 +21,7 @@ METRICS = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SqlView:
     """A description, the views that it reads, and its SQL query (empty for base views)."""
 
     name: str
@@ -160,64 +160,64 @@ SELECT trajectory, "group", index, task,
 FROM completions WHERE drafts IS NOT NULL
 """
 
-VIEWS: dict[str, View] = {
+VIEWS: dict[str, SqlView] = {
     view.name: view
     for view in (
-        View("trajectories", "the topic: every completion, also late and dead ones"),
-        View("annotations", "the topic: annotations (late rewards and others) of trajectories"),
-        View("ledger", "the topic: what was trained, in the trainer's order"),
-        View("admissions", "the topic: which groups were admitted, and when"),
-        View("applied", "the topic: which rollout served which version from when"),
-        View("settings", "settings of the run that other views use"),
-        View("evaluations", "one row per evaluation of held-out prompts (metrics/eval.jsonl)"),
-        View(
+        SqlView("trajectories", "the topic: every completion, also late and dead ones"),
+        SqlView("annotations", "the topic: annotations (late rewards and others) of trajectories"),
+        SqlView("ledger", "the topic: what was trained, in the trainer's order"),
+        SqlView("admissions", "the topic: which groups were admitted, and when"),
+        SqlView("applied", "the topic: which rollout served which version from when"),
+        SqlView("settings", "settings of the run that other views use"),
+        SqlView("evaluations", "one row per evaluation of held-out prompts (metrics/eval.jsonl)"),
+        SqlView(
             "completions",
             "the first completion of each trajectory, which is the valid one; columns as in "
             "trajectories",
             ("trajectories",),
             _COMPLETIONS,
         ),
-        View(
+        SqlView(
             "scores",
             "the first annotation of each (trajectory, name), its first value",
             ("annotations",),
             _SCORES,
         ),
-        View(
+        SqlView(
             "rewards",
             "one row per trajectory: its reward, from its record or a scorer's annotation",
             ("completions", "scores"),
             _REWARDS,
         ),
-        View("takes", "one row per micro-batch that was trained", ("ledger",), _TAKES),
-        View(
+        SqlView("takes", "one row per micro-batch that was trained", ("ledger",), _TAKES),
+        SqlView(
             "trained",
             "one row per trained trajectory: in which step, update and micro-batch",
             ("ledger",),
             _TRAINED,
         ),
-        View(
+        SqlView(
             "steps",
             "one row per step (the latest term of a repeated one), with its metrics",
             ("ledger",),
             _STEPS,
         ),
-        View(
+        SqlView(
             "groups",
             "one row per admitted group: how it ended, when, and in which step",
             ("admissions", "ledger"),
             _GROUPS,
         ),
-        View(
+        SqlView(
             "spans",
             "one row per span of tokens under one version, with its lag in steps",
             ("completions", "trained", "settings"),
             _SPANS,
         ),
-        View(
+        SqlView(
             "lag", "trained tokens by step and by their lag at consumption", ("spans",), _LAG
         ),
-        View(
+        SqlView(
             "drafts",
             "one row per trajectory with drafts: pass over its prompt, draft tokens proposed and "
             "accepted, and the number of steps",
@@ -232,7 +232,7 @@ _TEXT = re.compile(r"\b(text_of|prompt_of|answer_of)\s*\(", re.IGNORECASE)
 _LOOKS_AROUND = frozenset({"show", "describe", "information_schema", "duckdb_views", "pragma"})
 
 
-def named_in(sql: str) -> frozenset[str]:
+def views_named_in(sql: str) -> frozenset[str]:
     """Returns the views that a query may use: those whose names occur as words, or all of them if
     it reads DuckDB's catalogue. Superfluous views cost time but never change a result.
     """
@@ -247,7 +247,7 @@ def uses_text(sql: str) -> bool:
     return _TEXT.search(sql) is not None
 
 
-def in_order(names: Iterable[str]) -> list[str]:
+def dependency_order(names: Iterable[str]) -> list[str]:
     """Returns the views and all that they read, each after its dependencies."""
     found: dict[str, None] = {}
 

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
-from consumers.trainer.prepare import Rule, rule_of
-from rollstream.analysis.live import open_log
-from rollstream.analysis.place import REPLAYED, Place, asked_place
-from rollstream.audited import in_json, in_words
-from rollstream.commands.pipes import ending_quietly
-from storage.archive.names import PREFIX, parsed
-from storage.checkpoint_folder import vocabulary_in
+from consumers.audit.lag import AuditPolicy
+from consumers.trainer.prepare import TrainingRule, training_rule
+from rollstream.analysis.live import open_run_log
+from rollstream.analysis.place import REPLAY_FILE, RunLocation, locate_asked_run
+from rollstream.audited import audit_report_json, audit_report_lines
+from rollstream.commands.pipes import quiet_on_closed_pipe
+from storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
+from storage.checkpoint_folder import hf_vocabulary_size
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from streams.admissible import TrainingBounds
@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # importing pydantic takes longer than the audit of a small r
 KEPT, VIOLATED, UNCHECKED = 0, 1, 2
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print one line per invariant, with the first offenders."""
-    place = asked_place(arguments.run, arguments.name, warn)
-    if place.folder is not None and (place.folder / REPLAYED).is_file():
+    place = locate_asked_run(arguments.run, arguments.name, warn)
+    if place.folder is not None and (place.folder / REPLAY_FILE).is_file():
         raise ConfigurationError(f"{place.name} is a replay; audit the replayed run instead")
-    progress = _told()
+    progress = _progress_printer()
     try:
         with ExitStack() as opened:
             audit = _opened(place, progress, opened)
@@ -52,17 +52,17 @@ def main(arguments: argparse.Namespace) -> int:
         return UNCHECKED
     progress("")
     if arguments.json:
-        print(json.dumps(in_json(place.name, audit.run, tallies, audit.coverage)))
+        print(json.dumps(audit_report_json(place.name, audit.run, tallies, audit.coverage)))
     else:
         width = shutil.get_terminal_size().columns
-        print("\n".join(in_words(place.name, audit.run, tallies, audit.coverage, width)))
+        print("\n".join(audit_report_lines(place.name, audit.run, tallies, audit.coverage, width)))
     states = {tally.state for tally in tallies}
     if "violated" in states:
         return VIOLATED
     return UNCHECKED if "unchecked" in states else KEPT
 
 
-def _opened(place: Place, progress: Callable[[str], None], opened: ExitStack) -> Audit:
+def _opened(place: RunLocation, progress: Callable[[str], None], opened: ExitStack) -> Audit:
     """Returns the audit of log, store, or both."""
     store = open_store(place.store) if place.has_store else None
     if store is None and place.bus is None:
@@ -70,20 +70,20 @@ def _opened(place: Place, progress: Callable[[str], None], opened: ExitStack) ->
     run = place.run or _run_of(store, place.name)
     bus = None
     if place.bus is not None:
-        bus = open_log(place)
+        bus = open_run_log(place)
         opened.callback(bus.close)
-    return Audit(bus, store, run, policy_of(place), progress)
+    return Audit(bus, store, run, audit_policy(place), progress)
 
 
-def policy_of(place: Place) -> Policy:
+def audit_policy(place: RunLocation) -> AuditPolicy:
     """Returns the settings of `config.json` that the audit needs; unknown ones are marked so."""
     configuration = place.configuration
     on_update = configuration.get("rollouts", {}).get("on_update")
     if on_update is None or "max_lag" not in configuration.get("dispatch", {}):
-        return Policy(known=False)
+        return AuditPolicy(known=False)
     keep_version = on_update == "keep_version"
     trainer = configuration.get("trainer", {})
-    return Policy(
+    return AuditPolicy(
         place.max_lag,
         keep_version,
         rule=_rule(trainer, place, keep_version),
@@ -92,24 +92,24 @@ def policy_of(place: Place) -> Policy:
     )
 
 
-def _rule(trainer: Mapping[str, Any], place: Place, keep_version: bool) -> Rule | None:
+def _rule(trainer: Mapping[str, Any], place: RunLocation, keep_version: bool) -> TrainingRule | None:
     """Returns the trainer's rule from its resolved settings; None if a setting is missing. If the
     model no longer exists, any token id is accepted.
     """
     settings = SimpleNamespace(**trainer)
     unknown = TrainingBounds()
     context_max = place.configuration.get("rollouts", {}).get("context_max", unknown.context_max)
-    found = [v for p in place.tokenizers() if (v := vocabulary_in(p.parent)) is not None]
+    found = [v for p in place.tokenizers() if (v := hf_vocabulary_size(p.parent)) is not None]
     bounds = TrainingBounds(found[0] if found else unknown.vocabulary, context_max, keep_version)
     try:
-        return rule_of(cast("TrainerSettings", settings), place.max_lag, keep_version, bounds)
+        return training_rule(cast("TrainerSettings", settings), place.max_lag, keep_version, bounds)
     except AttributeError:
         return None
 
 
 def _run_of(store: ObjectStore | None, name: str) -> str:
     """Returns the name of the archive's only run."""
-    keys = [] if store is None else [parsed(e.key, e.bytes) for e in store.list(PREFIX)]
+    keys = [] if store is None else [parse_archive_key(e.key, e.bytes) for e in store.list(ARCHIVE_PREFIX)]
     runs = sorted({file.run for file in keys if file is not None})
     if len(runs) > 1:
         few = ", ".join(runs[:8])
@@ -124,7 +124,7 @@ def warn(text: str) -> None:
     print(f"rollstream: {text}", file=sys.stderr)
 
 
-def _told() -> Callable[[str], None]:
+def _progress_printer() -> Callable[[str], None]:
     """Returns a function that shows the topic being read on one terminal line, if there is one."""
     if not sys.stderr.isatty():
         return lambda text: None

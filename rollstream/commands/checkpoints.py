@@ -10,22 +10,16 @@ import sys
 import msgspec
 from rich.console import Console
 
-from rollstream.commands.pipes import ending_quietly
-from rollstream.history.checkpoints import (
-    checkpoint_line,
-    checkpoints_table,
-    find_checkpoint,
-    positions_table,
-    whole_line,
-)
+from rollstream.commands.pipes import quiet_on_closed_pipe
+from rollstream.history.checkpoints import checkpoint_line, checkpoints_table, kept_checkpoint, positions_table, checkpoint_detail_line
 from rollstream.history.finding import find_store
-from rollstream.parentage import parentage_of
+from rollstream.parentage import read_parentage
 from storage.checkpoints import stored_checkpoints
 from storage.objects import ObjectStore
 from streams.errors import ObjectMissing
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Exit code 1 if the requested checkpoint is missing or a listed one is damaged."""
     store = find_store(arguments.run)
@@ -48,8 +42,8 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    line = whole_line(store, find_checkpoint(store, arguments.checkpoint))
-    parentage = parentage_of(store)
+    line = checkpoint_detail_line(store, kept_checkpoint(store, arguments.checkpoint))
+    parentage = read_parentage(store)
     if parentage is not None:
         line["forked_from"] = msgspec.to_builtins(parentage)
     if arguments.json:

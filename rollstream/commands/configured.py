@@ -3,26 +3,27 @@
 import argparse
 from pathlib import Path
 
-from rollstream.analysis.place import REPLAYED
-from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, folder_of, reach, settle
+from rollstream.analysis.place import REPLAY_FILE
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.folder import RunFolder, folder_of_run, reach, write_configuration
 from streams.errors import ConfigurationError
 
 
-def configured(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
+def load_and_settle(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
     """Load and validate the configuration and settle it in the run's folder. Raises if a started
     run has another configuration, and for a replay's folder.
     """
-    configuration, folder = loaded(arguments)
-    if (folder.path / REPLAYED).exists():
+    configuration, folder = load_configuration(arguments)
+    if (folder.path / REPLAY_FILE).exists():
         raise ConfigurationError(f"{folder.path} holds a replay, which no role can resume")
     if _file(arguments).absolute() != folder.configuration or arguments.overrides:
         accepted = getattr(arguments, "accept_config", False)
-        settle(folder, configuration, accepted, lambda: reach(configuration, folder.path))
+        write_configuration(folder, configuration, accepted, lambda: reach(configuration, folder.path))
     return configuration, folder
 
 
-def loaded(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
+def load_configuration(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
     """Load and validate the configuration without writing to the run's folder."""
     overrides: list[str] = list(arguments.overrides)
     if arguments.seed is not None:
@@ -30,7 +31,7 @@ def loaded(arguments: argparse.Namespace) -> tuple[Configuration, RunFolder]:
     if arguments.run is not None:
         overrides.append(f"folder={arguments.run}")
     configuration = load(_file(arguments), overrides)
-    return configuration, folder_of(configuration)
+    return configuration, folder_of_run(configuration)
 
 
 def _file(arguments: argparse.Namespace) -> Path:

@@ -8,16 +8,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rollstream.live.words import spark
-from rollstream.report.comparison import Comparison, Curve, compare
-from rollstream.report.opening import names_of, open_history, run_folder
+from rollstream.live.words import sparkline
+from rollstream.report.comparison import RunComparison, CurveComparison, compare_runs
+from rollstream.report.opening import distinct_names, open_history, run_folder
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit code 0 whether the runs differ or not; 2 if an argument is not a run."""
     folders = run_folder(arguments.first), run_folder(arguments.second)
-    first, second = names_of(folders)
-    found = compare((first, second), open_history(folders[0]), open_history(folders[1]))
+    first, second = distinct_names(folders)
+    found = compare_runs((first, second), open_history(folders[0]), open_history(folders[1]))
     if arguments.json:
         print(json.dumps(found.line()))
     else:
@@ -25,12 +25,12 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def render(found: Comparison) -> RenderableType:
+def render(found: RunComparison) -> RenderableType:
     """Returns the comparison for terminals of at least 80 columns."""
     return Group(_settings(found), Text(), _outcomes(found), Text(), _curves(found), _states(found))
 
 
-def _settings(found: Comparison) -> RenderableType:
+def _settings(found: RunComparison) -> RenderableType:
     if not found.settings:
         return Text("settings: the same")
     table = _table("settings that differ", "setting", *found.runs)
@@ -39,7 +39,7 @@ def _settings(found: Comparison) -> RenderableType:
     return table
 
 
-def _outcomes(found: Comparison) -> RenderableType:
+def _outcomes(found: RunComparison) -> RenderableType:
     table = _table("groups", "ending", *found.runs)
     first, second = found.outcomes
     for name in first:
@@ -47,7 +47,7 @@ def _outcomes(found: Comparison) -> RenderableType:
     return table
 
 
-def _curves(found: Comparison) -> RenderableType:
+def _curves(found: RunComparison) -> RenderableType:
     if not found.curves:
         return Text("curves: no step is in both runs")
     table = _table("curves: mean of the last fifth", "figure", *found.runs, "change", "course")
@@ -57,7 +57,7 @@ def _curves(found: Comparison) -> RenderableType:
     return table
 
 
-def _states(found: Comparison) -> RenderableType:
+def _states(found: RunComparison) -> RenderableType:
     steps = f"{found.states_compared} common steps"
     if not found.states_compared:
         return Text("states: no common step")
@@ -66,8 +66,8 @@ def _states(found: Comparison) -> RenderableType:
     return Text(f"states: of {steps}, the first that differs is step {found.states_apart}")
 
 
-def _course(curve: Curve) -> str:
-    return f"{spark(curve.first, 8)} {spark(curve.second, 8)}".strip()
+def _course(curve: CurveComparison) -> str:
+    return f"{sparkline(curve.first, 8)} {sparkline(curve.second, 8)}".strip()
 
 
 def _change(a: float, b: float) -> str:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from rollstream.commands import role
-from rollstream.commands.configured import loaded
+from rollstream.commands.configured import load_configuration
 from streams.errors import ConfigurationError
 
 
@@ -16,7 +16,7 @@ def main(arguments: argparse.Namespace) -> int:
     versions = parse_versions(arguments.versions)
     if arguments.samples is not None:
         arguments.overrides.append(f"evaluation.samples={arguments.samples}")
-    configuration, folder = loaded(arguments)
+    configuration, folder = load_configuration(arguments)
     from rollstream.roles import (
         evaluate_versions,
     )  # imports torch, which takes seconds: after validation

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from consumers.trainer.checkpoint import TrainerState
-from rollstream.forking import Wanted, check_folders, find_checkpoint, left_of, wanted_of
-from rollstream.parentage import Parentage, PromptsLeft, parentage_of
-from rollstream.replay_source import opened
+from rollstream.forking import ForkPlan, check_folders, find_checkpoint, prompts_left_at, plan_fork
+from rollstream.parentage import Parentage, PromptsLeft, read_parentage
+from rollstream.replay_source import open_replay_source
 from rollstream.report.opening import run_folder
 from storage.checkpoints import CheckpointId
 from streams.errors import ConfigurationError
@@ -20,32 +20,32 @@ def main(arguments: argparse.Namespace) -> int:
     """Create the fork and print its starting point; `rollstream run DIR` starts it."""
     parent = run_folder(arguments.run)
     check_folders(parent, Path(arguments.out))
-    with opened(str(parent.path)) as source:
+    with open_replay_source(str(parent.path)) as source:
         store = source.store
         if store is None:
             raise ConfigurationError(
                 f"{source.place.name} has no store, so it has no checkpoint to fork from"
             )
         checkpoint = find_checkpoint(store, arguments.at)
-        wanted = wanted_of(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
-        before = parentage_of(store)
+        wanted = plan_fork(parent, Path(arguments.out), arguments.overrides, checkpoint.id.step)
+        before = read_parentage(store)
         had = PromptsLeft() if before is None else before.prompts
-        left = left_of(source.log, TrainerState.decode(checkpoint.state), had)
-    _warn(arguments.at, checkpoint.id)
-    from rollstream.fork_run import begin_fork  # imports torch, which takes seconds
+        left = prompts_left_at(source.log, TrainerState.decode(checkpoint.state), had)
+    _warn_other_step(arguments.at, checkpoint.id)
+    from rollstream.fork_run import make_fork  # imports torch, which takes seconds
 
-    parentage = begin_fork(wanted, checkpoint, left)
-    _tell(wanted, parentage, arguments.json)
+    parentage = make_fork(wanted, checkpoint, left)
+    _print_fork(wanted, parentage, arguments.json)
     return 0
 
 
-def _warn(asked: str, taken: CheckpointId) -> None:
+def _warn_other_step(asked: str, taken: CheckpointId) -> None:
     if asked.isdecimal() and int(asked) != taken.step:
         note = f"no checkpoint of step {int(asked)} is kept; the fork begins at step {taken.step}"
         print(f"rollstream: {note}", file=sys.stderr)
 
 
-def _tell(wanted: Wanted, parentage: Parentage, as_json: bool) -> None:
+def _print_fork(wanted: ForkPlan, parentage: Parentage, as_json: bool) -> None:
     folder, left = wanted.folder.path, parentage.prompts
     if as_json:
         line = {

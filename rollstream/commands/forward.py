@@ -5,15 +5,16 @@ import json
 import logging
 from pathlib import Path
 
-from rollstream.commands.signals import listen
-from rollstream.config import Configuration, essentials, load
+from rollstream.commands.signals import listen_for_signals
+from rollstream.settings import Configuration
+from rollstream.config import essential_settings, load
 from rollstream.folder import RunFolder
 from rollstream.metrics.forwarder import Forwarder
 from rollstream.metrics.sinks import Sink, TensorBoardSink, WandbSink
 from streams.errors import ConfigurationError
 
-LOOK_S = 1.0
-NOT_SAID = ("bus", "store")  # URLs may contain names of hosts and users
+POLL_S = 1.0
+PRIVATE_SETTINGS = ("bus", "store")  # URLs may contain names of hosts and users
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -26,17 +27,17 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"{folder.path} holds no run (no config.json there)")
     configuration = load(folder.configuration)
     folder.metrics.mkdir(exist_ok=True)
-    stop = listen().stop
+    stop = listen_for_signals().stop
     forwarder = Forwarder(
         folder.metrics, arguments.to, lambda id: open_sink(arguments.to, id, configuration, folder)
     )
     try:
         lines = forwarder.once()
-        while arguments.follow and not stop.wait(LOOK_S):
+        while arguments.follow and not stop.wait(POLL_S):
             lines += forwarder.once()
     finally:
         forwarder.close()
-    _say(arguments, lines, forwarder.sink.where)
+    _print_result(arguments, lines, forwarder.sink.where)
     return 0
 
 
@@ -44,11 +45,11 @@ def open_sink(to: str, id: str, configuration: Configuration, folder: RunFolder)
     """Opens the target; raises `ConfigurationError` naming the package to install."""
     if to == "tensorboard":
         return TensorBoardSink(folder.metrics / "tensorboard")
-    kept = {k: v for k, v in essentials(configuration).items() if k not in NOT_SAID}
+    kept = {k: v for k, v in essential_settings(configuration).items() if k not in PRIVATE_SETTINGS}
     return WandbSink(configuration.run, id, folder.metrics, kept)
 
 
-def _say(arguments: argparse.Namespace, lines: int, where: str) -> None:
+def _print_result(arguments: argparse.Namespace, lines: int, where: str) -> None:
     if arguments.json:
         print(json.dumps({"to": arguments.to, "lines": lines, "where": where}))
     else:

@@ -5,17 +5,17 @@ import json
 
 from rich.console import Console
 
-from rollstream.analysis.place import asked_place
-from rollstream.analysis.portrait import draw
-from rollstream.analysis.session import Session
-from rollstream.analysis.story import in_json, names_of, story_of
-from rollstream.analysis.text import Text
-from rollstream.commands.pipes import ending_quietly
+from rollstream.analysis.place import locate_asked_run
+from rollstream.analysis.portrait import render_trajectory
+from rollstream.analysis.session import QuerySession
+from rollstream.analysis.story import details_json, trajectory_names, trajectory_details
+from rollstream.analysis.text import TokenText
+from rollstream.commands.pipes import quiet_on_closed_pipe
 from rollstream.commands.query import warn
 from streams.errors import ConfigurationError
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Show one trajectory, or all trajectories of a group."""
     name, run = arguments.trajectory, arguments.run
@@ -24,16 +24,16 @@ def main(arguments: argparse.Namespace) -> int:
         if sum(ways) > 1:
             raise ConfigurationError("give a trajectory's name, --group N or --last: one of them")
         name, run = None, name  # a single positional argument is the run
-    place = asked_place(run, arguments.name, warn)
-    text = Text(place.tokenizers())
+    place = locate_asked_run(run, arguments.name, warn)
+    text = TokenText(place.tokenizers())
     console = Console(highlight=False)
-    with Session(place, warn, arguments.skip_corrupt) as session:
-        for number, one in enumerate(names_of(session, name, arguments.group, arguments.last)):
-            story = story_of(session, one)
+    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+        for number, one in enumerate(trajectory_names(session, name, arguments.group, arguments.last)):
+            story = trajectory_details(session, one)
             if arguments.json:
-                print(json.dumps(in_json(story, text)))
+                print(json.dumps(details_json(story, text)))
                 continue
             if number:
                 console.rule(style="dim")
-            console.print(draw(story, text, arguments.logprobs))
+            console.print(render_trajectory(story, text, arguments.logprobs))
     return 0

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 
-CLOSED = 141  # 128 + SIGPIPE, the shell convention
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE, the shell convention
 
 
-def ending_quietly(
+def quiet_on_closed_pipe(
     main: Callable[[argparse.Namespace], int],
 ) -> Callable[[argparse.Namespace], int]:
     """Wraps `main` so that a closed pipe ends it without an error message."""
@@ -22,7 +22,7 @@ def ending_quietly(
         except BrokenPipeError:
             # The interpreter flushes stdout again at exit, which would print an error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return CLOSED
+            return EXIT_CLOSED_PIPE
         return code
 
     return guarded

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from producers.engines.profiles import Profile, profile_path, write_profile
-from rollstream.commands.configured import loaded
+from producers.engines.profiles import EngineProfile, profile_path, write_profile
+from rollstream.commands.configured import load_configuration
 from rollstream.profiling import measure_profile
 
 if TYPE_CHECKING:
-    from producers.engines.timing import Point
+    from producers.engines.timing import StepTiming
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the profile; no other file of the run changes."""
-    configuration, folder = loaded(arguments)
-    measured: list[Point] = []
+    configuration, folder = load_configuration(arguments)
+    measured: list[StepTiming] = []
     progress = Console(stderr=True)
 
-    def show_progress(point: "Point") -> None:
+    def show_progress(point: "StepTiming") -> None:
         measured.append(point)
         if progress.is_terminal:
             print(f"\r{len(measured)} batches measured", end="", file=sys.stderr, flush=True)
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(measured: "list[Point]", profile: Profile) -> Table:
+def _table(measured: "list[StepTiming]", profile: EngineProfile) -> Table:
     table = Table(title="one decode step")
     for column in ("rows", "KV tokens", "measured ms", "fitted ms", "error %"):
         table.add_column(column, justify="right")
@@ -66,7 +66,7 @@ def _table(measured: "list[Point]", profile: Profile) -> Table:
     return table
 
 
-def _account(profile: Profile) -> str:
+def _account(profile: EngineProfile) -> str:
     r = profile.roofline
     how = "reading beside arithmetic" if r.overlapping else "reading, then arithmetic"
     return (

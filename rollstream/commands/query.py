@@ -6,15 +6,15 @@ import shutil
 import sys
 from textwrap import fill
 
-from rollstream.analysis.place import asked_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_asked_run
+from rollstream.analysis.session import QuerySession
 from rollstream.analysis.shown import json_lines, table_lines, write_csv
 from rollstream.analysis.views import VIEWS
-from rollstream.commands.pipes import ending_quietly
+from rollstream.commands.pipes import quiet_on_closed_pipe
 from streams.errors import ConfigurationError
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the rows of one query, or with `--tables` the views and their columns."""
     if arguments.sql is None and not arguments.tables:
@@ -24,8 +24,8 @@ def main(arguments: argparse.Namespace) -> int:
         )
     if arguments.rows < 1:
         raise ConfigurationError(f"--rows must be ≥ 1, got {arguments.rows}")
-    place = asked_place(arguments.run, arguments.name, warn)
-    with Session(place, warn, arguments.skip_corrupt) as session:
+    place = locate_asked_run(arguments.run, arguments.name, warn)
+    with QuerySession(place, warn, arguments.skip_corrupt) as session:
         if arguments.tables:
             _list_views(session, arguments.json)
             return 0
@@ -47,7 +47,7 @@ def warn(text: str) -> None:
     print(f"rollstream: {text}", file=sys.stderr)
 
 
-def _list_views(session: Session, as_json: bool) -> None:
+def _list_views(session: QuerySession, as_json: bool) -> None:
     for view in VIEWS.values():
         columns = session.columns(view.name)
         if as_json:

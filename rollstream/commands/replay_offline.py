@@ -10,38 +10,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from consumers.replay.gathering import Archived, Draft, Named, check
-from consumers.replay.jsonl import Encode, JsonLines
-from rollstream.analysis.fields import Condition
-from rollstream.commands.replay_words import bar, say, tell_steps
-from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, folder_of, model_folder, settle
-from rollstream.replay_filter import asks_for_steps, conditions_of, keeps
-from rollstream.replay_folder import (
-    check_place,
-    held,
-    note,
-    noted,
-    own_configuration,
-    refuse_other_wish,
-)
-from rollstream.replay_source import Opened, opened
+from consumers.replay.gathering import RecordedSource, SourceTrajectory, LabelledSource, check_tokens
+from consumers.replay.jsonl import TextEncoder, JsonLines
+from rollstream.analysis.fields import FieldCondition
+from rollstream.commands.replay_words import progress_bar, print_notice, count_steps
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.folder import RunFolder, folder_of_run, model_folder, write_configuration
+from rollstream.replay_filter import needs_steps, parse_conditions, is_wanted_trajectory
+from rollstream.replay_folder import check_outside_run, lock_replay_folder, write_replay_request, read_replay_request, replay_configuration, refuse_other_request
+from rollstream.replay_source import ReplaySource, open_replay_source
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from streams.admissible import KINDS
+from streams.admissible import REFUSAL_KINDS
 from streams.errors import ConfigurationError
-from streams.records import Address
+from streams.values import Address
 
 JSONL = (".jsonl", ".ndjson")
-WORDS = {
+GATHERED_TEXTS = {
     "logprobs_computed": "of them had no log-probabilities: those of the initial model are used",
     "filtered_out": "others are left out by --where",
     "duplicate": "others repeat a trajectory: only the first is used",
     "unreadable": "records are unreadable and left out",
     **{
         f"refused_{kind}": f"others cannot be trained ({kind}: docs/learning.md) and are left out"
-        for kind in KINDS
+        for kind in REFUSAL_KINDS
     },
 }
 
@@ -51,33 +45,33 @@ def main(arguments: argparse.Namespace) -> int:
     folder = RunFolder(Path(arguments.out).absolute())
     for named in arguments.runs:
         path = Path(named).absolute()
-        check_place(folder.path, path.parent if path.name == "config.json" else path)
+        check_outside_run(folder.path, path.parent if path.name == "config.json" else path)
     configuration = _configuration(arguments, folder)
     sources = [named if "://" in named else str(Path(named).absolute()) for named in arguments.runs]
     wish = {"sources": sources, "name": arguments.name, "where": list(arguments.where)}
-    before = noted(folder.path)
+    before = read_replay_request(folder.path)
     if before is not None:
-        refuse_other_wish(folder.path, before, wish)
+        refuse_other_request(folder.path, before, wish)
     result = _trained(arguments, folder, configuration, wish, before or {})
     history = open_history(folder)
     write_report(history, summarise(history), folder.report)
     if arguments.json:
         print(json.dumps({"out": str(folder.path), **result}))
     else:
-        _tell_end(result, folder)
+        _print_result(result, folder)
     return 0
 
 
 def _configuration(arguments: argparse.Namespace, folder: RunFolder) -> Configuration:
     """Returns the given configuration with all data inside the folder and without a lag limit."""
     given = load(arguments.offline, arguments.overrides)
-    model = model_folder(given, folder_of(given).path).absolute()
+    model = model_folder(given, folder_of_run(given).path).absolute()
     if not (model / "config.json").is_file():
         raise ConfigurationError(
             f"{model} holds no initial model; name a folder with a Hugging Face checkpoint: "
             "--set model.path=DIR"
         )
-    own = own_configuration(given, folder.path, model)
+    own = replay_configuration(given, folder.path, model)
     return own.model_copy(update={"dispatch": own.dispatch.model_copy(update={"max_lag": None})})
 
 
@@ -93,33 +87,33 @@ def _trained(
     """
     with ExitStack() as stack:
         sources = [] if "gathered" in before else _sources(arguments, configuration, stack)
-        from rollstream.replay_offline import Offline  # imports torch, which takes seconds
+        from rollstream.replay_offline import OfflineTraining  # imports torch, which takes seconds
 
-        training = Offline(folder, configuration)
+        training = OfflineTraining(folder, configuration)
         if sources:
             _check(sources, training.vocabulary)
-        stack.enter_context(held(folder.path))
+        stack.enter_context(lock_replay_folder(folder.path))
         if "gathered" not in before:
-            note(folder.path, wish)
-        settle(folder, configuration)
+            write_replay_request(folder.path, wish)
+        write_configuration(folder, configuration)
         gathered = before.get("gathered")
         if gathered is None:
-            with bar("gathering", None):
+            with progress_bar("gathering", None):
                 gathered = dict(training.gather(sources))
-            note(folder.path, wish, {"gathered": gathered})
-        _tell_gathered(gathered, configuration)
-        tell_steps(training.train(), configuration.trainer.steps)
+            write_replay_request(folder.path, wish, {"gathered": gathered})
+        _print_gathered(gathered, configuration)
+        count_steps(training.train(), configuration.trainer.steps)
         result = {"gathered": gathered, **training.outcome()}
-        note(folder.path, wish, result)
+        write_replay_request(folder.path, wish, result)
     return result
 
 
-def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) -> list[Named]:
+def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) -> list[LabelledSource]:
     """Opens the sources, each under a distinct name."""
-    conditions = conditions_of(arguments.where)
-    asked = asks_for_steps(conditions)
+    conditions = parse_conditions(arguments.where)
+    asked = needs_steps(conditions)
     encode = _tokenizer(Path(str(c.model.path)))
-    found: list[Named] = []
+    found: list[LabelledSource] = []
     for number, named in enumerate(arguments.runs):
         path = Path(named)
         label = path.stem if path.suffix in JSONL else path.name
@@ -130,27 +124,27 @@ def _sources(arguments: argparse.Namespace, c: Configuration, stack: ExitStack) 
             steps: dict[Address, int] = {}
             source = JsonLines(path, encode)
         else:
-            here: Opened = stack.enter_context(opened(named, arguments.name))
+            here: ReplaySource = stack.enter_context(open_replay_source(named, arguments.name))
             steps = here.recorded().step_of() if asked else {}
-            source = Archived(here.log)
-        found.append(Named(label, source, partial(_is_wanted, conditions, steps)))
+            source = RecordedSource(here.log)
+        found.append(LabelledSource(label, source, partial(_is_wanted, conditions, steps)))
     return found
 
 
-def _is_wanted(conditions: list[Condition], steps: dict[Address, int], draft: Draft) -> bool:
+def _is_wanted(conditions: list[FieldCondition], steps: dict[Address, int], draft: SourceTrajectory) -> bool:
     step = None if draft.at is None else steps.get(draft.at)
-    return not conditions or keeps(conditions, draft.record, draft.timestamp_ms, step)
+    return not conditions or is_wanted_trajectory(conditions, draft.record, draft.timestamp_ms, step)
 
 
-def _check(sources: list[Named], vocabulary: int) -> None:
+def _check(sources: list[LabelledSource], vocabulary: int) -> None:
     """Validate every line of every file before anything is written."""
     for one in sources:
         if isinstance(one.source, JsonLines):
             for draft in one.source.trajectories():
-                check(one.label, draft.record, vocabulary)
+                check_tokens(one.label, draft.record, vocabulary)
 
 
-def _tokenizer(model: Path) -> Encode | None:
+def _tokenizer(model: Path) -> TextEncoder | None:
     """Returns a function from text to tokens, without special tokens; None without a tokenizer."""
     path = model / "tokenizer.json"
     if not path.is_file():
@@ -165,18 +159,18 @@ def _tokenizer(model: Path) -> Encode | None:
     return encode
 
 
-def _tell_gathered(gathered: dict[str, int], c: Configuration) -> None:
+def _print_gathered(gathered: dict[str, int], c: Configuration) -> None:
     per_step = c.trainer.groups_per_step
-    say(
+    print_notice(
         f"{gathered.get('trajectories', 0)} trajectories in {gathered.get('groups', 0)} groups, "
         f"{per_step} groups a step (trainer.groups_per_step), at most {c.trainer.steps} steps"
     )
-    for name, words in WORDS.items():
+    for name, words in GATHERED_TEXTS.items():
         if gathered.get(name):
-            say(f"{gathered[name]} {words}")
+            print_notice(f"{gathered[name]} {words}")
 
 
-def _tell_end(result: dict[str, Any], folder: RunFolder) -> None:
+def _print_result(result: dict[str, Any], folder: RunFolder) -> None:
     more = f", {result['left_over']} groups left over" if result["left_over"] else ""
     print(f"{result['steps']} steps trained{more}")
     if result["closed"]:

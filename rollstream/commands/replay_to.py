@@ -6,18 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from consumers.replay.copying import (
-    HISTORY,
-    Copied,
-    Wanted,
-    copy_topic,
-    prepare_target,
-    records_of,
-)
+from consumers.replay.copying import HISTORY, CopiedTopic, CopyRequest, copy_topic, prepare_target, count_records
 from rollstream.analysis.fields import check_topic
-from rollstream.commands.replay_words import bar, say
-from rollstream.replay_filter import asks_for_steps, conditions_of, of_messages
-from rollstream.replay_source import Opened, opened
+from rollstream.commands.replay_words import progress_bar, print_notice
+from rollstream.replay_filter import needs_steps, parse_conditions, message_filter
+from rollstream.replay_source import ReplaySource, open_replay_source
 from streams.bus import Message
 from streams.connect import open_bus
 from streams.errors import ConfigurationError
@@ -32,22 +25,22 @@ def main(arguments: argparse.Namespace) -> int:
             raise ConfigurationError(f"{topic} holds undecodable bytes; it is not copied")
     if arguments.to.startswith("memory:"):
         raise ConfigurationError("--to memory: would end with this process; give sqlite:FOLDER")
-    with opened(arguments.runs[0], arguments.name) as source:
+    with open_replay_source(arguments.runs[0], arguments.name) as source:
         here = _present(source, topics, bool(arguments.topic))
-        wanted = Wanted(here, arguments.to, _keep(source, arguments.where, here))
+        wanted = CopyRequest(here, arguments.to, _keep(source, arguments.where, here))
         with closing(open_bus(arguments.to)) as target:
             prepare_target(source.log, target, wanted)
-            with bar("records", records_of(source.log, here)) as advance:
+            with progress_bar("records", count_records(source.log, here)) as advance:
                 done = [copy_topic(source.log, target, t, wanted, advance) for t in here]
     if arguments.json:
         found = [dataclasses.asdict(one) for one in done]
         print(json.dumps({"to": arguments.to, "topics": found}))
     else:
-        _tell(done, arguments.to)
+        _print_copied(done, arguments.to)
     return 0
 
 
-def _present(source: Opened, topics: Sequence[str], named: bool) -> list[str]:
+def _present(source: ReplaySource, topics: Sequence[str], named: bool) -> list[str]:
     """Returns the topics with records in the source; raises if a named topic has none."""
     here: list[str] = []
     for topic in dict.fromkeys(topics):
@@ -59,23 +52,23 @@ def _present(source: Opened, topics: Sequence[str], named: bool) -> list[str]:
                 + ("" if source.place.bus else f"; it is an archive, which keeps {_history()}")
             )
         else:
-            say(f"{topic} holds no records")
+            print_notice(f"{topic} holds no records")
     if not here:
         raise ConfigurationError(f"{source.place.name} holds no records to copy")
     return here
 
 
 def _keep(
-    source: Opened, where: Sequence[str], topics: Sequence[str]
+    source: ReplaySource, where: Sequence[str], topics: Sequence[str]
 ) -> Callable[[Message], bool] | None:
     if not where:
         return None
-    conditions = {topic: conditions_of(where, topic) for topic in topics}
-    asked = any(asks_for_steps(conditions[topic]) for topic in topics if topic == "trajectories")
-    return of_messages(conditions, source.recorded().step_of() if asked else {})
+    conditions = {topic: parse_conditions(where, topic) for topic in topics}
+    asked = any(needs_steps(conditions[topic]) for topic in topics if topic == "trajectories")
+    return message_filter(conditions, source.recorded().step_of() if asked else {})
 
 
-def _tell(done: Sequence[Copied], to: str) -> None:
+def _print_copied(done: Sequence[CopiedTopic], to: str) -> None:
     for one in done:
         more = [
             f"{number} {what}"

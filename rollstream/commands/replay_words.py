@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from streams.records import StepDone
 
 
-def say(text: str) -> None:
+def print_notice(text: str) -> None:
     """Print a message on stderr, apart from the result."""
     print(f"rollstream: {text}", file=sys.stderr)
 
 
-def tell_steps(steps: Iterable[StepDone], last: int) -> int:
+def count_steps(steps: Iterable[StepDone], last: int) -> int:
     """Consume all steps, counting them on one terminal line; returns their number."""
     shown, done = sys.stderr.isatty(), 0
     for one in steps:
@@ -24,7 +24,7 @@ def tell_steps(steps: Iterable[StepDone], last: int) -> int:
 
 
 @contextmanager
-def bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
+def progress_bar(what: str, total: int | None) -> Generator[Callable[[int], None]]:
     """Yields a function that advances a progress bar; without a terminal it does nothing."""
     if not sys.stderr.isatty():
         yield lambda more: None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rollstream.report.opening import names_of, open_history, run_folder
-from rollstream.report.overlay import RUNS_MAX, Run, write_overlay
+from rollstream.report.opening import distinct_names, open_history, run_folder
+from rollstream.report.overlay import RUNS_MAX, OverlaidRun, write_overlay
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
 from streams.errors import ConfigurationError
@@ -22,8 +22,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"{len(folders)} runs: a page shows at most {RUNS_MAX}")
     histories = [open_history(folder) for folder in folders]
     runs = [
-        Run(name, history, summarise(history))
-        for name, history in zip(names_of(folders), histories, strict=True)
+        OverlaidRun(name, history, summarise(history))
+        for name, history in zip(distinct_names(folders), histories, strict=True)
     ]
     if len(runs) == 1:
         output = Path(arguments.output) if arguments.output else folders[0].report

@@ -16,20 +16,20 @@ import time
 from importlib import import_module
 
 from consumers.trainer.sharded.launch import is_launched
-from rollstream.commands.configured import configured
-from rollstream.commands.signals import listen
+from rollstream.commands.configured import load_and_settle
+from rollstream.commands.signals import listen_for_signals
 from rollstream.folder import RunFolder
 from rollstream.lifeline import end_with_parent
-from rollstream.rank_names import name_of_rank, parent_of_rank
+from rollstream.rank_names import rank_name, rank_environment
 from rollstream.roster import ACCEPT_CONFIG
 from rollstream.supervisor import HANDED_NONCE, NONCE
-from rollstream.train_group import run_group
+from rollstream.train_group import run_rank_processes
 from streams.errors import ConfigurationError
 
-ASKED_TO_STOP = 143  # 128 + SIGTERM, the shell convention
+EXIT_STOPPED = 143  # 128 + SIGTERM, the shell convention
 GRACE_S = 20.0  # clouds give 25 s and more
 
-HEAVY = {
+HEAVY_MODULES = {
     "rollout": "rollstream.rollout_role",
     "train": "rollstream.train_role",
     "eval": "rollstream.eval_role",
@@ -45,24 +45,24 @@ log = logging.getLogger(__name__)
 def main(arguments: argparse.Namespace) -> int:
     """Run until the role is done or a signal stops it."""
     is_rank = arguments.command == "train"
-    end_with_parent(parent_of_rank() if is_rank else os.environ)
+    end_with_parent(rank_environment() if is_rank else os.environ)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     grace_s = _grace_s(arguments)
-    configuration, folder = configured(arguments)
+    configuration, folder = load_and_settle(arguments)
     if is_rank and configuration.trainer.processes > 1 and not is_launched():
         line = _line_of_rank(folder, arguments.name, arguments.accept_config)
-        return run_group(line, configuration.trainer, listen())
-    name = name_of_rank(arguments.name) if is_rank else arguments.name
-    if arguments.command in HEAVY:
-        import_module(HEAVY[arguments.command])
+        return run_rank_processes(line, configuration.trainer, listen_for_signals())
+    name = rank_name(arguments.name) if is_rank else arguments.name
+    if arguments.command in HEAVY_MODULES:
+        import_module(HEAVY_MODULES[arguments.command])
     from rollstream.role_place import RoleLaunch
     from rollstream.roles import run_role
 
-    signals = listen()
+    signals = listen_for_signals()
     if grace_s is not None:
-        end_after(signals.stop, grace_s)
+        exit_after_grace(signals.stop, grace_s)
     launch = RoleLaunch(
         role=arguments.command,
         configuration=configuration,
@@ -76,10 +76,10 @@ def main(arguments: argparse.Namespace) -> int:
     )
     is_done = run_role(launch)
     log.info("%s %s", name, "is done" if is_done else "was stopped")
-    return 0 if is_done or grace_s is not None else ASKED_TO_STOP
+    return 0 if is_done or grace_s is not None else EXIT_STOPPED
 
 
-def end_after(stop: threading.Event, grace_s: float) -> None:
+def exit_after_grace(stop: threading.Event, grace_s: float) -> None:
     """Ends the process `grace_s` seconds after `stop` is set, even if the role hangs."""
 
     def wait() -> None:

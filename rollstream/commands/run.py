@@ -12,25 +12,25 @@ import time
 
 from rich.console import Console
 
-from rollstream.commands.configured import configured
-from rollstream.commands.signals import StopSignals, listen
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, run_log, store_for_writing
-from rollstream.identity import check_agrees, identify, record
-from rollstream.live.look import Onlooker
-from rollstream.live.plan import plan_of
+from rollstream.commands.configured import load_and_settle
+from rollstream.commands.signals import StopSignals, listen_for_signals
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, open_run_log_for_writing, store_for_writing
+from rollstream.identity import check_configuration, read_or_create_identity, record_configuration
+from rollstream.live.look import RunObserver
+from rollstream.live.plan import run_settings_of
 from rollstream.live.view import LiveView
 from rollstream.lock import RunLock
-from rollstream.main import INTERRUPTED
-from rollstream.metrics.endpoint import port_of, served
-from rollstream.metrics.watch import Watch
-from rollstream.report.dropped import biases
+from rollstream.main import EXIT_INTERRUPTED
+from rollstream.metrics.endpoint import metrics_port, serve_metrics
+from rollstream.metrics.watch import ProcessMetrics
+from rollstream.report.dropped import drop_bias_warnings
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
 from rollstream.report.write import write_report
-from rollstream.roster import seats_of, warmup_seat, with_ports
-from rollstream.supervisor import Outcome, Supervisor
-from rollstream.warming import Warming
+from rollstream.roster import process_specs, warmup_spec, with_metrics_ports
+from rollstream.supervisor import RunOutcome, Supervisor
+from rollstream.warming import WarmupProcess
 from storage.metrics import MetricsFile
 from streams.bus import Bus
 from streams.topics import catalogue
@@ -38,24 +38,24 @@ from streams.topics import catalogue
 
 def main(arguments: argparse.Namespace) -> int:
     """Run until the run is complete, stopped or failed."""
-    configuration, folder = configured(arguments)  # 1
-    signals = listen()
+    configuration, folder = load_and_settle(arguments)  # 1
+    signals = listen_for_signals()
     console = Console(stderr=arguments.json)
     lock = RunLock(folder.path)  # 2
-    bus = run_log(configuration, folder.path)
+    bus = open_run_log_for_writing(configuration, folder.path)
     bus.create(catalogue())  # 3
     try:
         _identify(configuration, folder, arguments.accept_config)
-        seat = warmup_seat(configuration, folder)
-        warming = Warming(configuration, folder, seat, console, lock)
+        seat = warmup_spec(configuration, folder)
+        warming = WarmupProcess(configuration, folder, seat, console, lock)
         if not warming.run(signals):  # 4
-            return INTERRUPTED
+            return EXIT_INTERRUPTED
         outcome = _supervise(configuration, folder, bus, signals, console, lock, arguments)
         _end(folder, outcome, console, arguments.json)  # 6
     finally:
         bus.close()
         lock.close()
-    return {"complete": 0, "stopped": INTERRUPTED, "failed": 1}[outcome.kind]
+    return {"complete": 0, "stopped": EXIT_INTERRUPTED, "failed": 1}[outcome.kind]
 
 
 def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -> None:
@@ -63,10 +63,10 @@ def _identify(configuration: Configuration, folder: RunFolder, accepted: bool) -
     before any role compares its own configuration with the run's.
     """
     store = store_for_writing(configuration, folder.path)
-    identify(store, configuration.run)
-    check_agrees(store, configuration, accepted)
+    read_or_create_identity(store, configuration.run)
+    check_configuration(store, configuration, accepted)
     if accepted:
-        record(store, configuration)
+        record_configuration(store, configuration)
 
 
 def _supervise(
@@ -77,14 +77,14 @@ def _supervise(
     console: Console,
     lock: RunLock,
     arguments: argparse.Namespace,
-) -> Outcome:
+) -> RunOutcome:
     now = time.time
-    onlooker = Onlooker(plan_of(configuration), folder.metrics, lambda: bus, now, now())
-    wanted = seats_of(configuration, folder, arguments.accept_config)
-    seats = with_ports(wanted, port_of(configuration, os.environ))
-    watch = Watch(signals.stop)
+    onlooker = RunObserver(run_settings_of(configuration), folder.metrics, lambda: bus, now, now())
+    wanted = process_specs(configuration, folder, arguments.accept_config)
+    seats = with_metrics_ports(wanted, metrics_port(configuration, os.environ))
+    watch = ProcessMetrics(signals.stop)
     with (
-        served(configuration, folder.path, "supervisor", "supervisor", watch),
+        serve_metrics(configuration, folder.path, "supervisor", "supervisor", watch),
         MetricsFile(folder.metrics / "supervisor.jsonl") as events,
         LiveView(onlooker, console, arguments.json) as view,
     ):
@@ -93,7 +93,7 @@ def _supervise(
         return supervisor.run(watch.stop, signals.hurry, view.show)  # 5
 
 
-def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -> None:
+def _end(folder: RunFolder, outcome: RunOutcome, console: Console, as_json: bool) -> None:
     """Print the summary and write the report; a failure message is printed last."""
     history = open_history(folder)
     summary = summarise(history)
@@ -103,7 +103,7 @@ def _end(folder: RunFolder, outcome: Outcome, console: Console, as_json: bool) -
     else:
         console.print(summary.table())
         console.print(f"report: {folder.report}", soft_wrap=True, highlight=False)
-    for concern in biases(history.dropped.compared()):
+    for concern in drop_bias_warnings(history.dropped.compared()):
         console.print(f"warning: {concern.what}: {concern.do}", highlight=False)
     if outcome.kind == "stopped":
         console.print("stopped; the same command resumes from the last checkpoint")

@@ -15,7 +15,7 @@ class StopSignals:
     hurry: threading.Event = field(default_factory=threading.Event)
 
 
-def listen() -> StopSignals:
+def listen_for_signals() -> StopSignals:
     """Install handlers for SIGINT, SIGTERM and SIGHUP; call it from the main thread."""
     signals = StopSignals()
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from rollstream.complaints import explain
-from rollstream.layers import file_layer, lay, overrides_layer
+from rollstream.complaints import error_lines
+from rollstream.layers import file_layer, merge_layers, overrides_layer
 from rollstream.report.simulated import write_simulated
-from simulator.experiment import Run, names_of, runs
+from simulator.experiment import PolicyRun, policy_names, run_policies
 from simulator.settings import SimulationSettings
 from streams.errors import ConfigurationError
 
@@ -31,16 +31,16 @@ def main(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(Path(arguments.configuration), arguments.overrides)
     page = None if arguments.html is None else _page(arguments.html)
-    console, found = Console(), list[Run]()
-    total = len(names_of(settings)) * len(settings.clusters)
-    for run in runs(settings):
+    console, found = Console(), list[PolicyRun]()
+    total = len(policy_names(settings)) * len(settings.clusters)
+    for run in run_policies(settings):
         found.append(run)
         _progress(len(found), total, run)
         first = next(one for one in found if one.cluster == run.cluster)
         if arguments.json:
             print(json.dumps(line_of(run, first)), flush=True)
-        elif len(found) % len(names_of(settings)) == 0:
-            console.print(_table(found[-len(names_of(settings)) :], settings.scale))
+        elif len(found) % len(policy_names(settings)) == 0:
+            console.print(_table(found[-len(policy_names(settings)) :], settings.scale))
     if page is not None:
         write_simulated(found, page)
         if not arguments.json:
@@ -50,14 +50,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def load_settings(path: Path, overrides: Sequence[str]) -> SimulationSettings:
     """Loads the settings; raises `ConfigurationError` with one line per error."""
-    layers = lay(file_layer(path), overrides_layer(overrides, SimulationSettings))
+    layers = merge_layers(file_layer(path), overrides_layer(overrides, SimulationSettings))
     try:
         return SimulationSettings.model_validate_json(json.dumps(layers.values), strict=True)
     except ValidationError as error:
-        raise ConfigurationError(explain(error, layers, SimulationSettings)) from None
+        raise ConfigurationError(error_lines(error, layers, SimulationSettings)) from None
 
 
-def line_of(run: Run, first: Run) -> dict[str, object]:
+def line_of(run: PolicyRun, first: PolicyRun) -> dict[str, object]:
     """Returns a run as a JSON object; `speed_up` is relative to the cluster's first policy."""
     return {
         "model": run.cluster.model,
@@ -68,7 +68,7 @@ def line_of(run: Run, first: Run) -> dict[str, object]:
     }
 
 
-def _table(found: Sequence[Run], scale: int) -> Table:
+def _table(found: Sequence[PolicyRun], scale: int) -> Table:
     cluster = found[0].cluster
     part = f", 1/{scale} of it" if scale > 1 else ""
     title = f"{cluster.model} on {cluster.gpus} GPUs{part}, simulated"
@@ -99,7 +99,7 @@ def _page(path: str) -> Path:
     return page
 
 
-def _progress(done: int, total: int, run: Run) -> None:
+def _progress(done: int, total: int, run: PolicyRun) -> None:
     if sys.stderr.isatty():
         end = "\n" if done == total else ""
         words = f"{run.cluster.model} {run.result.policy}"

@@ -7,37 +7,37 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from rollstream.analysis.fields import Condition, check_topic, condition
-from rollstream.analysis.lines import in_words
-from rollstream.analysis.live import has_topic, open_log
-from rollstream.analysis.passing import Log, Passing, in_json, matching
-from rollstream.analysis.place import Place, asked_place
-from rollstream.commands.pipes import ending_quietly
+from rollstream.analysis.fields import FieldCondition, check_topic, parse_condition
+from rollstream.analysis.lines import describe
+from rollstream.analysis.live import has_topic, open_run_log
+from rollstream.analysis.passing import TopicTail, TailRecord, tail_json, matching
+from rollstream.analysis.place import RunLocation, locate_asked_run
+from rollstream.commands.pipes import quiet_on_closed_pipe
 from rollstream.commands.query import warn
-from rollstream.commands.signals import listen
-from rollstream.main import INTERRUPTED
+from rollstream.commands.signals import listen_for_signals
+from rollstream.main import EXIT_INTERRUPTED
 from streams.errors import ConfigurationError
 
-LAST = 10  # records printed without --from and --last
+LAST_RECORDS = 10  # records printed without --from and --last
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
     """Print the records, and with `--follow` new ones until Ctrl-C."""
     check_topic(arguments.topic)
-    conditions = [condition(text, arguments.topic) for text in arguments.where]
+    conditions = [parse_condition(text, arguments.topic) for text in arguments.where]
     _check(arguments)
-    place = asked_place(arguments.run, arguments.name, warn)
-    stop = listen().stop
+    place = locate_asked_run(arguments.run, arguments.name, warn)
+    stop = listen_for_signals().stop
     day = ""
-    for one in _passing(place, arguments, conditions, stop):
+    for one in _records(place, arguments, conditions, stop):
         if stop.is_set():
             break
         if arguments.json:
-            print(json.dumps(in_json(arguments.topic, one)), flush=arguments.follow)
+            print(json.dumps(tail_json(arguments.topic, one)), flush=arguments.follow)
         else:
             day = _print(one, day, arguments.follow)
-    return INTERRUPTED if stop.is_set() and not arguments.follow else 0
+    return EXIT_INTERRUPTED if stop.is_set() and not arguments.follow else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -49,23 +49,23 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"--from {arguments.start!r}: write begin, end or an offset")
 
 
-def _passing(
-    place: Place,
+def _records(
+    place: RunLocation,
     arguments: argparse.Namespace,
-    conditions: Sequence[Condition],
+    conditions: Sequence[FieldCondition],
     stop: threading.Event,
-) -> Iterator[Passing]:
+) -> Iterator[TailRecord]:
     """Yields the selected records from the log, or from the archive if no log is left."""
     if place.bus is None:
-        yield from _last(_of_archive(place, arguments), conditions, arguments)
+        yield from _last(_from_archive(place, arguments), conditions, arguments)
         return
-    bus = open_log(place)
+    bus = open_run_log(place)
     try:
         if not has_topic(bus, arguments.topic):
             raise ConfigurationError(f"{place.name} has no topic {arguments.topic} yet")
-        log = Log(bus, arguments.topic, warn)
-        ends = _chosen(bus.end(arguments.topic), arguments)
-        begins = _chosen(bus.begin(arguments.topic), arguments)
+        log = TopicTail(bus, arguments.topic, warn)
+        ends = _chosen_partitions(bus.end(arguments.topic), arguments)
+        begins = _chosen_partitions(bus.begin(arguments.topic), arguments)
         starts = {p: _start(arguments, begins[p], end, conditions) for p, end in ends.items()}
         yield from _last(log.between(starts, ends), conditions, arguments)
         if arguments.follow:
@@ -75,7 +75,7 @@ def _passing(
 
 
 def _start(
-    arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[Condition]
+    arguments: argparse.Namespace, begin: int, end: int, conditions: Sequence[FieldCondition]
 ) -> int:
     """Returns the start offset in a partition. With conditions the last matches may be anywhere, so
     reading starts at the begin.
@@ -86,22 +86,22 @@ def _start(
         return min(int(arguments.start), end)
     if arguments.start == "begin" or conditions:
         return begin
-    return max(begin, end - (arguments.last or LAST))
+    return max(begin, end - (arguments.last or LAST_RECORDS))
 
 
 def _last(
-    passing: Iterator[Passing], conditions: Sequence[Condition], arguments: argparse.Namespace
-) -> Iterator[Passing]:
+    passing: Iterator[TailRecord], conditions: Sequence[FieldCondition], arguments: argparse.Namespace
+) -> Iterator[TailRecord]:
     """Returns the records that meet the conditions; only the last ones unless --from is given."""
     wanted = matching(passing, conditions)
     if arguments.start is not None:
         return wanted
-    return iter(deque(wanted, maxlen=arguments.last or LAST))
+    return iter(deque(wanted, maxlen=arguments.last or LAST_RECORDS))
 
 
-def _of_archive(place: Place, arguments: argparse.Namespace) -> Iterator[Passing]:
-    from rollstream.analysis.passing_archive import archived
-    from rollstream.analysis.session import Session
+def _from_archive(place: RunLocation, arguments: argparse.Namespace) -> Iterator[TailRecord]:
+    from rollstream.analysis.passing_archive import archived_tail
+    from rollstream.analysis.session import QuerySession
     from rollstream.analysis.views import TOPICS
 
     if arguments.follow:
@@ -116,11 +116,11 @@ def _of_archive(place: Place, arguments: argparse.Namespace) -> Iterator[Passing
         return
     if arguments.start not in (None, "begin"):
         where.append(f'"offset" >= {int(arguments.start)}')
-    with Session(place, warn, arguments.skip_corrupt) as session:
-        yield from archived(session, arguments.topic, " AND ".join(where) or "true")
+    with QuerySession(place, warn, arguments.skip_corrupt) as session:
+        yield from archived_tail(session, arguments.topic, " AND ".join(where) or "true")
 
 
-def _chosen(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int, int]:
+def _chosen_partitions(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int, int]:
     if arguments.partition is None:
         return offsets
     if arguments.partition not in offsets:
@@ -131,13 +131,13 @@ def _chosen(offsets: dict[int, int], arguments: argparse.Namespace) -> dict[int,
     return {arguments.partition: offsets[arguments.partition]}
 
 
-def _print(one: Passing, day: str, flush: bool) -> str:
+def _print(one: TailRecord, day: str, flush: bool) -> str:
     """Print a line, preceded by its day if that changed; returns the day."""
     when = datetime.fromtimestamp(one.timestamp_ms / 1000, UTC)
     if when.date().isoformat() != day:
         day = when.date().isoformat()
         print(f"{day} (UTC)")
-    words = in_words(one.record) if one.record is not None else f"not a record: {one.reason}"
+    words = describe(one.record) if one.record is not None else f"not a record: {one.reason}"
     void = " (void)" if one.void else ""
     place = f"{one.partition}:{one.offset}"
     print(f"{when:%H:%M:%S}.{when.microsecond // 1000:03d} {place:>8}  {words}{void}", flush=flush)

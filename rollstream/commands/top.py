@@ -17,21 +17,22 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rollstream.config import Configuration, load_to_look
-from rollstream.folder import RunFolder, bus_url, run_log
-from rollstream.live.frame import Size, render
-from rollstream.live.keys import Keys
-from rollstream.live.look import Onlooker
-from rollstream.live.plan import plan_of
-from rollstream.live.snapshot import Snapshot
-from rollstream.live.table import plain
+from rollstream.settings import Configuration
+from rollstream.config import load_for_viewing
+from rollstream.folder import RunFolder, bus_url, open_run_log_for_writing
+from rollstream.live.frame import TerminalSize, render_frame
+from rollstream.live.keys import TerminalKeys
+from rollstream.live.look import RunObserver
+from rollstream.live.plan import run_settings_of
+from rollstream.live.snapshot import RunSnapshot
+from rollstream.live.table import plain_line
 from rollstream.report.opening import run_folder
 from streams.bus import Bus
 from streams.errors import BusError, ConfigurationError
 
 EVERY_MIN_S = 0.1
 ONCE_S = 20.0  # longest read before the single frame of --once
-ENDED = 128
+EXIT_SIGNAL_BASE = 128
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -39,16 +40,16 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.every >= EVERY_MIN_S:
         raise ConfigurationError(f"--every {arguments.every}: give at least {EVERY_MIN_S} seconds")
     folder = run_folder(arguments.run)
-    configuration = load_to_look(folder.configuration)
-    onlooker = Onlooker(
-        plan_of(configuration), folder.metrics, _opener(configuration, folder), time.time
+    configuration = load_for_viewing(folder.configuration)
+    onlooker = RunObserver(
+        run_settings_of(configuration), folder.metrics, _opener(configuration, folder), time.time
     )
     console = Console()
     if arguments.once:
         return _once(onlooker, console, arguments.json)
     if console.is_terminal and not arguments.json:
         return _watch(onlooker, console, arguments.every)
-    return _tell(onlooker, arguments.every, _line if arguments.json else plain)
+    return _print_lines(onlooker, arguments.every, _line if arguments.json else plain_line)
 
 
 def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus | None]:
@@ -61,38 +62,38 @@ def _opener(configuration: Configuration, folder: RunFolder) -> Callable[[], Bus
     def opened() -> Bus | None:
         if scheme == "sqlite" and not Path(rest).is_dir():
             return None
-        return run_log(configuration, folder.path)
+        return open_run_log_for_writing(configuration, folder.path)
 
     return opened
 
 
-def _once(onlooker: Onlooker, console: Console, as_json: bool) -> int:
+def _once(onlooker: RunObserver, console: Console, as_json: bool) -> int:
     shown = onlooker.observe(catch_up_s=ONCE_S)
     if shown.trouble:
         raise BusError(shown.trouble)
     if as_json:
         print(_line(shown))
     else:
-        console.print(render(shown, Size(console.width)))
+        console.print(render_frame(shown, TerminalSize(console.width)))
     return 0
 
 
-def _watch(onlooker: Onlooker, console: Console, every_s: float) -> int:
+def _watch(onlooker: RunObserver, console: Console, every_s: float) -> int:
     """Redraw until a quit key or a signal; restores the terminal."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_on_signal)
     try:
-        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        with TerminalKeys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 shown = onlooker.observe()
-                live.update(render(shown, Size(console.width, console.height)), refresh=True)
+                live.update(render_frame(shown, TerminalSize(console.width, console.height)), refresh=True)
                 if keys.asked_to_quit(0.0 if onlooker.is_behind else every_s):
                     return 0
     except KeyboardInterrupt:
         return 0
 
 
-def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -> int:
+def _print_lines(onlooker: RunObserver, every_s: float, line: Callable[[RunSnapshot], str]) -> int:
     """Print a line per refresh until the run is over or the reader closes the pipe."""
     try:
         while True:
@@ -111,9 +112,9 @@ def _tell(onlooker: Onlooker, every_s: float, line: Callable[[Snapshot], str]) -
         return 0
 
 
-def _line(shown: Snapshot) -> str:
+def _line(shown: RunSnapshot) -> str:
     return msgspec.json.encode(shown).decode()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(ENDED + number)
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_SIGNAL_BASE + number)

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from rollstream.commands.configured import configured
+from rollstream.commands.configured import load_and_settle
 from rollstream.folder import RunFolder
 from rollstream.lifeline import end_with_parent
 
@@ -11,7 +11,7 @@ from rollstream.lifeline import end_with_parent
 def main(arguments: argparse.Namespace) -> int:
     """Create `RUN/model`, unless it exists."""
     end_with_parent()
-    configuration, folder = configured(arguments)
+    configuration, folder = load_and_settle(arguments)
     model = RunFolder(folder.path).model
     if model.exists():
         print(json.dumps({"kept": str(model)}), flush=True)
@@ -25,10 +25,8 @@ def main(arguments: argparse.Namespace) -> int:
 
         make_paced_folder(task, model)
         return 0
-    from rollstream.warmup import (
-        Course,
-        warm_up,
-    )  # imports torch, which takes seconds: after validation
+    from rollstream.teaching import SftSchedule
+    from rollstream.warmup import warm_up  # imports torch, which takes seconds: after validation
 
     settings = configuration.warmup
     warm_up(
@@ -37,13 +35,13 @@ def main(arguments: argparse.Namespace) -> int:
         configuration.seed,
         model,
         settings.threads,
-        tell,
-        Course(documents=settings.documents, steps=settings.steps),
+        print_progress,
+        SftSchedule(documents=settings.documents, steps=settings.steps),
     )
     return 0
 
 
-def tell(done: int, steps: int, loss: float) -> None:
+def print_progress(done: int, steps: int, loss: float) -> None:
     """Print the progress, about a hundred lines in all."""
     if done % max(1, steps // 100) == 0 or done == steps:
         print(json.dumps({"done": done, "steps": steps, "loss": round(loss, 4)}), flush=True)

@@ -12,22 +12,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from rollstream.commands.pipes import ending_quietly
+from rollstream.commands.pipes import quiet_on_closed_pipe
 from rollstream.history.finding import LATEST, find_store, find_version, is_version
-from rollstream.history.lines import Line, difference_line, tensor_lines, version_line
+from rollstream.history.lines import VersionLine, difference_line, tensor_lines, version_line
 from rollstream.history.tables import differences_table, tensors_table, versions_table
 from storage.manifest import read_manifest
 from storage.objects import ObjectStore
-from storage.versions.pointer import believed
+from storage.versions.pointer import believed_pointer
 from storage.versions.retention import stored_versions
 from streams.errors import CorruptObject, ObjectMissing
 
 SHARD_BYTES = 4 << 30  # close to the default of transformers
 
 
-@ending_quietly
+@quiet_on_closed_pipe
 def main(arguments: argparse.Namespace) -> int:
-    """Exit code 1 if a version is missing or, with `verify`, if a hash differs."""
+    """Exit code 1 if a version is missing or, with `verify_version`, if a hash differs."""
     named: str = getattr(arguments, "version", None) or LATEST
     if arguments.action == "verify" and arguments.run is None and not is_version(named):
         arguments.version, arguments.run = None, named  # `verify RUN` is all versions of it
@@ -35,9 +35,9 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    pointer = believed(store)
+    pointer = believed_pointer(store)
     latest = None if pointer is None else pointer.version
-    lines: list[Line] = []
+    lines: list[VersionLine] = []
     for stored in stored_versions(store):
         try:
             lines.append(version_line(read_manifest(store, stored.version), latest))
@@ -56,7 +56,7 @@ def _list(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
     manifest = find_version(store, arguments.version)
-    pointer = believed(store)
+    pointer = believed_pointer(store)
     line = version_line(manifest, None if pointer is None else pointer.version)
     tensors = tensor_lines(manifest)
     if arguments.json:
@@ -74,7 +74,7 @@ def _show(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.versions.verification import verify
+    from storage.versions.verification import verify_version
 
     if arguments.version is None:
         wanted = [stored.version for stored in stored_versions(store) if stored.whole]
@@ -85,7 +85,7 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
     bad = 0
     quiet = not sys.stderr.isatty()
     for version in track(wanted, "verifying", console=Console(stderr=True), disable=quiet):
-        manifest, problem = verify(store, version)
+        manifest, problem = verify_version(store, version)
         tensors = len(manifest.weights.tensors) if manifest else 0
         bad += bool(problem)
         if arguments.json:
@@ -97,10 +97,10 @@ def _verify(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.versions.comparison import compare
+    from storage.versions.comparison import compare_versions
 
     first, second = (find_version(store, name) for name in (arguments.first, arguments.second))
-    lines = [difference_line(found) for found in compare(store, first, second)]
+    lines = [difference_line(found) for found in compare_versions(store, first, second)]
     total = sum(int(line["changed"] or 0) for line in lines)
     count = len(second.weights.tensors)
     if arguments.json:  # the totals come first, so equal versions have a line too
@@ -117,10 +117,10 @@ def _diff(store: ObjectStore, arguments: argparse.Namespace) -> int:
 
 
 def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
-    from storage.versions.export import export
+    from storage.versions.export import export_version
 
     version = find_version(store, arguments.version).version
-    done = export(store, version, Path(arguments.folder), SHARD_BYTES)
+    done = export_version(store, version, Path(arguments.folder), SHARD_BYTES)
     if arguments.json:
         line = {"version": str(done.version), "folder": str(done.folder), "bytes": done.bytes}
         print(json.dumps({**line, "files": done.files}))
@@ -129,7 +129,7 @@ def _export(store: ObjectStore, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print(lines: Sequence[Line]) -> None:
+def _print(lines: Sequence[VersionLine]) -> None:
     for line in lines:
         print(json.dumps(line))
 

@@ -2,12 +2,12 @@
 
 import argparse
 
-from rollstream.grammar.parts import Commands, add, add_json
+from rollstream.grammar.parts import Subcommands, add_command, add_json
 
-RUN = "run folder, its config.json, or an archive (folder or store URL); default: newest run"
+RUN_OR_ARCHIVE_HELP = "run folder, its config.json, or an archive (folder or store URL); default: newest run"
 
 
-def add_asking(commands: Commands) -> None:
+def add_query_commands(commands: Subcommands) -> None:
     """Add `query`, `tail`, `inspect` and `audit`."""
     _add_query(commands)
     _add_tail(commands)
@@ -15,8 +15,8 @@ def add_asking(commands: Commands) -> None:
     _add_audit(commands)
 
 
-def _add_query(commands: Commands) -> None:
-    command = add(
+def _add_query(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "query",
         "query",
@@ -26,7 +26,7 @@ def _add_query(commands: Commands) -> None:
         "--tables",
     )
     command.add_argument("sql", metavar="SQL", nargs="?", help="one SQL query, read-only")
-    command.add_argument("--run", metavar="RUN", help=RUN)
+    command.add_argument("--run", metavar="RUN", help=RUN_OR_ARCHIVE_HELP)
     command.add_argument("--tables", action="store_true", help="list views and their columns")
     command.add_argument("--csv", action="store_true", help="print comma-separated values")
     command.add_argument(
@@ -36,8 +36,8 @@ def _add_query(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_tail(commands: Commands) -> None:
-    command = add(
+def _add_tail(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "tail",
         "tail",
@@ -47,7 +47,7 @@ def _add_tail(commands: Commands) -> None:
         "ledger --from begin --where schema=step_done --json",
     )
     command.add_argument("topic", metavar="TOPIC", help="e.g. trajectories, ledger, status")
-    command.add_argument("run", metavar="RUN", nargs="?", help=RUN)
+    command.add_argument("run", metavar="RUN", nargs="?", help=RUN_OR_ARCHIVE_HELP)
     command.add_argument(
         "--follow", action="store_true", help="keep printing new records until Ctrl-C"
     )
@@ -70,8 +70,8 @@ def _add_tail(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_inspect(commands: Commands) -> None:
-    command = add(
+def _add_inspect(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "inspect",
         "inspect",
@@ -86,7 +86,7 @@ def _add_inspect(commands: Commands) -> None:
         nargs="?",
         help="its name, or the first characters of it",
     )
-    command.add_argument("run", metavar="RUN", nargs="?", help=RUN)
+    command.add_argument("run", metavar="RUN", nargs="?", help=RUN_OR_ARCHIVE_HELP)
     command.add_argument("--group", metavar="N", type=int, help="all trajectories of a group")
     command.add_argument("--last", action="store_true", help="the trajectory that finished last")
     command.add_argument("--logprobs", action="store_true", help="also print a table of all tokens")
@@ -94,8 +94,8 @@ def _add_inspect(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_audit(commands: Commands) -> None:
-    command = add(
+def _add_audit(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "audit",
         "audit",
@@ -103,7 +103,7 @@ def _add_audit(commands: Commands) -> None:
         "runs/quickstart-0",
         "runs/quickstart-0 --json",
     )
-    command.add_argument("run", metavar="RUN", nargs="?", help=RUN)
+    command.add_argument("run", metavar="RUN", nargs="?", help=RUN_OR_ARCHIVE_HELP)
     command.add_argument("--name", metavar="NAME", help="run name, if an archive holds several")
     add_json(command)
 

@@ -2,14 +2,14 @@
 
 import argparse
 
-from rollstream.grammar.parts import Commands, add, add_json
+from rollstream.grammar.parts import Subcommands, add_command, add_json
 
-RUN = "run folder, its config.json, or a store (folder or URL); default: newest run"
-CHECKPOINT = "a step, a full name like s00000010-t0001, or latest"
-VERSION = "a number, a full name like v00000012-t0001, or latest"
+RUN_OR_STORE_HELP = "run folder, its config.json, or a store (folder or URL); default: newest run"
+CHECKPOINT_HELP = "a step, a full name like s00000010-t0001, or latest"
+VERSION_HELP = "a number, a full name like v00000012-t0001, or latest"
 
 
-def add_keeping(commands: Commands) -> None:
+def add_storage_commands(commands: Subcommands) -> None:
     """Add `weights`, `checkpoints`, `fork` and `replay`."""
     _add_weights(commands)
     _add_checkpoints(commands)
@@ -17,8 +17,8 @@ def add_keeping(commands: Commands) -> None:
     _add_replay(commands)
 
 
-def _add_fork(commands: Commands) -> None:
-    command = add(
+def _add_fork(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "fork",
         "fork",
@@ -43,8 +43,8 @@ def _add_fork(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_replay(commands: Commands) -> None:
-    command = add(
+def _add_replay(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "replay",
         "replay",
@@ -64,7 +64,7 @@ def _add_replay(commands: Commands) -> None:
         help="run folder, which is only read; with --to also an archive (folder or store URL); "
         "with --offline one or more of both, and .jsonl files",
     )
-    _add_forms(command)
+    _add_replay_forms(command)
     command.add_argument(
         "--out", metavar="DIR", help="a new folder, or that of the same replay, to resume it"
     )
@@ -72,7 +72,7 @@ def _add_replay(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_forms(command: argparse.ArgumentParser) -> None:
+def _add_replay_forms(command: argparse.ArgumentParser) -> None:
     """Add the options that select one of the three kinds of replay, and their own options."""
     command.add_argument("--from-step", metavar="N", type=int, help="repeat the steps after step N")
     command.add_argument(
@@ -107,8 +107,8 @@ def _add_forms(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_checkpoints(commands: Commands) -> None:
-    command = add(
+def _add_checkpoints(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "checkpoints",
         "checkpoints",
@@ -118,24 +118,24 @@ def _add_checkpoints(commands: Commands) -> None:
         "show 60 runs/quickstart-0 --json",
     )
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add(
+    _add_action(
         actions,
         "checkpoints list",
         "list the checkpoints, oldest first; also unfinished and damaged ones",
         "runs/quickstart-0",
     )
-    show = _add(
+    show = _add_action(
         actions,
         "checkpoints show",
         "show one checkpoint: tensors, positions, open groups, counts",
         "latest runs/quickstart-0",
     )
-    show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    _add_run(actions)
+    show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT_HELP)
+    _add_run_argument(actions)
 
 
-def _add_weights(commands: Commands) -> None:
-    command = add(
+def _add_weights(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "weights",
         "weights",
@@ -147,52 +147,52 @@ def _add_weights(commands: Commands) -> None:
         "export latest exported runs/quickstart-0",
     )
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add(
+    _add_action(
         actions,
         "weights list",
         "list the versions, oldest first: kind, parent, size",
         "runs/quickstart-0",
     )
-    show = _add(
+    show = _add_action(
         actions,
         "weights show",
         "show one version: each tensor, its encoding, its changed elements",
         "latest runs/quickstart-0",
     )
-    show.add_argument("version", metavar="VERSION", help=VERSION)
-    verify = _add(
+    show.add_argument("version", metavar="VERSION", help=VERSION_HELP)
+    verify = _add_action(
         actions,
         "weights verify",
         "verify the hash of every tensor; exit code 1 if any differs",
         "runs/quickstart-0",
     )
-    verify.add_argument("version", metavar="VERSION", nargs="?", help=f"{VERSION}; default: all")
-    diff = _add(
+    verify.add_argument("version", metavar="VERSION", nargs="?", help=f"{VERSION_HELP}; default: all")
+    diff = _add_action(
         actions,
         "weights diff",
         "list the tensors that differ between two versions, and by how much",
         "50 60 runs/quickstart-0",
     )
-    diff.add_argument("first", metavar="A", help=VERSION)
-    diff.add_argument("second", metavar="B", help=VERSION)
-    export = _add(
+    diff.add_argument("first", metavar="A", help=VERSION_HELP)
+    diff.add_argument("second", metavar="B", help=VERSION_HELP)
+    export = _add_action(
         actions,
         "weights export",
         "write a version as a folder that transformers and vLLM load",
         "latest exported runs/quickstart-0",
     )
-    export.add_argument("version", metavar="VERSION", help=VERSION)
+    export.add_argument("version", metavar="VERSION", help=VERSION_HELP)
     export.add_argument("folder", metavar="DIR", help="a new or empty folder")
-    _add_run(actions)
+    _add_run_argument(actions)
 
 
-def _add_run(actions: Commands) -> None:
+def _add_run_argument(actions: Subcommands) -> None:
     for action in (*actions.choices.values(),):
-        action.add_argument("run", metavar="RUN", nargs="?", help=RUN)
+        action.add_argument("run", metavar="RUN", nargs="?", help=RUN_OR_STORE_HELP)
         add_json(action)
 
 
-def _add(actions: Commands, name: str, purpose: str, example: str) -> argparse.ArgumentParser:
+def _add_action(actions: Subcommands, name: str, purpose: str, example: str) -> argparse.ArgumentParser:
     """Add the action `name`, written with its command, e.g. `weights list`."""
     return actions.add_parser(
         name.partition(" ")[2],

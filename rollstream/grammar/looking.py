@@ -1,9 +1,9 @@
 """Parsers of the commands that monitor and compare runs: report, diff, health, forward, top."""
 
-from rollstream.grammar.parts import Commands, add, add_json
+from rollstream.grammar.parts import Subcommands, add_command, add_json
 
 
-def add_looking(commands: Commands) -> None:
+def add_monitor_commands(commands: Subcommands) -> None:
     """Add `report`, `diff`, `health`, `forward` and `top`."""
     _add_report(commands)
     _add_diff(commands)
@@ -12,8 +12,8 @@ def add_looking(commands: Commands) -> None:
     _add_top(commands)
 
 
-def _add_report(commands: Commands) -> None:
-    command = add(
+def _add_report(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "report",
         "report",
@@ -33,8 +33,8 @@ def _add_report(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_diff(commands: Commands) -> None:
-    command = add(
+def _add_diff(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "diff",
         "diff",
@@ -47,8 +47,8 @@ def _add_diff(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_forward(commands: Commands) -> None:
-    command = add(
+def _add_forward(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "forward",
         "forward",
@@ -62,8 +62,8 @@ def _add_forward(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_top(commands: Commands) -> None:
-    command = add(
+def _add_top(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "top",
         "top",
@@ -80,8 +80,8 @@ def _add_top(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_health(commands: Commands) -> None:
-    command = add(
+def _add_health(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "health",
         "health",

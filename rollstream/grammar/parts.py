@@ -6,11 +6,11 @@ from typing import TypeAlias
 EXAMPLE_RUN = "runs/quickstart-0/config.json"
 
 # argparse has no public name for the type that add_subparsers returns
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
 
-def add(
-    commands: Commands, name: str, module: str, purpose: str, *examples: str
+def add_command(
+    commands: Subcommands, name: str, module: str, purpose: str, *examples: str
 ) -> argparse.ArgumentParser:
     """Add a command with its examples; `rollstream.commands.<module>` runs it."""
     lines = "".join(f"\n  rollstream {name} {example}" for example in examples)

@@ -4,16 +4,9 @@ simulation.
 
 import argparse
 
-from rollstream.grammar.parts import (
-    EXAMPLE_RUN,
-    Commands,
-    add,
-    add_configuration,
-    add_json,
-    add_name,
-)
+from rollstream.grammar.parts import EXAMPLE_RUN, Subcommands, add_command, add_configuration, add_json, add_name
 
-ROLES = {
+ROLE_PURPOSES = {
     "prompts": "publish prompts in the task's seeded order",
     "dispatch": "admit groups and assign their trajectories to rollouts",
     "rollout": "generate trajectories, updating weights on the way",
@@ -29,10 +22,10 @@ ROLLOUT_EXAMPLES = (
 )
 
 
-def add_running(commands: Commands) -> None:
+def add_run_commands(commands: Subcommands) -> None:
     """Add `run`, each role, `eval`, `warmup`, `profile` and `simulate`."""
     _add_run(commands)
-    for name, purpose in ROLES.items():
+    for name, purpose in ROLE_PURPOSES.items():
         _add_role(commands, name, purpose)
     _add_evaluation(commands)
     _add_warmup(commands)
@@ -40,8 +33,8 @@ def add_running(commands: Commands) -> None:
     _add_simulation(commands)
 
 
-def _add_run(commands: Commands) -> None:
-    command = add(
+def _add_run(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "run",
         "run",
@@ -54,9 +47,9 @@ def _add_run(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_role(commands: Commands, name: str, purpose: str) -> None:
+def _add_role(commands: Subcommands, name: str, purpose: str) -> None:
     more = ROLLOUT_EXAMPLES if name == "rollout" else ()
-    command = add(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN, *more)
+    command = add_command(commands, name, "role", f"run one role: {purpose}", EXAMPLE_RUN, *more)
     add_name(command, name)
     add_configuration(command)
     if name == "rollout":
@@ -88,8 +81,8 @@ def _add_accept(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_evaluation(commands: Commands) -> None:
-    command = add(
+def _add_evaluation(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "eval",
         "evaluate",
@@ -106,8 +99,8 @@ def _add_evaluation(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_warmup(commands: Commands) -> None:
-    command = add(
+def _add_warmup(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "warmup",
         "warmup",
@@ -117,8 +110,8 @@ def _add_warmup(commands: Commands) -> None:
     add_configuration(command)
 
 
-def _add_profile(commands: Commands) -> None:
-    command = add(
+def _add_profile(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "profile",
         "profile",
@@ -133,8 +126,8 @@ def _add_profile(commands: Commands) -> None:
     add_json(command)
 
 
-def _add_simulation(commands: Commands) -> None:
-    command = add(
+def _add_simulation(commands: Subcommands) -> None:
+    command = add_command(
         commands,
         "simulate",
         "simulate",

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from consumers.trainer.checkpoint import TrainerState
 from rollstream.history.finding import LATEST
-from rollstream.history.tables import size, table_of
+from rollstream.history.tables import byte_size, plain_table
 from storage.checkpoints import (
     CheckpointId,
     StoredCheckpoint,
@@ -19,10 +19,10 @@ from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, CorruptObject, ObjectMissing
 
 _NAME = re.compile(r"s\d{8,}-t\d{4,}")
-Line = dict[str, Any]
+CheckpointLine = dict[str, Any]
 
 
-def find_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
+def kept_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
     """Finds a checkpoint by `latest`, a step (its highest term) or a full name. Raises
     `ObjectMissing`, listing the kept ones.
     """
@@ -43,9 +43,9 @@ def find_checkpoint(store: ObjectStore, text: str) -> CheckpointId:
     return max(found)
 
 
-def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> Line:
+def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> CheckpointLine:
     """Returns a checkpoint in short; `state` is whole, unfinished or damaged (with a `problem`)."""
-    line: Line = {"checkpoint": str(stored.id), "step": stored.id.step, "term": stored.id.term}
+    line: CheckpointLine = {"checkpoint": str(stored.id), "step": stored.id.step, "term": stored.id.term}
     if not stored.whole:
         return line | {"state": "unfinished"}
     try:
@@ -64,7 +64,7 @@ def checkpoint_line(store: ObjectStore, stored: StoredCheckpoint) -> Line:
     }
 
 
-def whole_line(store: ObjectStore, wanted: CheckpointId) -> Line:
+def checkpoint_detail_line(store: ObjectStore, wanted: CheckpointId) -> CheckpointLine:
     """Returns a checkpoint with positions, open groups, counts and files."""
     manifest = checkpoint_manifest(store, wanted)
     state = TrainerState.decode(checkpoint_state(store, wanted))
@@ -90,8 +90,8 @@ def whole_line(store: ObjectStore, wanted: CheckpointId) -> Line:
     }
 
 
-def checkpoints_table(lines: list[Line]) -> Table:
-    table = table_of("checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups")
+def checkpoints_table(lines: list[CheckpointLine]) -> Table:
+    table = plain_table("checkpoint", "state", ">step", ">term", ">size", ">updates", ">open groups")
     for line in lines:
         counts = [f"{line[key]:,}" if key in line else "–" for key in ("updates", "open_groups")]
         table.add_row(
@@ -99,14 +99,14 @@ def checkpoints_table(lines: list[Line]) -> Table:
             line["state"],
             str(line["step"]),
             str(line["term"]),
-            size(line.get("bytes")),
+            byte_size(line.get("bytes")),
             *counts,
         )
     return table
 
 
-def positions_table(line: Line) -> Table:
-    table = table_of("topic", ">partition", ">next offset", ">term", ">next sequence")
+def positions_table(line: CheckpointLine) -> Table:
+    table = plain_table("topic", ">partition", ">next offset", ">term", ">next sequence")
     for topic, by in line["positions"].items():
         for partition, at in by.items():
             table.add_row(topic, partition, *(f"{at[key]:,}" for key in ("offset", "term", "next")))

@@ -3,14 +3,14 @@
 import sys
 from pathlib import Path
 
-from rollstream.analysis.place import find_place
+from rollstream.analysis.place import locate_run
 from storage.connect import open_store
 from storage.manifest import Manifest, parse_version, read_manifest
 from storage.objects import ObjectStore
-from storage.versions.pointer import believed
+from storage.versions.pointer import believed_pointer
 from storage.versions.retention import stored_versions
 from streams.errors import ConfigurationError, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 LATEST = "latest"
 
@@ -24,7 +24,7 @@ def find_store(named: str | None) -> ObjectStore:
         for folder in (path, path / "store"):
             if (folder / "weights").is_dir() and not (path / "config.json").is_file():
                 return open_store(f"file:{folder.absolute()}")
-    place = find_place(named)
+    place = locate_run(named)
     if named is None:
         print(f"using the newest run, {place.name}", file=sys.stderr)
     if not place.has_store:
@@ -46,7 +46,7 @@ def find_version(store: ObjectStore, text: str) -> Manifest:
         raise ConfigurationError(
             f"{text!r} is not a version: give a number, a name like {Version(12, 1)}, or {LATEST}"
         )
-    pointer = believed(store)
+    pointer = believed_pointer(store)
     if text == LATEST and pointer is not None and pointer.version is not None:
         return read_manifest(store, pointer.version, pointer.manifest_hash)
     kept = [stored.version for stored in stored_versions(store) if stored.whole]

@@ -1,13 +1,13 @@
 """Weight versions and their differences as JSON objects, also the input of the tables."""
 
 from storage.manifest import Manifest
-from storage.versions.comparison import Difference
-from streams.records import Version
+from storage.versions.comparison import TensorDifference
+from streams.values import Version
 
-Line = dict[str, str | int | float | bool | None]
+VersionLine = dict[str, str | int | float | bool | None]
 
 
-def version_line(manifest: Manifest, latest: Version | None) -> Line:
+def version_line(manifest: Manifest, latest: Version | None) -> VersionLine:
     delta = manifest.delta
     return {
         "version": str(manifest.version),
@@ -24,12 +24,12 @@ def version_line(manifest: Manifest, latest: Version | None) -> Line:
     }
 
 
-def tensor_lines(manifest: Manifest) -> list[Line]:
+def tensor_lines(manifest: Manifest) -> list[VersionLine]:
     """Returns one object per tensor; tied tensors share one."""
     names: dict[str, list[str]] = {}
     for name, owner in manifest.weights.tied.items():
         names.setdefault(owner, []).append(name)
-    lines: list[Line] = []
+    lines: list[VersionLine] = []
     for name, entry in manifest.weights.tensors.items():
         delta = manifest.delta and manifest.delta.tensors[name]
         lines.append(
@@ -50,7 +50,7 @@ def tensor_lines(manifest: Manifest) -> list[Line]:
     return lines
 
 
-def difference_line(found: Difference) -> Line:
+def difference_line(found: TensorDifference) -> VersionLine:
     return {
         "tensor": found.name,
         "elements": found.elements,

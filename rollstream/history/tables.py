@@ -5,13 +5,13 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from rollstream.history.lines import Line
+from rollstream.history.lines import VersionLine
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def versions_table(lines: Iterable[Line]) -> Table:
-    table = table_of("version", "kind", ">size", ">of full", ">delta", "created", "")
+def versions_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("version", "kind", ">size", ">of full", ">delta", "created", "")
     for line in lines:
         if line["kind"] == "unfinished":
             table.add_row(str(line["version"]), "unfinished")
@@ -19,17 +19,17 @@ def versions_table(lines: Iterable[Line]) -> Table:
         table.add_row(
             str(line["version"]),
             str(line["kind"]),
-            size(line["bytes"]),
+            byte_size(line["bytes"]),
             _share(line["bytes"], line["full_bytes"]),
-            size(line["delta_bytes"]),
+            byte_size(line["delta_bytes"]),
             time.strftime("%m-%d %H:%M:%S", time.localtime(float(line["created_s"] or 0))),
             "believed" if line["believed"] else "",
         )
     return table
 
 
-def tensors_table(lines: Iterable[Line]) -> Table:
-    table = table_of("tensor", "type", "coding", ">changed", ">delta")
+def tensors_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("tensor", "type", "coding", ">changed", ">delta")
     for line in lines:
         tied = f" = {line['tied']}" if line["tied"] else ""
         table.add_row(
@@ -37,13 +37,13 @@ def tensors_table(lines: Iterable[Line]) -> Table:
             f"{line['dtype']} {line['shape']}",
             " ".join(filter(None, (str(line["coding"] or "–"), str(line["values"] or "")))),
             _count(line["changed"]),
-            size(line["delta_bytes"]),
+            byte_size(line["delta_bytes"]),
         )
     return table
 
 
-def differences_table(lines: Iterable[Line]) -> Table:
-    table = table_of("tensor", ">elements", ">changed", ">share", ">largest change")
+def differences_table(lines: Iterable[VersionLine]) -> Table:
+    table = plain_table("tensor", ">elements", ">changed", ">share", ">largest change")
     for line in lines:
         largest = line["largest"]
         table.add_row(
@@ -56,7 +56,7 @@ def differences_table(lines: Iterable[Line]) -> Table:
     return table
 
 
-def table_of(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
     """Returns a table without frame; columns whose name starts with > are right-aligned."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -72,7 +72,7 @@ def _count(number: str | int | float | None) -> str:
     return "–" if number is None else f"{int(number):,}"
 
 
-def size(count: str | int | float | None) -> str:
+def byte_size(count: str | int | float | None) -> str:
     """Formats a size in powers of 1000 bytes."""
     if count is None:
         return "–"

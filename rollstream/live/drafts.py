@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streams.drafted import right_of
+from streams.drafted import accepted_tokens
 from streams.records import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
+class DraftTotals:
     """`tokens` tokens were generated in `steps` forward passes over their rows.
 
     Of `asked` look-ups, which took `lookup_s` seconds, `found` returned a draft. The drafts held
@@ -23,8 +23,8 @@ class Guesses:
     found: int = 0
     lookup_s: float = 0.0
 
-    def __add__(self, other: "Guesses") -> "Guesses":
-        return Guesses(
+    def __add__(self, other: "DraftTotals") -> "DraftTotals":
+        return DraftTotals(
             self.tokens + other.tokens,
             self.steps + other.steps,
             self.guessed + other.guessed,
@@ -66,18 +66,18 @@ class PassDrafts:
 
     number: int | None
     task: str
-    guesses: Guesses
+    guesses: DraftTotals
 
 
-def guesses_of(record: Trajectory) -> Guesses | None:
+def draft_totals_of(record: Trajectory) -> DraftTotals | None:
     """Returns the record's draft totals, or None without draft statistics."""
     if record.drafts is None:
         return None
     of, tokens = record.drafts, len(record.logprobs)
-    return Guesses(tokens, of.steps, of.guessed, right_of(of), of.asked, of.found, of.lookup_s)
+    return DraftTotals(tokens, of.steps, of.guessed, accepted_tokens(of), of.asked, of.found, of.lookup_s)
 
 
-def in_order(found: Mapping[tuple[int | None, str], Guesses]) -> tuple[PassDrafts, ...]:
+def passes_newest_first(found: Mapping[tuple[int | None, str], DraftTotals]) -> tuple[PassDrafts, ...]:
     """Sorts (pass, task) → totals: the newest pass first, passes of unknown number last."""
     ordered = sorted(found, key=lambda one: (-(one[0] or 0), one[1]))
     return tuple(PassDrafts(number, task, found[number, task]) for number, task in ordered)

@@ -1,6 +1,6 @@
 """The whole view for a terminal of a given size: one column of blocks, or two on wide terminals.
 
-If the view does not fit the height, detail is reduced in the order of `LEVELS`, and only the worst
+If the view does not fit the height, detail is reduced in the order of `DETAIL_LEVELS`, and only the worst
 rollouts are listed.
 """
 
@@ -12,18 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollstream.live.figures import rows_of
-from rollstream.live.snapshot import Snapshot
-from rollstream.live.table import (
-    NOTES_MAX,
-    concern_lines,
-    figure_lines,
-    lag_lines,
-    rollout_lines,
-)
+from rollstream.live.figures import metric_rows
+from rollstream.live.snapshot import RunSnapshot
+from rollstream.live.table import NOTES_MAX, warning_lines, metric_lines, lag_lines, rollout_lines
 from rollstream.live.words import clock, plain_text
 
-WIDE = 140  # columns from which metrics and rollouts stand side by side
+WIDE_COLUMNS = 140  # columns from which metrics and rollouts stand side by side
 BORDER = 4  # columns of frame and padding
 GAP = 3  # columns between metrics and rollouts
 ROWS_MIN = 4  # rollouts that are shown before metrics are dropped
@@ -31,7 +25,7 @@ ROWS_MAX = 16  # rollouts if the height is unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class DetailLevel:
     """Amount of detail: metrics up to `rank`, `concerns` warnings, with or without their advice."""
 
     rank: int
@@ -41,17 +35,17 @@ class Level:
     """Blank lines between blocks."""
 
 
-LEVELS = (
-    Level(2, 8, airy=True),
-    Level(2, 8),
-    Level(1, 4),
-    Level(1, 4, advice=False),
-    Level(0, 2, advice=False),
+DETAIL_LEVELS = (
+    DetailLevel(2, 8, airy=True),
+    DetailLevel(2, 8),
+    DetailLevel(1, 4),
+    DetailLevel(1, 4, advice=False),
+    DetailLevel(0, 2, advice=False),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TerminalSize:
     """A terminal's size; `lines` is None for unlimited height (a pipe)."""
 
     columns: int
@@ -59,7 +53,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class FrameBody:
     """The blocks between the progress bar and the frame's lower edge."""
 
     figures: list[Text]
@@ -78,9 +72,9 @@ class Body:
         return self.height() <= lines
 
 
-def render(at: Snapshot, size: Size, detailed: bool = True) -> RenderableType:
+def render_frame(at: RunSnapshot, size: TerminalSize, detailed: bool = True) -> RenderableType:
     """Returns the frame; `detailed` adds lag histograms, ages and versions."""
-    body = _fitting(at, size, detailed)
+    body = _fitting_body(at, size, detailed)
     parts: list[RenderableType] = [_progress(at, size.columns)]
     gap = [Text()] if body.is_airy else []
     if body.is_wide:
@@ -103,14 +97,14 @@ def render(at: Snapshot, size: Size, detailed: bool = True) -> RenderableType:
     )
 
 
-def _fitting(at: Snapshot, size: Size, detailed: bool) -> Body:
+def _fitting_body(at: RunSnapshot, size: TerminalSize, detailed: bool) -> FrameBody:
     """Returns the most detailed body that fits the height with at least `ROWS_MIN` rollouts,
     then adds as many rollouts as fit.
     """
     fewest = min(len(at.rollouts), ROWS_MIN)
     high = size.lines
-    fitting = (v for v in LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high))
-    level = next(fitting, LEVELS[-1])
+    fitting = (v for v in DETAIL_LEVELS if not high or _body(at, size, detailed, v, fewest).fits(high))
+    level = next(fitting, DETAIL_LEVELS[-1])
     rows = len(at.rollouts) if high else ROWS_MAX
     body = _body(at, size, detailed, level, rows)
     over = body.height() - high if high else 0
@@ -119,22 +113,22 @@ def _fitting(at: Snapshot, size: Size, detailed: bool) -> Body:
     return body
 
 
-def _body(at: Snapshot, size: Size, detailed: bool, level: Level, rows: int) -> Body:
+def _body(at: RunSnapshot, size: TerminalSize, detailed: bool, level: DetailLevel, rows: int) -> FrameBody:
     inside = size.columns - BORDER
-    is_wide = size.columns >= WIDE
+    is_wide = size.columns >= WIDE_COLUMNS
     left = (inside - GAP) // 2 if is_wide else inside
     right = inside - GAP - left if is_wide else inside
-    figures = figure_lines([row for row in rows_of(at, detailed) if row.rank <= level.rank], left)
+    figures = metric_lines([row for row in metric_rows(at, detailed) if row.rank <= level.rank], left)
     if detailed:
         figures += [*([Text()] if level.airy else []), *lag_lines(at, left)]
     below = [Text(f"! {words}", "yellow") for words in at.notes[-NOTES_MAX:]]
     if at.trouble:
         below.insert(0, Text(f"! {plain_text(at.trouble, 2 * inside)}", "bold red"))
-    below += concern_lines(at.concerns, inside, level.concerns, level.advice)
-    return Body(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
+    below += warning_lines(at.concerns, inside, level.concerns, level.advice)
+    return FrameBody(figures, rollout_lines(at.rollouts, right, rows), below, is_wide, level.airy)
 
 
-def _progress(at: Snapshot, columns: int) -> Table:
+def _progress(at: RunSnapshot, columns: int) -> Table:
     left = "" if at.pace.left_s is None else f"{clock(at.pace.left_s)} left"
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(no_wrap=True)
@@ -152,7 +146,7 @@ def _progress(at: Snapshot, columns: int) -> Table:
     return line
 
 
-def _subtitle(at: Snapshot) -> Text:
+def _subtitle(at: RunSnapshot) -> Text:
     subtitle = Text()
     if at.restarts:
         word = "restart" if at.restarts == 1 else "restarts"

@@ -8,15 +8,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rollstream.live.numbers import NumberSet
+from rollstream.live.numbers import IntervalSet
 from streams.records import Admitted, Annotation, Trajectory
 
 ENDED_KEPT = 8192  # groups whose end time is kept
-OWN = "reward"  # an annotation of this name is needed only if the sample carries no reward
+OWN_REWARD = "reward"  # an annotation of this name is needed only if the sample carries no reward
 
 
 @dataclass(slots=True)
-class OpenGroup:
+class WatchedGroup:
     """An admitted group; `ready_s` is the time at which it was ready for training."""
 
     trajectories: frozenset[str]
@@ -39,11 +39,11 @@ class OpenGroup:
 
 
 @dataclass(slots=True)
-class Groups:
+class GroupTracker:
     """Folds records into group states; `names` are the annotations that training needs."""
 
-    names: frozenset[str] = frozenset({OWN})
-    open: dict[int, OpenGroup] = field(default_factory=dict[int, OpenGroup])
+    names: frozenset[str] = frozenset({OWN_REWARD})
+    open: dict[int, WatchedGroup] = field(default_factory=dict[int, WatchedGroup])
     endings: Counter[str] = field(default_factory=Counter[str])
     """`trained`, `filtered`, `expired`, `dead` → number of groups."""
     newest: int = -1
@@ -56,14 +56,14 @@ class Groups:
     """Number of annotations."""
     late_annotations: int = 0
     """Annotations appended after their group had ended."""
-    _ended: NumberSet = field(default_factory=NumberSet)
-    _poisoned: NumberSet = field(default_factory=NumberSet)
+    _ended: IntervalSet = field(default_factory=IntervalSet)
+    _poisoned: IntervalSet = field(default_factory=IntervalSet)
     _ended_s: OrderedDict[int, float] = field(default_factory=OrderedDict[int, float])
 
     def admit(self, record: Admitted, time_s: float) -> None:
         self.newest = max(self.newest, record.group)
         if record.group not in self._ended and record.group not in self.open:
-            self.open[record.group] = OpenGroup(frozenset(record.trajectories), time_s)
+            self.open[record.group] = WatchedGroup(frozenset(record.trajectories), time_s)
 
     def finish(self, record: Trajectory, time_s: float, is_repeat: bool) -> None:
         """Apply a completion; only a trajectory's first one changes an open group."""
@@ -75,7 +75,7 @@ class Groups:
         elif group is not None and record.trajectory in group.trajectories:
             group.finished.add(record.trajectory)
             if record.finish != "dead":
-                names = self.names if record.reward is None else self.names - {OWN}
+                names = self.names if record.reward is None else self.names - {OWN_REWARD}
                 group.needed |= {(record.trajectory, name) for name in names}
             group.update(time_s)
 

@@ -8,17 +8,17 @@ import tty
 from types import TracebackType
 from typing import Any
 
-QUIT = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes
+QUIT_KEYS = (b"q", b"Q", b"\x03", b"\x04")  # also Ctrl-C and Ctrl-D if they arrive as bytes
 
 
-class Keys:
+class TerminalKeys:
     """Without a terminal as standard input no key is read; `asked_to_quit` only waits."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if _is_terminal() else -1
         self._before: list[Any] | None = None
 
-    def __enter__(self) -> "Keys":
+    def __enter__(self) -> "TerminalKeys":
         if self._file >= 0:
             self._before = termios.tcgetattr(self._file)
             tty.setcbreak(self._file)  # Ctrl-C stays a signal
@@ -39,7 +39,7 @@ class Keys:
         if not select.select(watched, [], [], wait_s)[0]:
             return False
         pressed = os.read(self._file, 64)
-        return not pressed or any(key in pressed for key in QUIT)  # no bytes: the terminal closed
+        return not pressed or any(key in pressed for key in QUIT_KEYS)  # no bytes: the terminal closed
 
 
 def _is_terminal() -> bool:

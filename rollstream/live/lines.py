@@ -14,7 +14,7 @@ TAIL_BYTES = 1 << 18  # a few thousand lines; the monitor ignores the earlier on
 
 
 @dataclass(slots=True)
-class LineTail:
+class JsonLinesTail:
     """Follows `path`, which may not exist yet and may be replaced by a shorter file."""
 
     path: Path

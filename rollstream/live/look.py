@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rollstream.live.feed import Feed
-from rollstream.live.plan import Plan
-from rollstream.live.snapshot import Snapshot, snapshot
+from rollstream.live.feed import RunFeed
+from rollstream.live.plan import RunSettings
+from rollstream.live.snapshot import RunSnapshot, take_snapshot
 from rollstream.live.state import RunState
 from rollstream.supervisor import RoleState
-from rollstream.warnings.all import concerns_of
+from rollstream.warnings.all import warnings_of
 from streams.bus import Bus
 from streams.deadline import Deadline
 from streams.errors import RollstreamError
@@ -22,10 +22,10 @@ CATCH_UP_S = 0.5  # longest read of an old run's log between two frames
 
 
 @dataclass(slots=True)
-class Onlooker:
+class RunObserver:
     """`open_bus` returns None while the run has no log."""
 
-    plan: Plan
+    plan: RunSettings
     metrics: Path
     open_bus: Callable[[], Bus | None]
     clock: Callable[[], float]
@@ -33,20 +33,20 @@ class Onlooker:
     is_behind: bool = True
     """The log holds records that were not read yet."""
     state: RunState = field(init=False)
-    _feed: Feed | None = None
+    _feed: RunFeed | None = None
 
     def __post_init__(self) -> None:
         self.state = self.plan.state()
 
-    def observe(self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S) -> Snapshot:
+    def observe(self, roles: Sequence[RoleState] = (), catch_up_s: float = CATCH_UP_S) -> RunSnapshot:
         """Read records for up to `catch_up_s` seconds; returns the present metrics and warnings."""
         trouble = ""
         try:
             self._catch_up(Deadline(catch_up_s))
         except RollstreamError as error:
             trouble = f"the run cannot be read: {error}"
-        shown = snapshot(self.state, self.plan, self.clock(), roles, self.started_s)
-        return replace(shown, trouble=trouble, concerns=concerns_of(shown))
+        shown = take_snapshot(self.state, self.plan, self.clock(), roles, self.started_s)
+        return replace(shown, trouble=trouble, concerns=warnings_of(shown))
 
     def _catch_up(self, deadline: Deadline) -> None:
         if self._feed is None:
@@ -54,7 +54,7 @@ class Onlooker:
             if bus is None:
                 self.is_behind = False
                 return
-            self._feed = Feed(bus, self.metrics)
+            self._feed = RunFeed(bus, self.metrics)
         self.is_behind = True
         while self.is_behind:
             self.is_behind = self._feed.follow(self.state, self.clock())

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from streams.records import StepDone
 
-TOKENS = "mismatch_tokens/"
-STEPS = 10
+TOKENS_PREFIX = "mismatch_tokens/"
+COMPARED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class TaskMismatch:
     """One task's |Δ log p| in nats over `tokens` tokens of lag 0; mean and KL estimate are weighted
     by tokens. `step` is the newest step with such tokens. If the task's newest step had none,
     `near_mean` is its mean at its smallest lag, `near_lag`.
@@ -31,13 +31,13 @@ class Mismatch:
     near_mean: float = 0.0
 
 
-def mismatch_of(steps: Sequence[StepDone]) -> dict[str, Mismatch]:
+def mismatch_by_task(steps: Sequence[StepDone]) -> dict[str, TaskMismatch]:
     """Returns the mismatch of every task that these steps trained."""
-    names = {name for done in steps for name in done.metrics if name.startswith(TOKENS)}
-    return {task: _of(task, steps) for task in sorted(n.removeprefix(TOKENS) for n in names)}
+    names = {name for done in steps for name in done.metrics if name.startswith(TOKENS_PREFIX)}
+    return {task: _task_mismatch(task, steps) for task in sorted(n.removeprefix(TOKENS_PREFIX) for n in names)}
 
 
-def _of(task: str, steps: Sequence[StepDone]) -> Mismatch:
+def _task_mismatch(task: str, steps: Sequence[StepDone]) -> TaskMismatch:
     def figure(done: StepDone, name: str) -> float:
         return done.metrics.get(f"mismatch_{name}/{task}", 0.0)
 
@@ -45,11 +45,11 @@ def _of(task: str, steps: Sequence[StepDone]) -> Mismatch:
         weighted = sum(figure(done, "tokens") * figure(done, name) for done in compared)
         return weighted / max(1.0, tokens)
 
-    newest = next(done for done in reversed(steps) if TOKENS + task in done.metrics)
-    compared = [done for done in steps if figure(done, "tokens")][-STEPS:]
+    newest = next(done for done in reversed(steps) if TOKENS_PREFIX + task in done.metrics)
+    compared = [done for done in steps if figure(done, "tokens")][-COMPARED_STEPS:]
     tokens = sum(figure(done, "tokens") for done in compared)
     is_far = f"mismatch_near_lag/{task}" in newest.metrics
-    return Mismatch(
+    return TaskMismatch(
         tokens=int(tokens),
         mean=mean("mean"),
         largest=max((figure(done, "max") for done in compared), default=0.0),

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consumers.dispatch.moves import Handed
+    from consumers.dispatch.moves import MoveSummary
 
-MOVES = "moves.jsonl"
+MOVES_FILE = "moves.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class RequestMove:
     """At `time_s` (seconds since the epoch) dispatch moved `requests` requests from `source` to
     `destination`; planning took `plan_s` seconds.
     """
@@ -28,7 +28,7 @@ class Moved:
     plan_s: float = 0.0
 
 
-def move_line(move: "Handed", plan_s: float, time_s: float) -> dict[str, Any]:
+def move_line(move: "MoveSummary", plan_s: float, time_s: float) -> dict[str, Any]:
     """Returns the move as a line of `moves.jsonl`."""
     return {
         "time_s": time_s,
@@ -39,12 +39,12 @@ def move_line(move: "Handed", plan_s: float, time_s: float) -> dict[str, Any]:
     }
 
 
-def moves_of(lines: Iterable[Mapping[str, Any]]) -> list[Moved]:
+def parse_moves(lines: Iterable[Mapping[str, Any]]) -> list[RequestMove]:
     """Returns the moves among the lines; other lines are skipped."""
-    return [move for line in lines if (move := move_of(line)) is not None]
+    return [move for line in lines if (move := parse_move(line)) is not None]
 
 
-def move_of(line: Mapping[str, Any]) -> Moved | None:
+def parse_move(line: Mapping[str, Any]) -> RequestMove | None:
     """Returns None for a line that is not a move: a monitor must not fail on a foreign line."""
     match line:
         case {
@@ -55,6 +55,6 @@ def move_of(line: Mapping[str, Any]) -> Moved | None:
         }:
             plan_s = line.get("plan_s")
             taken = float(plan_s) if isinstance(plan_s, int | float) else 0.0
-            return Moved(float(time_s), source, destination, requests, taken)
+            return RequestMove(float(time_s), source, destination, requests, taken)
         case _:
             return None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class NumberSet:
+class IntervalSet:
     """Memory grows with the number of gaps, not with the number of integers."""
 
     starts: list[int] = field(default_factory=list[int])

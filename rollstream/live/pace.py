@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from rollstream.live.rollouts import RolloutLine
+from rollstream.live.rollouts import RolloutSnapshot
 from rollstream.live.state import RunState
 from streams.records import StepDone
 
@@ -14,7 +14,7 @@ RATE_S = 60.0  # window of the trajectories per second
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunPace:
     """Speed over the last `recent_steps` steps and over the last minute."""
 
     step_s: float | None
@@ -30,7 +30,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class LagSummary:
     """Generated tokens of the last trajectories by lag, `finish` at finish and `trained` when
     trained. `mean` is the mean lag when trained over the last steps, `masked_share` the share of
     their tokens above `max_lag`.
@@ -42,21 +42,21 @@ class Lag:
     masked_share: float
 
 
-def pace_of(
+def run_pace(
     state: RunState,
     recent: Sequence[StepDone],
-    lines: Sequence[RolloutLine],
+    lines: Sequence[RolloutSnapshot],
     remaining: int,
     at_s: float,
     over: bool,
-) -> Pace:
+) -> RunPace:
     step_s = _step_s(recent)
     trajectories_per_s, tokens_per_s = state.samples.per_s(RATE_S, at_s)
     live_per_s = sum(line.tokens_per_s for line in lines if line.is_alive())
-    return Pace(
+    return RunPace(
         step_s=step_s,
         since_step_s=max(0.0, at_s - recent[-1].time_s) if recent else None,
-        left_s=_left(recent, step_s, remaining, at_s),
+        left_s=_remaining_s(recent, step_s, remaining, at_s),
         steps_per_h=3600 / step_s if step_s else None,
         trained_per_s=_trained_per_s(recent),
         generated_per_s=tokens_per_s if over else live_per_s,
@@ -66,8 +66,8 @@ def pace_of(
     )
 
 
-def lag_of(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> Lag:
-    return Lag(
+def lag_summary(state: RunState, recent: Sequence[StepDone], max_lag: int | None) -> LagSummary:
+    return LagSummary(
         finish=state.samples.lag_at_finish(),
         trained=_up_to(state.samples.lag_when_trained(), max_lag),
         mean=_mean(recent, "lag_consumed_mean"),
@@ -88,7 +88,7 @@ def _step_s(recent: Sequence[StepDone]) -> float | None:
     return max(1e-3, median(b.time_s - a.time_s for a, b in pairwise(recent)))
 
 
-def _left(
+def _remaining_s(
     recent: Sequence[StepDone], step_s: float | None, remaining: int, now_s: float
 ) -> float | None:
     """Returns the seconds until the run's last step at the current speed."""

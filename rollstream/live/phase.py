@@ -6,23 +6,23 @@ one, counts as ended after a period without records.
 
 from typing import Any
 
-from rollstream.live.rollouts import SILENT_S, rollout_lines
+from rollstream.live.rollouts import SILENT_S, rollout_snapshots
 from rollstream.live.state import RunState
 from rollstream.live.words import age
 
 QUIET_S = 30.0  # sixty heartbeats: a run with a living rollout writes far more often
 STARTING_S = 120.0  # a role loads libraries and model before it writes a record
 EVALUATION_S = 240.0  # longer than the supervisor's wait for the last evaluation
-ENDINGS = {"complete": "finished", "stopped": "stopped", "failed": "failed"}
+ENDING_PHASES = {"complete": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
     """Returns the phase in one to three words."""
-    ended = _ending(state)
+    ended = _last_ending(state)
     if ended is not None:
-        return ENDINGS[ended["event"]]
+        return ENDING_PHASES[ended["event"]]
     if step >= steps:
-        return "finished" if _is_deserted(state, now_s) else "last evaluation"
+        return "finished" if _is_idle(state, now_s) else "last evaluation"
     if is_quiet(state, now_s):
         return f"silent for {age(_quiet_s(state, now_s) or 0.0)}"
     if state.weights is None or (_quiet_s(state, now_s) or 0.0) > QUIET_S:
@@ -32,9 +32,9 @@ def phase_of(state: RunState, step: int, steps: int, now_s: float) -> str:
 
 def is_over(state: RunState, step: int, steps: int, now_s: float) -> bool:
     """True if the run writes no more records unless it is restarted."""
-    if _ending(state) is not None:
+    if _last_ending(state) is not None:
         return True
-    return step >= steps and _is_deserted(state, now_s)
+    return step >= steps and _is_idle(state, now_s)
 
 
 def is_quiet(state: RunState, now_s: float) -> bool:
@@ -42,7 +42,7 @@ def is_quiet(state: RunState, now_s: float) -> bool:
     quiet_s = _quiet_s(state, now_s)
     if quiet_s is None or quiet_s <= QUIET_S:
         return False
-    return not is_starting(state, now_s) and not _is_warming(state)
+    return not is_starting(state, now_s) and not _is_warming_up(state)
 
 
 def is_starting(state: RunState, now_s: float) -> bool:
@@ -51,20 +51,20 @@ def is_starting(state: RunState, now_s: float) -> bool:
     return now_s - max(starts, default=float("-inf")) < STARTING_S
 
 
-def _ending(state: RunState) -> dict[str, Any] | None:
+def _last_ending(state: RunState) -> dict[str, Any] | None:
     """Returns the supervisor's newest ending event, or None if a process was started after it."""
     for event in reversed(state.events):
-        if event.get("event") in ENDINGS:
+        if event.get("event") in ENDING_PHASES:
             return event
         if event.get("event") == "start":
             return None
     return None
 
 
-def _is_deserted(state: RunState, now_s: float) -> bool:
+def _is_idle(state: RunState, now_s: float) -> bool:
     """True without a living rollout and without an evaluation that may still be running."""
     quiet_s = _quiet_s(state, now_s)
-    if any(line.is_alive() for line in rollout_lines(state, now_s)):
+    if any(line.is_alive() for line in rollout_snapshots(state, now_s)):
         return False
     return quiet_s is None or quiet_s > (EVALUATION_S if state.events else SILENT_S)
 
@@ -75,6 +75,6 @@ def _quiet_s(state: RunState, now_s: float) -> float | None:
     return None if newest_s is None else now_s - newest_s
 
 
-def _is_warming(state: RunState) -> bool:
+def _is_warming_up(state: RunState) -> bool:
     """True during warm-up and model loading, which write no records."""
     return state.weights is None and not state.rollouts

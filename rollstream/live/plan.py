@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollstream.config import Configuration
-from rollstream.live.groups import Groups
-from rollstream.live.samples import Samples
+from rollstream.settings import Configuration
+from rollstream.live.groups import GroupTracker
+from rollstream.live.samples import RecentSamples
 from rollstream.live.state import RunState
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunSettings:
     """Fields are named after their settings."""
 
     run: str
@@ -40,11 +40,11 @@ class Plan:
     def state(self) -> RunState:
         """Returns an empty state that requires this run's annotations of a sample."""
         names = frozenset(self.annotations) | frozenset(self.reward_terms)
-        return RunState(groups=Groups(names), samples=Samples(self.reward_terms))
+        return RunState(groups=GroupTracker(names), samples=RecentSamples(self.reward_terms))
 
 
-def plan_of(c: Configuration) -> Plan:
-    return Plan(
+def run_settings_of(c: Configuration) -> RunSettings:
+    return RunSettings(
         run=c.run,
         seed=c.seed,
         steps=c.trainer.steps,

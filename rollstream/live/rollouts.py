@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollstream.live.state import RunState
-from streams.records import Applied, RolloutStatus, Version
+from streams.records import Applied, RolloutStatus
+from streams.values import Version
 
 SILENT_S = 5.0  # ten heartbeats; a loop without progress for as long is `stalled`
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutLine:
+class RolloutSnapshot:
     """One rollout. `verified` is False if its weights were not checked, or are not the announced
     ones.
     """
@@ -38,32 +39,32 @@ class RolloutLine:
         return (self.state != "silent", self.verified, -self.idle_share)
 
 
-def rollout_lines(state: RunState, now_s: float) -> tuple[RolloutLine, ...]:
+def rollout_snapshots(state: RunState, now_s: float) -> tuple[RolloutSnapshot, ...]:
     """Returns all rollouts by name; numbers in names sort numerically."""
     lines = (
-        _line(beats, state.applied.get(name), state.announced, now_s)
+        _snapshot(beats, state.applied.get(name), state.announced, now_s)
         for name, beats in state.rollouts.items()
     )
     return tuple(sorted(lines, key=lambda line: _natural(line.name)))
 
 
-def worst_first(lines: Sequence[RolloutLine]) -> list[RolloutLine]:
+def worst_first(lines: Sequence[RolloutSnapshot]) -> list[RolloutSnapshot]:
     """Returns the rollouts sorted by `severity_key`; equals keep their order."""
     return sorted(lines, key=lambda line: line.severity_key())
 
 
-def _line(
+def _snapshot(
     beats: Sequence[RolloutStatus],
     applied: Applied | None,
     announced: Mapping[Version, str],
     now_s: float,
-) -> RolloutLine:
+) -> RolloutSnapshot:
     first, status = beats[0], beats[-1]
     silent_s = max(0.0, now_s - status.time_s)
     is_silent = silent_s > SILENT_S and status.health != "leaving"
     seconds = max(1e-9, status.time_s - first.time_s)
     tokens = status.tokens_total - first.tokens_total
-    return RolloutLine(
+    return RolloutSnapshot(
         name=status.rollout,
         running=status.running,
         slots=status.slots,

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollstream.live.drafts import Guesses, guesses_of
-from rollstream.live.groups import OWN
+from rollstream.live.drafts import DraftTotals, draft_totals_of
+from rollstream.live.groups import OWN_REWARD
 from streams.records import Annotation, Take, Trajectory
 
 SAMPLES_KEPT = 2048  # ten steps of the quickstart, at about 0.5 KB each
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedSample:
     """Summary of a finished trajectory; `spans` are (version number, generated tokens)."""
 
     trajectory: str
@@ -26,12 +26,12 @@ class Finished:
     spans: tuple[tuple[int, int], ...]
     finished_s: float
     predicted: int = 0
-    guesses: Guesses | None = None
+    guesses: DraftTotals | None = None
     """None without drafting."""
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFigures:
+class TaskRewards:
     """Of the last complete groups: their number, and how many had all rewards equal."""
 
     groups: int
@@ -40,12 +40,12 @@ class TaskFigures:
 
 
 @dataclass(slots=True)
-class Samples:
+class RecentSamples:
     """First completion of each trajectory, bounded; the oldest are evicted first."""
 
-    terms: Mapping[str, float] = field(default_factory=lambda: {OWN: 1.0})
+    terms: Mapping[str, float] = field(default_factory=lambda: {OWN_REWARD: 1.0})
     """Weights of the annotations whose sum is the reward; `reward` may be in the sample itself."""
-    finished: OrderedDict[str, Finished] = field(default_factory=OrderedDict[str, Finished])
+    finished: OrderedDict[str, FinishedSample] = field(default_factory=OrderedDict[str, FinishedSample])
     taken: deque[tuple[str, int]] = field(
         default_factory=lambda: deque[tuple[str, int]](maxlen=SAMPLES_KEPT)
     )
@@ -58,7 +58,7 @@ class Samples:
         """Keep a completion; returns False if one of this trajectory is already kept."""
         if record.trajectory in self.finished:
             return False
-        self.finished[record.trajectory] = Finished(
+        self.finished[record.trajectory] = FinishedSample(
             record.trajectory,
             record.group,
             record.task,
@@ -69,7 +69,7 @@ class Samples:
             tuple((span.version.number, span.end - span.start) for span in record.spans),
             record.finished_s,
             record.predicted,
-            guesses_of(record),
+            draft_totals_of(record),
         )
         if len(self.finished) > SAMPLES_KEPT:
             self.finished.popitem(last=False)
@@ -113,16 +113,16 @@ class Samples:
             if one.predicted and one.finish != "dead"
         ]
 
-    def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], Guesses]:
+    def drafts(self, epochs: Mapping[int, int]) -> dict[tuple[int | None, str], DraftTotals]:
         """Draft totals by (pass over the prompts from 1, task). `epochs` maps a group to its pass
         from 0; an unknown pass is None.
         """
-        found: dict[tuple[int | None, str], Guesses] = {}
+        found: dict[tuple[int | None, str], DraftTotals] = {}
         for one in self.finished.values():
             if one.guesses is not None:
                 epoch = epochs.get(one.group)
                 key = (None if epoch is None else epoch + 1, one.task)
-                found[key] = found.get(key, Guesses()) + one.guesses
+                found[key] = found.get(key, DraftTotals()) + one.guesses
         return found
 
     def per_s(self, window_s: float, now_s: float) -> tuple[float, float]:
@@ -137,11 +137,11 @@ class Samples:
         tokens = sum(length for one in recent for _, length in one.spans)
         return len(recent) / seconds, tokens / seconds
 
-    def tasks(self, samples: int) -> dict[str, TaskFigures]:
+    def tasks(self, samples: int) -> dict[str, TaskRewards]:
         """Rewards by task, over groups with all `samples` completions kept. Dead and unscored
         trajectories are left out, and so are groups with fewer than two rewards.
         """
-        groups: dict[int, list[Finished]] = {}
+        groups: dict[int, list[FinishedSample]] = {}
         for one in self.finished.values():
             groups.setdefault(one.group, []).append(one)
         found: dict[str, list[list[float]]] = {}
@@ -149,14 +149,14 @@ class Samples:
             rewards = [r for r in map(self._reward, members) if r is not None]
             if len(members) >= samples and len(rewards) > 1:
                 found.setdefault(members[0].task, []).append(rewards)
-        return {task: _figures(rewards) for task, rewards in sorted(found.items())}
+        return {task: _task_rewards(rewards) for task, rewards in sorted(found.items())}
 
-    def _reward(self, one: Finished) -> float | None:
+    def _reward(self, one: FinishedSample) -> float | None:
         if one.finish == "dead":
             return None
         total = 0.0
         for name, weight in self.terms.items():
-            is_own = name == OWN and one.reward is not None
+            is_own = name == OWN_REWARD and one.reward is not None
             value = one.reward if is_own else self._annotated.get((one.trajectory, name))
             if value is None:
                 return None
@@ -164,13 +164,13 @@ class Samples:
         return total
 
 
-def _figures(groups: list[list[float]]) -> TaskFigures:
+def _task_rewards(groups: list[list[float]]) -> TaskRewards:
     equal = sum(min(rewards) == max(rewards) for rewards in groups)
     everything = [reward for rewards in groups for reward in rewards]
-    return TaskFigures(len(groups), equal, sum(everything) / len(everything))
+    return TaskRewards(len(groups), equal, sum(everything) / len(everything))
 
 
-def _histogram(samples: Iterable[tuple[Finished, int]]) -> dict[int, int]:
+def _histogram(samples: Iterable[tuple[FinishedSample, int]]) -> dict[int, int]:
     counts: Counter[int] = Counter()
     for one, version in samples:
         for number, tokens in one.spans:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from rollstream.live.moves import Moved
-from rollstream.live.rollouts import RolloutLine
+from rollstream.live.moves import RequestMove
+from rollstream.live.rollouts import RolloutSnapshot
 from rollstream.live.state import RunState
 
 RECENT_S = 60.0
-SHOWN = 3  # newest moves that are listed one by one
+MOVES_SHOWN = 3  # newest moves that are listed one by one
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class LengthPredictions:
     """The last trajectories with a predicted length: their number, the medians of predicted
     (`expected`) and generated (`real`) tokens, and the median error as a share of `real`.
     """
@@ -27,7 +27,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduling:
+class SchedulingMetrics:
     """`queued` assignments wait at rollouts for their turn or for newer weights; `waiting` requests
     wait in engines for a slot or KV space. `moves` and `moved` count the moves and their requests
     of the last minute; `newest` lists the last moves with their ages in seconds.
@@ -37,29 +37,29 @@ class Scheduling:
     waiting: int
     moves: int
     moved: int
-    newest: tuple[tuple[Moved, float], ...]
-    foreseen: Foreseen | None
+    newest: tuple[tuple[RequestMove, float], ...]
+    foreseen: LengthPredictions | None
 
 
-def scheduling_of(state: RunState, lines: Sequence[RolloutLine], at_s: float) -> Scheduling:
+def scheduling_metrics(state: RunState, lines: Sequence[RolloutSnapshot], at_s: float) -> SchedulingMetrics:
     alive = [line for line in lines if line.is_alive()]
     recent = [move for move in state.moves if at_s - move.time_s <= RECENT_S]
-    newest = list(reversed(state.moves))[:SHOWN]
+    newest = list(reversed(state.moves))[:MOVES_SHOWN]
     queued = sum(line.queued for line in alive)
-    return Scheduling(
+    return SchedulingMetrics(
         queued=queued,
         waiting=max(0, sum(line.waiting for line in alive) - queued),
         moves=len(recent),
         moved=sum(move.requests for move in recent),
         newest=tuple((move, max(0.0, at_s - move.time_s)) for move in newest),
-        foreseen=_foreseen(state.samples.predicted_lengths()),
+        foreseen=_predictions(state.samples.predicted_lengths()),
     )
 
 
-def _foreseen(pairs: Sequence[tuple[int, int]]) -> Foreseen | None:
+def _predictions(pairs: Sequence[tuple[int, int]]) -> LengthPredictions | None:
     if not pairs:
         return None
-    return Foreseen(
+    return LengthPredictions(
         count=len(pairs),
         expected=median(expected for expected, _ in pairs),
         real=median(real for _, real in pairs),

@@ -4,27 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rollstream.live.drafts import PassDrafts, in_order
+from rollstream.live.drafts import PassDrafts, passes_newest_first
 from rollstream.live.groups import oldest
-from rollstream.live.mismatch import Mismatch, mismatch_of
-from rollstream.live.pace import Lag, Pace, lag_of, pace_of, recent_steps
+from rollstream.live.mismatch import TaskMismatch, mismatch_by_task
+from rollstream.live.pace import LagSummary, RunPace, lag_summary, run_pace, recent_steps
 from rollstream.live.phase import is_over, is_quiet, is_starting, phase_of
-from rollstream.live.plan import Plan
-from rollstream.live.rollouts import RolloutLine, rollout_lines
-from rollstream.live.samples import TaskFigures
-from rollstream.live.scheduling import Scheduling, scheduling_of
-from rollstream.live.state import DeadLetters, RunState, Unarchived
+from rollstream.live.plan import RunSettings
+from rollstream.live.rollouts import RolloutSnapshot, rollout_snapshots
+from rollstream.live.samples import TaskRewards
+from rollstream.live.scheduling import SchedulingMetrics, scheduling_metrics
+from rollstream.live.state import DeadLetters, RunState, ArchiveBacklog
 from rollstream.supervisor import RoleState
-from rollstream.warnings.concern import Concern
-from streams.admissible import KINDS
+from rollstream.warnings.concern import RunWarning
+from streams.admissible import REFUSAL_KINDS
 from streams.records import StepDone
 
 REASONS_MAX = 4
-BY_TASK = "reward_mean/"  # metrics of a step by task
+TASK_REWARD_PREFIX = "reward_mean/"  # metrics of a step by task
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class GroupQueue:
     """Waiting groups and prompts, and the seconds that the oldest has waited; None without any."""
 
     open_groups: int
@@ -38,7 +38,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
+class OutcomeCounts:
     """Groups by ending; the last trajectories by finish, with `late` and `duplicate` counted since
     the view started; the most frequent reasons of dead trajectories.
     """
@@ -53,7 +53,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ProcessDeath:
     """A process that ended unexpectedly; `code` −9 means signal 9."""
 
     role: str
@@ -62,13 +62,13 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RunSnapshot:
     """Everything that the view shows; unknown values are None or absent. `record_ages` maps each
     topic to the seconds since its newest record.
     """
 
     title: str
-    plan: Plan
+    plan: RunSettings
     seconds: float
     phase: str
     is_over: bool
@@ -78,13 +78,13 @@ class Snapshot:
     """A process started so recently that it may not have written a record yet."""
     step: int
     steps: int
-    pace: Pace
-    lag: Lag
+    pace: RunPace
+    lag: LagSummary
     metrics: Mapping[str, float]
     rewards: tuple[float, ...]
     task_rewards: Mapping[str, float]
-    tasks: Mapping[str, TaskFigures]
-    mismatch: Mapping[str, Mismatch]
+    tasks: Mapping[str, TaskRewards]
+    mismatch: Mapping[str, TaskMismatch]
     skipped: int
     """Kept steps with an update that was skipped because it was not finite."""
     refused: Mapping[str, int]
@@ -94,28 +94,28 @@ class Snapshot:
     evaluation: Mapping[str, float] | None
     version: int | None
     version_bytes: int
-    queue: Queue
+    queue: GroupQueue
     record_ages: Mapping[str, float]
-    outcomes: Outcomes
-    rollouts: tuple[RolloutLine, ...]
-    scheduling: Scheduling
+    outcomes: OutcomeCounts
+    rollouts: tuple[RolloutSnapshot, ...]
+    scheduling: SchedulingMetrics
     dead_letters: Mapping[str, DeadLetters]
     unarchived_s: Mapping[str, tuple[int, float]]
     restarts: int
-    deaths: tuple[Death, ...]
+    deaths: tuple[ProcessDeath, ...]
     notes: tuple[str, ...]
     trouble: str = ""
     """Why the metrics could not be refreshed; "" if they were."""
-    concerns: tuple[Concern, ...] = ()
+    concerns: tuple[RunWarning, ...] = ()
 
 
-def snapshot(
+def take_snapshot(
     state: RunState,
-    plan: Plan,
+    plan: RunSettings,
     now_s: float,
     roles: Sequence[RoleState] = (),
     started_s: float | None = None,
-) -> Snapshot:
+) -> RunSnapshot:
     """Returns the metrics at `now_s`, in seconds since the epoch like the records' times.
 
     For a run that is over, ages and rates are those at its end.
@@ -128,9 +128,9 @@ def snapshot(
     quiet = not over and is_quiet(state, now_s)
     remaining = 0 if over or quiet else plan.steps - step
     at_s = min(now_s, newest_s) if over else now_s
-    lines = rollout_lines(state, at_s)
+    lines = rollout_snapshots(state, at_s)
     tasks = state.samples.tasks(plan.samples_per_group)
-    return Snapshot(
+    return RunSnapshot(
         title=f"{plan.run} · seed {plan.seed}{' · paced' if plan.is_paced else ''}",
         plan=plan,
         seconds=_seconds(state.began_s if started_s is None else started_s, at_s),
@@ -140,16 +140,16 @@ def snapshot(
         is_starting=is_starting(state, now_s),
         step=step,
         steps=plan.steps,
-        pace=pace_of(state, recent, lines, remaining, at_s, over),
-        lag=lag_of(state, recent, plan.max_lag),
+        pace=run_pace(state, recent, lines, remaining, at_s, over),
+        lag=lag_summary(state, recent, plan.max_lag),
         metrics=last.metrics if last else {},
         rewards=tuple(done.metrics.get("reward_mean", 0.0) for done in state.steps),
         task_rewards=_by_task(recent) or _means(tasks),
         tasks=tasks,
-        mismatch=mismatch_of(state.steps),
+        mismatch=mismatch_by_task(state.steps),
         skipped=sum(done.metrics.get("updates_skipped", 0.0) > 0 for done in state.steps),
         refused=_refused(state.steps),
-        drafts=in_order(state.samples.drafts(state.epochs)),
+        drafts=passes_newest_first(state.samples.drafts(state.epochs)),
         evaluation=state.evaluations[-1] if state.evaluations else None,
         version=state.weights.version.number if state.weights else None,
         version_bytes=state.weights.bytes if state.weights else 0,
@@ -157,9 +157,9 @@ def snapshot(
         record_ages={t: max(0.0, now_s - one) for t, one in sorted(state.newest_s.items())},
         outcomes=_outcomes(state),
         rollouts=lines,
-        scheduling=scheduling_of(state, lines, at_s),
+        scheduling=scheduling_metrics(state, lines, at_s),
         dead_letters=state.dead_letters,
-        unarchived_s={t: _waiting(one, at_s) for t, one in state.unarchived.items()},
+        unarchived_s={t: _backlog(one, at_s) for t, one in state.unarchived.items()},
         restarts=state.deaths,
         deaths=_deaths(state, now_s),
         notes=tuple(f"{role.name} {role.note}" for role in roles if role.note),
@@ -175,20 +175,20 @@ def _by_task(recent: Sequence[StepDone]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for done in recent:
         for name, value in done.metrics.items():
-            if name.startswith(BY_TASK):
-                found.setdefault(name.removeprefix(BY_TASK), []).append(value)
+            if name.startswith(TASK_REWARD_PREFIX):
+                found.setdefault(name.removeprefix(TASK_REWARD_PREFIX), []).append(value)
     return {task: fmean(values) for task, values in sorted(found.items())}
 
 
-def _means(tasks: Mapping[str, TaskFigures]) -> dict[str, float]:
+def _means(tasks: Mapping[str, TaskRewards]) -> dict[str, float]:
     """Mean rewards of the last trajectories, used if the trainer records none by task."""
     return {task: one.reward_mean for task, one in tasks.items()} if len(tasks) > 1 else {}
 
 
-def _queue(state: RunState, at_s: float) -> Queue:
+def _queue(state: RunState, at_s: float) -> GroupQueue:
     groups = state.groups.open.values()
     unscored = (group.finished_s for group in groups if group.ready_s is None)
-    return Queue(
+    return GroupQueue(
         open_groups=len(groups),
         ready_groups=state.groups.ready(),
         unread_prompts=len(state.prompts),
@@ -199,10 +199,10 @@ def _queue(state: RunState, at_s: float) -> Queue:
     )
 
 
-def _outcomes(state: RunState) -> Outcomes:
+def _outcomes(state: RunState) -> OutcomeCounts:
     groups = state.groups
     seen = {"late": groups.late, "duplicate": groups.duplicate}
-    return Outcomes(
+    return OutcomeCounts(
         groups=dict(groups.endings),
         is_tail=state.is_tail,
         trajectories={**state.samples.finishes(), **seen},
@@ -216,19 +216,19 @@ def _age(time_s: float | None, at_s: float) -> float | None:
     return None if time_s is None else max(0.0, at_s - time_s)
 
 
-def _waiting(left: Unarchived, at_s: float) -> tuple[int, float]:
+def _backlog(left: ArchiveBacklog, at_s: float) -> tuple[int, float]:
     return left.records, max(0.0, at_s - left.oldest_s)
 
 
-def _deaths(state: RunState, now_s: float) -> tuple[Death, ...]:
+def _deaths(state: RunState, now_s: float) -> tuple[ProcessDeath, ...]:
     """Newest first."""
     return tuple(
-        Death(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
+        ProcessDeath(str(one.get("role")), int(one.get("code", 0)), max(0.0, now_s - one["time_s"]))
         for one in reversed(state.events)
         if one.get("event") == "death"
     )
 
 
 def _refused(steps: Sequence[StepDone]) -> dict[str, int]:
-    counts = {kind: sum(done.counts.get(f"refused_{kind}", 0) for done in steps) for kind in KINDS}
+    counts = {kind: sum(done.counts.get(f"refused_{kind}", 0) for done in steps) for kind in REFUSAL_KINDS}
     return {kind: count for kind, count in counts.items() if count}

@@ -9,26 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.live.groups import Groups
-from rollstream.live.moves import Moved, move_of
-from rollstream.live.samples import Samples
-from streams.records import (
-    Admitted,
-    Annotation,
-    Applied,
-    GroupClosed,
-    Prompt,
-    Record,
-    RolloutStatus,
-    StepDone,
-    Superseded,
-    Take,
-    Trajectory,
-    Version,
-    WeightsAnnounced,
-)
+from rollstream.live.groups import GroupTracker
+from rollstream.live.moves import RequestMove, parse_move
+from rollstream.live.samples import RecentSamples
+from streams.records import Admitted, Annotation, Applied, GroupClosed, Prompt, Record, RolloutStatus, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
+from streams.values import Version
 
-BEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
+HEARTBEATS_KEPT = 20  # ten seconds of heartbeats, behind the mean speed and idle share
 STEPS_KEPT = 240  # length of the sparklines
 ROLLOUTS_KEPT = 1024
 VERSIONS_KEPT = 64
@@ -46,7 +33,7 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class Unarchived:
+class ArchiveBacklog:
     """Records of one topic that the archive has not committed, and the time of the oldest."""
 
     records: int
@@ -57,8 +44,8 @@ class Unarchived:
 class RunState:
     """Applies records of any topic; applying one twice changes at most a count of repeats."""
 
-    groups: Groups = field(default_factory=Groups)
-    samples: Samples = field(default_factory=Samples)
+    groups: GroupTracker = field(default_factory=GroupTracker)
+    samples: RecentSamples = field(default_factory=RecentSamples)
     steps: deque[StepDone] = field(default_factory=lambda: deque[StepDone](maxlen=STEPS_KEPT))
     rollouts: dict[str, deque[RolloutStatus]] = field(
         default_factory=dict[str, deque[RolloutStatus]]
@@ -80,7 +67,7 @@ class RunState:
         default_factory=lambda: deque[dict[str, Any]](maxlen=LINES_KEPT)
     )
     """Events of the supervisor."""
-    moves: deque[Moved] = field(default_factory=lambda: deque[Moved](maxlen=MOVES_KEPT))
+    moves: deque[RequestMove] = field(default_factory=lambda: deque[RequestMove](maxlen=MOVES_KEPT))
     """Repack moves, the newest last."""
     deaths: int = 0
     began_s: float | None = None
@@ -88,7 +75,7 @@ class RunState:
     newest_s: dict[str, float] = field(default_factory=dict[str, float])
     """Append time of each topic's newest record."""
     dead_letters: Mapping[str, DeadLetters] = field(default_factory=dict[str, DeadLetters])
-    unarchived: Mapping[str, Unarchived] = field(default_factory=dict[str, Unarchived])
+    unarchived: Mapping[str, ArchiveBacklog] = field(default_factory=dict[str, ArchiveBacklog])
     unreadable: int = 0
     is_tail: bool = False
     """Counts do not cover the start of the run."""
@@ -146,7 +133,7 @@ class RunState:
 
     def apply_move(self, line: dict[str, Any]) -> None:
         """Apply a line of `moves.jsonl`; a line without a move is ignored."""
-        move = move_of(line)
+        move = parse_move(line)
         if move is not None:
             self.moves.append(move)
 
@@ -156,7 +143,7 @@ class RunState:
         self.steps.append(done)
 
     def _beat(self, status: RolloutStatus) -> None:
-        beats = self.rollouts.setdefault(status.rollout, deque(maxlen=BEATS_KEPT))
+        beats = self.rollouts.setdefault(status.rollout, deque(maxlen=HEARTBEATS_KEPT))
         if beats and status.term > beats[-1].term:
             beats.clear()
         if not beats or (status.term, status.time_s) > (beats[-1].term, beats[-1].time_s):

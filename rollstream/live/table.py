@@ -8,22 +8,11 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from rollstream.live.figures import Row, evaluation, lag_of
-from rollstream.live.rollouts import RolloutLine, worst_first
-from rollstream.live.snapshot import Snapshot
-from rollstream.live.words import (
-    SPARKS,
-    age,
-    brief,
-    clock,
-    count,
-    flow,
-    meter,
-    plain_text,
-    share,
-    shortened,
-)
-from rollstream.warnings.concern import Concern
+from rollstream.live.figures import MetricRow, evaluation_text, lag_text
+from rollstream.live.rollouts import RolloutSnapshot, worst_first
+from rollstream.live.snapshot import RunSnapshot
+from rollstream.live.words import SPARKS, age, short_number, clock, count, wrap_parts, meter, plain_text, share, shortened
+from rollstream.warnings.concern import RunWarning
 
 NAME_COLUMNS = 11  # width of the metrics' names
 LAG_COLUMNS = 7  # width of one lag
@@ -40,7 +29,7 @@ NOTES_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RolloutColumn:
     """A column of the rollouts' table; `styles` has one entry per cell, or is empty."""
 
     head: str
@@ -49,11 +38,11 @@ class Column:
     styles: Sequence[str] = ()
 
 
-def figure_lines(rows: Sequence[Row], columns: int) -> list[Text]:
+def metric_lines(rows: Sequence[MetricRow], columns: int) -> list[Text]:
     """Returns each row's name and parts, wrapped to `columns`."""
     lines: list[Text] = []
     for row in rows:
-        for index, words in enumerate(flow(row.parts, columns - NAME_COLUMNS)):
+        for index, words in enumerate(wrap_parts(row.parts, columns - NAME_COLUMNS)):
             line = Text.assemble((f"{'' if index else row.name:<{NAME_COLUMNS}}", "dim"), words)
             if not index and row.line:
                 line.append(f"  {row.line}", "green")
@@ -61,7 +50,7 @@ def figure_lines(rows: Sequence[Row], columns: int) -> list[Text]:
     return lines
 
 
-def lag_lines(at: Snapshot, columns: int) -> list[Text]:
+def lag_lines(at: RunSnapshot, columns: int) -> list[Text]:
     """Returns the shares of generated tokens by lag, at finish and when trained."""
     room = max(2, (columns - NAME_COLUMNS - 12) // LAG_COLUMNS)
     both = [*at.lag.finish, *at.lag.trained, at.plan.max_lag or 0]
@@ -84,13 +73,13 @@ def lag_lines(at: Snapshot, columns: int) -> list[Text]:
     return lines
 
 
-def rollout_lines(lines: Sequence[RolloutLine], columns: int, rows: int) -> list[Text]:
+def rollout_lines(lines: Sequence[RolloutSnapshot], columns: int, rows: int) -> list[Text]:
     """Returns the rollouts; if they exceed `rows` lines, only the worst ones."""
     if not lines:
         return [Text("rollouts   none yet", "dim")]
     shown = list(lines) if len(lines) <= rows else worst_first(lines)[: max(1, rows)]
     table = next(
-        (table for table in _tables(shown) if _width(table) <= columns), _tables(shown)[-1]
+        (table for table in _table_variants(shown) if _width(table) <= columns), _table_variants(shown)[-1]
     )
     drawn = [_table_line([c.head for c in table], table, ["dim"] * len(table))]
     for index in range(len(shown)):
@@ -101,7 +90,7 @@ def rollout_lines(lines: Sequence[RolloutLine], columns: int, rows: int) -> list
     return drawn
 
 
-def concern_lines(concerns: Sequence[Concern], columns: int, most: int, advice: bool) -> list[Text]:
+def warning_lines(concerns: Sequence[RunWarning], columns: int, most: int, advice: bool) -> list[Text]:
     """Returns up to `most` warnings, wrapped, each with its advice if `advice` is True."""
     lines: list[Text] = []
     for concern in concerns[:most]:
@@ -114,15 +103,15 @@ def concern_lines(concerns: Sequence[Concern], columns: int, most: int, advice: 
     return lines
 
 
-def plain(at: Snapshot) -> str:
+def plain_line(at: RunSnapshot) -> str:
     """Returns the snapshot as one line, for logs and terminals that cannot redraw."""
     parts = [f"{clock(at.seconds)} step {at.step}/{at.steps} {at.phase}"]
     if at.metrics:
         reward = at.metrics.get("reward_mean")
         parts.append(f"reward {'–' if reward is None else format(reward, '.3f')}")
-        parts.append(f"lag {lag_of(at, 'consumed')}")
+        parts.append(f"lag {lag_text(at, 'consumed')}")
     if at.evaluation:
-        parts.append(evaluation(at))
+        parts.append(evaluation_text(at))
     if at.pace.trained_per_s is not None:
         parts.append(f"trained {count(at.pace.trained_per_s)} tok/s")
     parts.append(f"{at.queue.open_groups} groups open, {at.queue.ready_groups} ready")
@@ -147,22 +136,22 @@ def _shares(histogram: Mapping[int, int], highest: int) -> list[tuple[str, str]]
     ]
 
 
-def _tables(lines: Sequence[RolloutLine]) -> list[list[Column]]:
+def _table_variants(lines: Sequence[RolloutSnapshot]) -> list[list[RolloutColumn]]:
     """Returns variants of the table, from the widest to the narrowest."""
-    name = Column("rollout", [shortened(one.name, 16) for one in lines], False)
-    filled = Column("slots", [meter(one.running, one.slots, 6) for one in lines], False)
-    slots = Column("", [f"{one.running}/{one.slots}" for one in lines])
-    waiting = Column("wait", [str(one.waiting) for one in lines])
-    kept = Column("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
-    kv = Column("", [f"{brief(one.kv_used)}/{brief(one.kv_capacity)}" for one in lines])
+    name = RolloutColumn("rollout", [shortened(one.name, 16) for one in lines], False)
+    filled = RolloutColumn("slots", [meter(one.running, one.slots, 6) for one in lines], False)
+    slots = RolloutColumn("", [f"{one.running}/{one.slots}" for one in lines])
+    waiting = RolloutColumn("wait", [str(one.waiting) for one in lines])
+    kept = RolloutColumn("KV", [meter(one.kv_used, one.kv_capacity, 4) for one in lines], False)
+    kv = RolloutColumn("", [f"{short_number(one.kv_used)}/{short_number(one.kv_capacity)}" for one in lines])
     marks = [f"v{one.version}{'✓' if one.verified else '!'}" for one in lines]
     held = ["" if one.verified else "bold red" for one in lines]
-    version = Column("held", marks, True, held)
-    speed = Column("tok/s", [brief(one.tokens_per_s) for one in lines])
-    idle = Column("idle", [share(one.idle_share) for one in lines])
+    version = RolloutColumn("held", marks, True, held)
+    speed = RolloutColumn("tok/s", [short_number(one.tokens_per_s) for one in lines])
+    idle = RolloutColumn("idle", [share(one.idle_share) for one in lines])
     states = [f"silent {age(o.silent_s)}" if o.state == "silent" else o.state for o in lines]
-    state = Column("state", states, False, [STATES.get(one.state, "") for one in lines])
-    slots_only, kv_only = Column("slots", slots.cells), Column("KV", kv.cells)
+    state = RolloutColumn("state", states, False, [STATES.get(one.state, "") for one in lines])
+    slots_only, kv_only = RolloutColumn("slots", slots.cells), RolloutColumn("KV", kv.cells)
     return [
         [name, filled, slots, waiting, kept, kv, version, speed, idle, state],
         [name, filled, slots, waiting, kv_only, version, speed, idle, state],
@@ -171,15 +160,15 @@ def _tables(lines: Sequence[RolloutLine]) -> list[list[Column]]:
     ]
 
 
-def _width(table: Sequence[Column]) -> int:
+def _width(table: Sequence[RolloutColumn]) -> int:
     return sum(_column_width(column) for column in table) + 2 * (len(table) - 1)
 
 
-def _column_width(column: Column) -> int:
+def _column_width(column: RolloutColumn) -> int:
     return max(len(column.head), *(len(cell) for cell in column.cells))
 
 
-def _table_line(cells: Sequence[str], table: Sequence[Column], styles: Sequence[str]) -> Text:
+def _table_line(cells: Sequence[str], table: Sequence[RolloutColumn], styles: Sequence[str]) -> Text:
     line = Text()
     for index, (cell, column, style) in enumerate(zip(cells, table, styles, strict=True)):
         width = _column_width(column)

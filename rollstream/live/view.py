@@ -8,20 +8,20 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from rollstream.live.frame import Size, render
-from rollstream.live.look import Onlooker
-from rollstream.live.snapshot import Snapshot
-from rollstream.live.table import plain
+from rollstream.live.frame import TerminalSize, render_frame
+from rollstream.live.look import RunObserver
+from rollstream.live.snapshot import RunSnapshot
+from rollstream.live.table import plain_line
 from rollstream.supervisor import RoleState
 
-LOOK_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
-LINE_S, LINE_LOOK_S = 10.0, 5.0  # between two lines and two refreshes without a terminal
+REFRESH_S = 1.0  # one refresh costs about 5 ms of a core that the run needs
+LINE_S, LINE_REFRESH_S = 10.0, 5.0  # between two lines and two refreshes without a terminal
 
 
 class LiveView:
     """Call `show` often, from one thread; it refreshes at most once per interval."""
 
-    def __init__(self, onlooker: Onlooker, console: Console, as_json: bool) -> None:
+    def __init__(self, onlooker: RunObserver, console: Console, as_json: bool) -> None:
         self._onlooker, self._console, self._as_json = onlooker, console, as_json
         self._refreshed_s = 0.0
         self._printed_s = 0.0
@@ -46,19 +46,19 @@ class LiveView:
     def show(self, roles: Sequence[RoleState]) -> None:
         """Refresh and draw, if the refresh interval has passed."""
         now = time.monotonic()
-        if now - self._refreshed_s < (LOOK_S if self._live or self._as_json else LINE_LOOK_S):
+        if now - self._refreshed_s < (REFRESH_S if self._live or self._as_json else LINE_REFRESH_S):
             return
         self._refreshed_s = now
         shown = self._onlooker.observe(roles)
         if self._live:
-            size = Size(self._console.width, self._console.height)
-            self._live.update(render(shown, size, detailed=False), refresh=True)
+            size = TerminalSize(self._console.width, self._console.height)
+            self._live.update(render_frame(shown, size, detailed=False), refresh=True)
         elif self._is_due(shown, now):
             self._printed_s, self._printed_step = now, shown.step
-            line = msgspec.json.encode(shown).decode() if self._as_json else plain(shown)
+            line = msgspec.json.encode(shown).decode() if self._as_json else plain_line(shown)
             print(line, flush=True)
 
-    def _is_due(self, shown: Snapshot, now: float) -> bool:
+    def _is_due(self, shown: RunSnapshot, now: float) -> bool:
         """JSON output has one line per step, plain output one line per `LINE_S`."""
         if self._as_json:
             return shown.step != self._printed_step

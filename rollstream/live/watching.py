@@ -11,18 +11,18 @@ import msgspec
 
 from streams.bus import Bus, Message
 from streams.errors import PositionLost
-from streams.judging import judge
+from streams.judging import classify_message
 from streams.records import Fence, Opened, Record
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class TimedRecord(msgspec.Struct, frozen=True, gc=False):
     """A record and its append time in seconds since the epoch."""
 
     record: Record
     time_s: float
 
 
-class Watcher:
+class TopicWatcher:
     """Reads one topic from `positions` on.
 
     `newest_s` is the append time of the newest message of any kind, None before the first;
@@ -39,7 +39,7 @@ class Watcher:
         self._fenced, self._compacted = bool(settings.writer), settings.cleanup == "compact"
         self._first = 0  # rotates, so that a full partition does not starve the others
 
-    def poll(self, records_max: int, *, exact: bool = True) -> list[Seen]:
+    def poll(self, records_max: int, *, exact: bool = True) -> list[TimedRecord]:
         """Returns the next records (`exact`: see `Bus.read`). If a position was truncated, reading
         continues at the topic's begin.
         """
@@ -63,15 +63,15 @@ class Watcher:
         turned = partitions[self._first :] + partitions[: self._first]
         return {partition: self.positions[partition] for partition in turned}
 
-    def _judge(self, messages: Sequence[Message]) -> list[Seen]:
-        seen: list[Seen] = []
+    def _judge(self, messages: Sequence[Message]) -> list[TimedRecord]:
+        seen: list[TimedRecord] = []
         for message in messages:
             self.positions[message.partition] = message.offset + 1
             time_s = message.timestamp_ms / 1000
             self.newest_s = max(time_s, self.newest_s or time_s)
             if message.value is None:
                 continue
-            self._fences[message.partition], judged = judge(
+            self._fences[message.partition], judged = classify_message(
                 message.value,
                 self._fences[message.partition],
                 topic=self._topic,
@@ -81,18 +81,18 @@ class Watcher:
             self.unreadable += bool(judged.reason)
             record = judged.record
             if record is not None and not judged.void and not isinstance(record, Opened):
-                seen.append(Seen(record, time_s))
+                seen.append(TimedRecord(record, time_s))
         return seen
 
 
-def tail_of(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
+def tail_positions(bus: Bus, topic: str, records_max: int) -> dict[int, int]:
     """Positions before the last `records_max` records, divided evenly among partitions."""
     begin, end = bus.begin(topic), bus.end(topic)
     share = max(1, records_max // max(1, len(end)))
     return {p: max(begin[p], last - share) for p, last in end.items()}
 
 
-def since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
+def positions_since(bus: Bus, topic: str, time_s: float) -> dict[int, int]:
     """Positions of the first records appended at or after `time_s`, by bisection.
 
     Append times in a partition may be slightly out of order: the position is as inexact as the

@@ -36,7 +36,7 @@ def plural(number: int, word: str) -> str:
     return f"{count(number)} {word}{'' if number == 1 else 's'}"
 
 
-def brief(value: float) -> str:
+def short_number(value: float) -> str:
     """At most four columns: `940`, `9.4k`, `12k`, `4.1M`."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(value) < 999.5 or unit == "T":
@@ -50,7 +50,7 @@ def share(value: float) -> str:
     return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
 
 
-def spark(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
+def sparkline(values: Sequence[float], columns: int = SPARK_COLUMNS) -> str:
     """Returns the last values as bars scaled between minimum and maximum."""
     shown = values[-columns:]
     if len(shown) < 2:
@@ -80,7 +80,7 @@ def plain_text(text: str, columns: int = 200) -> str:
     return shortened("".join(c if c.isprintable() else "?" for c in spaced), columns)
 
 
-def flow(parts: Sequence[str], columns: int) -> list[str]:
+def wrap_parts(parts: Sequence[str], columns: int) -> list[str]:
     """Joins parts by ` · ` into lines of at most `columns` characters. Lines break only between
     parts, so a single long part may exceed the limit.
     """

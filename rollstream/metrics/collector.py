@@ -13,25 +13,25 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.registry import Collector
 
 from rollstream.metrics.catalogue import FAMILIES, PREFIX, Family
-from rollstream.metrics.watch import Watch
-from streams.figures import Figure, Tally
+from rollstream.metrics.watch import ProcessMetrics
+from streams.figures import MetricValue, MetricHistogram
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class WatchCollector(Collector):
+class MetricsCollector(Collector):
     """Adds `labels` (run, role, name) to every series."""
 
-    def __init__(self, watch: Watch, labels: Mapping[str, str]) -> None:
+    def __init__(self, watch: ProcessMetrics, labels: Mapping[str, str]) -> None:
         self._watch, self._labels = watch, dict(labels)
         self._process = ProcessCollector(registry=None)
         self._errors = 0
         self._logged: set[str] = set()
 
     def collect(self) -> Iterator[Metric]:
-        figures: dict[str, Figure] = {"role_turn_age_seconds": self._watch.turn_age_s()}
+        figures: dict[str, MetricValue] = {"role_turn_age_seconds": self._watch.turn_age_s()}
         for source in [*self._watch.beside, *self._watch.figures]:
             figures.update(self._read(source, {}))
         figures.update(self._of_readers())
@@ -44,7 +44,7 @@ class WatchCollector(Collector):
             yield _labelled(metric, self._labels)
         yield to_metric(FAMILIES["scrape_errors_total"], self._errors, self._labels)
 
-    def _of_readers(self) -> dict[str, Figure]:
+    def _of_readers(self) -> dict[str, MetricValue]:
         """Metrics of the readers by topic; `behind` is that of the reader furthest behind."""
         behind: dict[str, float] = {}
         dead: dict[str, float] = {}
@@ -87,11 +87,11 @@ class WatchCollector(Collector):
             log.warning("metrics: %s; these metrics are missing from the scrape", trouble)
 
 
-def to_metric(family: Family, figure: Figure, labels: Mapping[str, str]) -> Metric:
+def to_metric(family: Family, figure: MetricValue, labels: Mapping[str, str]) -> Metric:
     """Returns one family with its series."""
     name = PREFIX + family.name
     metric = Metric(name.removesuffix("_total"), f"{family.unit}: {family.meaning}", family.kind)
-    if isinstance(figure, Tally):
+    if isinstance(figure, MetricHistogram):
         _add_buckets(metric, name, figure, labels)
     elif isinstance(figure, Mapping):
         for value, number in figure.items():
@@ -101,7 +101,7 @@ def to_metric(family: Family, figure: Figure, labels: Mapping[str, str]) -> Metr
     return metric
 
 
-def _add_buckets(metric: Metric, name: str, tally: Tally, labels: Mapping[str, str]) -> None:
+def _add_buckets(metric: Metric, name: str, tally: MetricHistogram, labels: Mapping[str, str]) -> None:
     counts = list(accumulate(tally.counts()))
     for bound, count in zip((*tally.bounds, float("inf")), counts, strict=True):
         le = {**labels, "le": "+Inf" if bound == float("inf") else str(float(bound))}

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import RunFolder
 from rollstream.layers import METRICS_PORT
-from rollstream.metrics.server import Answer, Page, PagesServer
-from rollstream.metrics.watch import Watch
+from rollstream.metrics.server import PageResponse, PageHandler, MetricsServer
+from rollstream.metrics.watch import ProcessMetrics
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def endpoint_file(folder: Path, name: str) -> Path:
     return RunFolder(folder).metrics / "endpoints" / f"{quote(name, safe='')}.json"
 
 
-def port_of(configuration: Configuration, environment: Mapping[str, str]) -> int:
+def metrics_port(configuration: Configuration, environment: Mapping[str, str]) -> int:
     """Returns the port of this process: `ROLLSTREAM_METRICS_PORT`, which the supervisor sets for
     each role and compose for each service, else the setting `metrics.port`. 0 means any free port.
     """
@@ -42,33 +42,33 @@ def port_of(configuration: Configuration, environment: Mapping[str, str]) -> int
 
 
 @contextmanager
-def served(
+def serve_metrics(
     configuration: Configuration,
     folder: Path,
     role: str,
     name: str,
-    watch: Watch,
+    watch: ProcessMetrics,
     environment: Mapping[str, str] = os.environ,
 ) -> Generator[None]:
     """Serve the metrics of `watch` while the block runs, unless `metrics.enabled` is off."""
     server = None
     if configuration.metrics.enabled:
         labels = {"run": configuration.run, "role": role, "name": name}
-        server = _open(configuration, folder, labels, watch, port_of(configuration, environment))
+        server = _open(configuration, folder, labels, watch, metrics_port(configuration, environment))
     try:
         yield
     finally:
         if server is not None:
             server.end()
-            _forget(endpoint_file(folder, name))
+            _remove_file(endpoint_file(folder, name))
 
 
 def _open(
-    configuration: Configuration, folder: Path, labels: dict[str, str], watch: Watch, port: int
-) -> PagesServer | None:
+    configuration: Configuration, folder: Path, labels: dict[str, str], watch: ProcessMetrics, port: int
+) -> MetricsServer | None:
     host, file = configuration.metrics.host, endpoint_file(folder, labels["name"])
     try:
-        server = PagesServer(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
+        server = MetricsServer(host, port, _pages(watch, labels, configuration.metrics.stalled_s))
     except (OSError, OverflowError) as error:
         log.warning(
             "no metrics: %s port %d is unavailable (%s); free it, or set metrics.port "
@@ -89,24 +89,24 @@ def _open(
     return server
 
 
-def _pages(watch: Watch, labels: Mapping[str, str], stalled_s: float) -> dict[str, Page]:
+def _pages(watch: ProcessMetrics, labels: Mapping[str, str], stalled_s: float) -> dict[str, PageHandler]:
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
-    from rollstream.metrics.collector import WatchCollector
+    from rollstream.metrics.collector import MetricsCollector
 
     registry = CollectorRegistry()
-    registry.register(WatchCollector(watch, labels))
+    registry.register(MetricsCollector(watch, labels))
 
-    def metrics(accept: str) -> Answer:
+    def metrics(accept: str) -> PageResponse:
         encode, kind = choose_encoder(accept)
-        return Answer(200, kind, encode(registry))
+        return PageResponse(200, kind, encode(registry))
 
-    def health(accept: str) -> Answer:
+    def health(accept: str) -> PageResponse:
         now = watch.health(stalled_s)
         body = {**labels, "state": now.state, "turn_age_s": round(now.turn_age_s, 3)}
         status = 503 if now.state == "stalled" else 200
-        return Answer(status, "application/json", json.dumps(body).encode() + b"\n")
+        return PageResponse(status, "application/json", json.dumps(body).encode() + b"\n")
 
     return {"/metrics": metrics, "/healthz": health}
 
@@ -126,7 +126,7 @@ def _url(host: str, port: int) -> str:
     return f"http://{reached}:{port}"
 
 
-def _forget(file: Path) -> None:
+def _remove_file(file: Path) -> None:
     """Remove the file if this process wrote it; a successor of the same name may have
     replaced it.
     """

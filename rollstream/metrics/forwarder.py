@@ -13,21 +13,21 @@ from pathlib import Path
 
 import msgspec
 
-from rollstream.metrics.lines import Line, Place, lines_from
-from rollstream.metrics.points import point_of
+from rollstream.metrics.lines import MetricsLine, FilePosition, read_lines
+from rollstream.metrics.points import metric_point
 from rollstream.metrics.sinks import Sink
 from streams.errors import ConfigurationError, CorruptObject, LeaseHeld
 
 log = logging.getLogger(__name__)
 
 
-class Forwarded(msgspec.Struct, frozen=True):
+class ForwardState(msgspec.Struct, frozen=True):
     """`RUN/metrics/forward-<to>.json`: the id of the target's run, and each file's next
     position.
     """
 
     id: str
-    places: dict[str, Place]
+    places: dict[str, FilePosition]
 
 
 class Forwarder:
@@ -59,32 +59,32 @@ class Forwarder:
         self.sink.close()
         os.close(self._lock)
 
-    def _next(self, path: Path) -> list[Line]:
+    def _next(self, path: Path) -> list[MetricsLine]:
         try:
-            return list(lines_from(path, self._state.places.get(path.name, Place())))
+            return list(read_lines(path, self._state.places.get(path.name, FilePosition())))
         except CorruptObject as error:
             raise CorruptObject(f"{error}; delete {self._file} to forward it again") from None
 
-    def _log(self, path: Path, line: Line) -> None:
+    def _log(self, path: Path, line: MetricsLine) -> None:
         if line.values is None:
             log.warning("%s, line %d is not a JSON object: skipped", path, line.number)
             return
-        point = point_of(path.stem, line.number, line.values)
+        point = metric_point(path.stem, line.number, line.values)
         if point is not None:
             self.sink.log(point)
 
-    def _load(self) -> Forwarded:
+    def _load(self) -> ForwardState:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Forwarded)
+            return msgspec.json.decode(self._file.read_bytes(), type=ForwardState)
         except FileNotFoundError:
-            return Forwarded(secrets.token_hex(6), {})
+            return ForwardState(secrets.token_hex(6), {})
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"{self._file} cannot be read ({error}); delete it to forward everything again"
             ) from None
 
-    def _store(self, name: str, place: Place) -> None:
-        self._state = Forwarded(self._state.id, {**self._state.places, name: place})
+    def _store(self, name: str, place: FilePosition) -> None:
+        self._state = ForwardState(self._state.id, {**self._state.places, name: place})
         partial = self._file.with_suffix(".partial")
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(self._state), indent=1))
         os.replace(partial, self._file)

@@ -1,6 +1,6 @@
 """Reads the complete lines of a metrics file from a stored position; an incomplete last line waits.
 
-A `Place` holds the next byte offset and the hash of the line before it. So a file that was replaced
+A `FilePosition` holds the next byte offset and the hash of the line before it. So a file that was replaced
 by another run's is detected instead of being forwarded from its middle.
 """
 
@@ -17,7 +17,7 @@ from streams.errors import CorruptObject
 READ_BYTES_MAX = 1 << 20  # per read of a file; lines are far shorter
 
 
-class Place(msgspec.Struct, frozen=True):
+class FilePosition(msgspec.Struct, frozen=True):
     """Everything before `offset` was forwarded: `line` lines, the last one of `before` bytes."""
 
     offset: int = 0
@@ -27,15 +27,15 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MetricsLine:
     """One line with its number from 1; `values` is None if it is not a JSON object."""
 
     number: int
     values: dict[str, Any] | None
-    after: Place
+    after: FilePosition
 
 
-def lines_from(path: Path, place: Place) -> Iterator[Line]:
+def read_lines(path: Path, place: FilePosition) -> Iterator[MetricsLine]:
     """Yields the complete lines after `place`, up to `READ_BYTES_MAX` bytes; none without a file.
 
     Raises `CorruptObject` if the file is not the one in which the position was recorded.
@@ -54,8 +54,8 @@ def lines_from(path: Path, place: Place) -> Iterator[Line]:
     if len(rest) == READ_BYTES_MAX:
         raise CorruptObject(f"{path} has a line of more than {READ_BYTES_MAX} bytes; it is damaged")
     for raw in (line + b"\n" for line in whole):
-        after = Place(place.offset + len(raw), place.line + 1, len(raw), _hash(raw))
-        yield Line(after.line, _parsed(raw), after)
+        after = FilePosition(place.offset + len(raw), place.line + 1, len(raw), _hash(raw))
+        yield MetricsLine(after.line, _parsed(raw), after)
         place = after
 
 

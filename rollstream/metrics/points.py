@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
-_NOT_FIGURES = frozenset({"step", "term", "time_s", "pid"})
+_NOT_METRICS = frozenset({"step", "term", "time_s", "pid"})
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MetricPoint:
     """`values` of `series` at `step`; `time_s` is seconds since the epoch if the line has a
     time.
     """
@@ -23,28 +23,28 @@ class Point:
     time_s: float | None = None
 
 
-def point_of(stem: str, number: int, line: Mapping[str, Any]) -> Point | None:
+def metric_point(stem: str, number: int, line: Mapping[str, Any]) -> MetricPoint | None:
     """Returns the point of line `number` (from 1) of `<stem>.jsonl`; None without numbers."""
     time_s = line.get("time_s")
     at = float(time_s) if _is_number(time_s) else None
     if stem == "supervisor":
         if line.get("event") != "start" or not _is_number(line.get("restart")):
             return None
-        return Point(f"supervisor/{line.get('role')}", number, {"restarts": line["restart"]}, at)
+        return MetricPoint(f"supervisor/{line.get('role')}", number, {"restarts": line["restart"]}, at)
     values = dict(_numbers(line))
     if not values:
         return None
     if stem.startswith("process-"):
-        return Point(f"process/{stem.removeprefix('process-')}", number, values, at)
+        return MetricPoint(f"process/{stem.removeprefix('process-')}", number, values, at)
     step = line.get("step")
-    return Point(stem, int(step) if _is_number(step) else number, values, at)
+    return MetricPoint(stem, int(step) if _is_number(step) else number, values, at)
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _numbers(cast(dict[str, Any], value), f"{prefix}{name}/")
-        elif _is_number(value) and (prefix or name not in _NOT_FIGURES):
+        elif _is_number(value) and (prefix or name not in _NOT_METRICS):
             yield f"{prefix}{name}", float(value)
 
 

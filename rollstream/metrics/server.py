@@ -22,7 +22,7 @@ LOOK_S = 0.2  # interval at which the server checks for shutdown
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageResponse:
     """One HTTP response."""
 
     status: int
@@ -30,16 +30,16 @@ class Answer:
     body: bytes
 
 
-Page = Callable[[str], Answer]
+PageHandler = Callable[[str], PageResponse]
 """Returns the response to a request with this `Accept` header."""
 
 
-class PagesServer(ThreadingHTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     """Serves until `end`; raises `OSError` if the address is unavailable."""
 
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+    def __init__(self, host: str, port: int, pages: Mapping[str, PageHandler]) -> None:
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._free = threading.BoundedSemaphore(REQUESTS_MAX)
         super().__init__((host, port), _handler(pages))
@@ -79,7 +79,7 @@ class PagesServer(ThreadingHTTPServer):
         log.debug("metrics: a client disconnected", exc_info=True)
 
 
-def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: Mapping[str, PageHandler]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_S
         server_version = "rollstream"
@@ -105,13 +105,13 @@ def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _answer(pages: Mapping[str, Page], path: str, accept: str) -> Answer:
+def _answer(pages: Mapping[str, PageHandler], path: str, accept: str) -> PageResponse:
     page = pages.get(path)
     if page is None:
         known = ", ".join(sorted(pages))
-        return Answer(404, "text/plain; charset=utf-8", f"served here: {known}\n".encode())
+        return PageResponse(404, "text/plain; charset=utf-8", f"served here: {known}\n".encode())
     try:
         return page(accept)
     except Exception:
         log.exception("metrics: %s failed", path)
-        return Answer(500, "text/plain; charset=utf-8", b"this page failed; see the role's log\n")
+        return PageResponse(500, "text/plain; charset=utf-8", b"this page failed; see the role's log\n")

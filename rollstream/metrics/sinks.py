@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollstream.metrics.points import Point
+from rollstream.metrics.points import MetricPoint
 from streams.errors import ConfigurationError
 
 
@@ -20,7 +20,7 @@ class Sink(Protocol):
 
     where: str
 
-    def log(self, point: Point) -> None: ...
+    def log(self, point: MetricPoint) -> None: ...
 
     def flush(self) -> None:
         """After return, all points are on disk or in the library's own process."""
@@ -40,7 +40,7 @@ class TensorBoardSink:
         self.where = f"tensorboard --logdir {folder}"
         self._writer: Any = Writer(str(folder))
 
-    def log(self, point: Point) -> None:
+    def log(self, point: MetricPoint) -> None:
         for name, value in point.values.items():
             tag = f"{point.series}/{name}"
             self._writer.add_scalar(tag, value, point.step, wall_time=point.time_s)
@@ -76,7 +76,7 @@ class WandbSink:
         url: str | None = self._run.url  # None in offline mode
         self.where = url or f"run {id}, kept in {folder}/wandb"
 
-    def log(self, point: Point) -> None:
+    def log(self, point: MetricPoint) -> None:
         step = f"{point.series}/step"
         if point.series not in self._series:
             self._series.add(point.series)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader
 
-AskFigures = Callable[[], Figures]
-AskReaders = Callable[[], Sequence[TopicReader]]
+MetricsSource = Callable[[], MetricValues]
+ReadersSource = Callable[[], Sequence[TopicReader]]
 
 
-class Turns(threading.Event):
+class TimedStopEvent(threading.Event):
     """The stop event of a role; records when it was last polled."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float]) -> None:
@@ -43,7 +43,7 @@ class Turns(threading.Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class LoopHealth:
     """`starting` until the role offers metrics (a standby stays so until it holds the lease);
     `stalled` if its loop has made no iteration for too long.
     """
@@ -52,18 +52,18 @@ class Health:
     turn_age_s: float
 
 
-class Watch:
+class ProcessMetrics:
     """One process: roles register sources, the endpoint reads them. Roles must use `stop`."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._asked = clock, stop
-        self.stop = Turns(stop, clock)
-        self.figures: list[AskFigures] = []
-        self.beside: list[AskFigures] = []
+        self.stop = TimedStopEvent(stop, clock)
+        self.figures: list[MetricsSource] = []
+        self.beside: list[MetricsSource] = []
         """Sources of what the role uses, such as its log; they do not mark the role as running."""
-        self.readers: list[AskReaders] = []
+        self.readers: list[ReadersSource] = []
 
-    def offer(self, figures: AskFigures, readers: AskReaders | None = None) -> None:
+    def offer(self, figures: MetricsSource, readers: ReadersSource | None = None) -> None:
         """Add metrics and readers to what the endpoint serves."""
         self.figures.append(figures)
         if readers is not None:
@@ -73,13 +73,13 @@ class Watch:
         """Returns the seconds since the last iteration of the role's loop."""
         return max(0.0, self._clock() - self.stop.turned_s)
 
-    def health(self, stalled_s: float) -> Health:
+    def health(self, stalled_s: float) -> LoopHealth:
         """Returns the state; `stalled` after `stalled_s` seconds without an iteration of
         the loop.
         """
         age = self.turn_age_s()
         if age > stalled_s:
-            return Health("stalled", age)
+            return LoopHealth("stalled", age)
         if self._asked.is_set():
-            return Health("stopping", age)
-        return Health("running" if self.figures else "starting", age)
+            return LoopHealth("stopping", age)
+        return LoopHealth("running" if self.figures else "starting", age)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Busy:
+class BusyIntervals:
     """Disjoint intervals in order; gaps of up to `joined_s` seconds are closed."""
 
     joined_s: float = 0.0

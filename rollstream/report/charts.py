@@ -57,10 +57,10 @@ class Scale:
         return across, HEIGHT - BOTTOM - share_y * (HEIGHT - TOP - BOTTOM)
 
 
-FLAT = 1e-8  # a range below it is drawn as a flat line: ticks are rounded to ten decimals
+FLAT_RANGE = 1e-8  # a range below it is drawn as a flat line: ticks are rounded to ten decimals
 
 
-def draw(chart: Chart) -> str:
+def draw_chart(chart: Chart) -> str:
     """Returns the chart as one `<svg>`."""
     series = _stack(chart.series) if chart.stacked else chart.series
     scale = _scale(chart, series)
@@ -103,7 +103,7 @@ def _scale(chart: Chart, series: Sequence[Series]) -> Scale:
     ys = [y for one in series for _, y in one.points if math.isfinite(y)] or [0.0]
     low = min(ys) if chart.low is None else min(chart.low, *ys)
     high = chart.high if chart.high is not None else max(ys)
-    high = high if high - low > FLAT else low + 1.0
+    high = high if high - low > FLAT_RANGE else low + 1.0
     if chart.high is None:
         step = ticks(low, high)
         gap = step[1] - step[0] if len(step) > 1 else high - low

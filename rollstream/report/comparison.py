@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from rollstream.report.history import History
+from rollstream.report.history import RunHistory
 
-IDENTITY = ("run", "folder")  # differ between any two runs, so they are not compared
-LAST_SHARE = 5  # the value "at the end" is the mean of the last fifth: single steps are noisy
+IDENTITY_SETTINGS = ("run", "folder")  # differ between any two runs, so they are not compared
+LAST_FRACTION = 5  # the value "at the end" is the mean of the last fifth: single steps are noisy
 
 CURVES: Mapping[str, str] = {
     "reward_mean": "reward",
@@ -29,7 +29,7 @@ CURVES: Mapping[str, str] = {
     "wait_s": "seconds waiting per step",
 }
 """Metrics of a step and their display names."""
-EVALUATED: Mapping[str, str] = {
+EVALUATION_CURVES: Mapping[str, str] = {
     "accuracy_sampled": "held-out, sampled",
     "accuracy_greedy": "held-out, greedy",
 }
@@ -37,7 +37,7 @@ EVALUATED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingDifference:
     """A dotted key and its value in each run; None if a run lacks the key."""
 
     key: str
@@ -46,7 +46,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CurveComparison:
     """One metric over the `compared` common steps: means over all of them and over the last fifth.
 
     `apart` is the first compared step at which the runs differ, None if they never do.
@@ -62,13 +62,13 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The differences between two runs."""
 
     runs: tuple[str, str]
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingDifference, ...]
     outcomes: tuple[Mapping[str, int], Mapping[str, int]]
-    curves: tuple[Curve, ...]
+    curves: tuple[CurveComparison, ...]
     states_apart: int | None
     """First step whose state hashes (masters and optimiser) differ; None if no common step does."""
     states_compared: int
@@ -78,17 +78,17 @@ class Comparison:
         return asdict(self)
 
 
-def compare(runs: tuple[str, str], first: History, second: History) -> Comparison:
+def compare_runs(runs: tuple[str, str], first: RunHistory, second: RunHistory) -> RunComparison:
     """Compare settings, outcomes, curves and state hashes of two runs."""
     states = sorted(first.steps.keys() & second.steps.keys())
     apart = (s for s in states if first.steps[s].state_hash != second.steps[s].state_hash)
     curves = [_curve(CURVES[m], first.metric(m), second.metric(m)) for m in CURVES]
-    curves += [_curve(EVALUATED[m], first.evaluated(m), second.evaluated(m)) for m in EVALUATED]
+    curves += [_curve(EVALUATION_CURVES[m], first.evaluated(m), second.evaluated(m)) for m in EVALUATION_CURVES]
     curves += [
         _curve(f"reward, {task}", first.metric(metric), second.metric(metric))
         for metric, task in tasks_of(first, second)
     ]
-    return Comparison(
+    return RunComparison(
         runs,
         _settings(first.configuration, second.configuration),
         (first.outcomes(), second.outcomes()),
@@ -98,7 +98,7 @@ def compare(runs: tuple[str, str], first: History, second: History) -> Compariso
     )
 
 
-def tasks_of(*histories: History) -> list[tuple[str, str]]:
+def tasks_of(*histories: RunHistory) -> list[tuple[str, str]]:
     """Returns (metric, task) of the rewards by task, if a run mixes several tasks."""
     prefix = "reward_mean/"
     names = {
@@ -111,25 +111,25 @@ def tasks_of(*histories: History) -> list[tuple[str, str]]:
     return [(name, name.removeprefix(prefix)) for name in sorted(names)]
 
 
-def _settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
+def _settings(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[SettingDifference, ...]:
     return tuple(
-        Setting(key, first.get(key), second.get(key))
+        SettingDifference(key, first.get(key), second.get(key))
         for key in sorted(first.keys() | second.keys())
-        if key not in IDENTITY and first.get(key) != second.get(key)
+        if key not in IDENTITY_SETTINGS and first.get(key) != second.get(key)
     )
 
 
-Points = Sequence[tuple[float, float]]
+CurvePoints = Sequence[tuple[float, float]]
 
 
-def _curve(name: str, first: Points, second: Points) -> Curve | None:
+def _curve(name: str, first: CurvePoints, second: CurvePoints) -> CurveComparison | None:
     a, b = dict(first), dict(second)
     steps = sorted(a.keys() & b.keys())
     if not steps:
         return None
     ours, theirs = tuple(a[step] for step in steps), tuple(b[step] for step in steps)
-    tail = max(1, len(steps) // LAST_SHARE)
-    return Curve(
+    tail = max(1, len(steps) // LAST_FRACTION)
+    return CurveComparison(
         name,
         len(steps),
         (fmean(ours), fmean(theirs)),

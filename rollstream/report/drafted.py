@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollstream.live.drafts import Guesses, PassDrafts, guesses_of
+from rollstream.live.drafts import DraftTotals, PassDrafts, draft_totals_of
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
-from streams.codec import content_hash
+from streams.codec import record_hash
 from streams.records import PROMPT, Record, Trajectory
 
 TASKS_MAX = 8  # colours of the page
@@ -20,19 +20,19 @@ PASSES_MAX = 64  # lines of the table
 
 
 @dataclass(slots=True)
-class Drafted:
+class DraftHistory:
     """Folds the first completions that carry draft statistics."""
 
     _seen: set[str] = field(default_factory=set[str])
-    _groups: dict[int, tuple[str, str, Guesses]] = field(
-        default_factory=dict[int, tuple[str, str, Guesses]]
+    _groups: dict[int, tuple[str, str, DraftTotals]] = field(
+        default_factory=dict[int, tuple[str, str, DraftTotals]]
     )
     """Prompt hash, task and totals of each group."""
 
     def apply(self, record: Record) -> None:
         if not isinstance(record, Trajectory) or record.trajectory in self._seen:
             return
-        guesses = guesses_of(record)
+        guesses = draft_totals_of(record)
         if guesses is None:
             return
         self._seen.add(record.trajectory)
@@ -40,19 +40,19 @@ class Drafted:
             prompt, task, before = self._groups[record.group]
             self._groups[record.group] = (prompt, task, before + guesses)
         else:
-            self._groups[record.group] = (_prompt(record), record.task, guesses)
+            self._groups[record.group] = (_prompt_hash(record), record.task, guesses)
 
     def passes(self) -> list[PassDrafts]:
         """Returns the totals by pass and task, in ascending order."""
-        found: dict[tuple[int, str], Guesses] = {}
+        found: dict[tuple[int, str], DraftTotals] = {}
         came: dict[str, int] = {}
         for _, (prompt, task, guesses) in sorted(self._groups.items()):
             number = came[prompt] = came.get(prompt, 0) + 1
-            found[number, task] = found.get((number, task), Guesses()) + guesses
+            found[number, task] = found.get((number, task), DraftTotals()) + guesses
         return [PassDrafts(number, task, found[number, task]) for number, task in sorted(found)]
 
 
-def draft_charts(drafted: Drafted) -> list[Chart]:
+def draft_charts(drafted: DraftHistory) -> list[Chart]:
     """Returns charts of acceptance and tokens per step over the passes; none for a single pass."""
     passes = drafted.passes()
     if len({one.number for one in passes}) < 2:
@@ -93,7 +93,7 @@ def draft_charts(drafted: Drafted) -> list[Chart]:
     ]
 
 
-def draft_table(drafted: Drafted) -> str:
+def draft_table(drafted: DraftHistory) -> str:
     """Returns a card with the table; "" without drafts."""
     passes = drafted.passes()
     if not passes:
@@ -120,8 +120,8 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _prompt(record: Trajectory) -> str:
+def _prompt_hash(record: Trajectory) -> str:
     """Returns the hash of the prompt's tokens, which precede the first token of another source."""
     others = np.flatnonzero(record.sources != PROMPT)
     end = int(others[0]) if len(others) else len(record.tokens)
-    return content_hash(record.tokens[:end].tobytes())
+    return record_hash(record.tokens[:end].tobytes())

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
-from rollstream.warnings.concern import Concern
+from rollstream.warnings.concern import RunWarning
 from streams.records import GroupClosed, Record, StepDone, Take, Trajectory
 
 DROPPED_MIN = 40
 """If the spread is half of the mean, the median of 40 lengths errs by 1.25 · 0.5 / √40 = 10 %."""
 SHARE_MIN = 0.02
 """Share of the trained samples: fewer dropped ones hardly affect learning."""
-DIFFERS = 0.1
+DIFFERENCE_MIN = 0.1
 
 
 @dataclass(slots=True)
-class Sort:
+class SampleStats:
     """Numbers of generated tokens, and the known rewards, of one kind of samples."""
 
     lengths: "array[float]" = field(default_factory=lambda: array("f"))
@@ -35,7 +35,7 @@ class Sort:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class DropComparison:
     """Counts and medians of dropped and trained samples; None for the median of no values."""
 
     dropped: int
@@ -47,11 +47,11 @@ class Compared:
 
 
 @dataclass(slots=True)
-class Dropped:
+class DroppedSamples:
     """Folds records; apply the whole ledger before the trajectories."""
 
-    dropped: Sort = field(default_factory=Sort)
-    trained: Sort = field(default_factory=Sort)
+    dropped: SampleStats = field(default_factory=SampleStats)
+    trained: SampleStats = field(default_factory=SampleStats)
     _used: set[str] = field(default_factory=set[str])
     _left_out: set[str] = field(default_factory=set[str])
     _members: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
@@ -75,8 +75,8 @@ class Dropped:
             case _:
                 pass
 
-    def compared(self) -> Compared:
-        return Compared(
+    def compared(self) -> DropComparison:
+        return DropComparison(
             len(self.dropped.lengths),
             len(self.trained.lengths),
             _median(self.dropped.lengths),
@@ -96,7 +96,7 @@ class Dropped:
             self.dropped.add(record)
 
 
-def biases(found: Compared) -> Iterator[Concern]:
+def drop_bias_warnings(found: DropComparison) -> Iterator[RunWarning]:
     """Yields a warning if a median differs by more than a tenth. Yields none if few samples were
     dropped, in number or as a share of the trained ones.
     """
@@ -110,10 +110,10 @@ def biases(found: Compared) -> Iterator[Concern]:
         f"{name} {form.format(dropped)} against {form.format(trained)}"
         for name, dropped, trained, form in pairs
         if dropped is not None and trained is not None
-        if abs(dropped - trained) > DIFFERS * abs(trained)
+        if abs(dropped - trained) > DIFFERENCE_MIN * abs(trained)
     ]
     if differ:
-        yield Concern(
+        yield RunWarning(
             "dropped_bias",
             f"{found.dropped} answers dropped for age differ from the {found.trained} trained: "
             f"median {' and '.join(differ)}",

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollstream.live.moves import Moved
-from rollstream.report.busy import Busy
-from rollstream.report.drafted import Drafted
-from rollstream.report.dropped import Dropped
-from rollstream.warnings.concern import Concern
+from rollstream.live.moves import RequestMove
+from rollstream.report.busy import BusyIntervals
+from rollstream.report.drafted import DraftHistory
+from rollstream.report.dropped import DroppedSamples
+from rollstream.warnings.concern import RunWarning
 from streams.records import (
     Admitted,
     Applied,
@@ -27,12 +27,12 @@ from streams.records import (
     WeightsAnnounced,
 )
 
-ENDINGS = ("trained", "filtered", "expired", "dead")
+GROUP_ENDINGS = ("trained", "filtered", "expired", "dead")
 JOINED_S = 0.05  # pauses up to this are invisible in a chart of minutes
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedVersion:
     """A rollout serves this version from `time_s` on."""
 
     time_s: float
@@ -44,8 +44,8 @@ class Serving:
 class RolloutHistory:
     """One rollout, by name, over all its terms."""
 
-    busy: Busy = field(default_factory=lambda: Busy(JOINED_S))
-    serving: list[Serving] = field(default_factory=list[Serving])
+    busy: BusyIntervals = field(default_factory=lambda: BusyIntervals(JOINED_S))
+    serving: list[ServedVersion] = field(default_factory=list[ServedVersion])
     idle_by_term: dict[int, float] = field(default_factory=dict[int, float])
     finishes: Counter[str] = field(default_factory=Counter[str])
     tokens: int = 0
@@ -56,7 +56,7 @@ class RolloutHistory:
 
 
 @dataclass(slots=True)
-class History:
+class RunHistory:
     """`configuration` maps dotted keys to values; `events` are the supervisor's events."""
 
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -64,17 +64,17 @@ class History:
     warmup: Mapping[str, Any] = field(default_factory=dict[str, Any])
     evaluations: Sequence[Mapping[str, Any]] = ()
     events: Sequence[Mapping[str, Any]] = ()
-    moves: Sequence[Moved] = ()
+    moves: Sequence[RequestMove] = ()
     """Repack moves between rollouts."""
-    concerns: Sequence[Concern] = ()
+    concerns: Sequence[RunWarning] = ()
     steps: dict[int, StepDone] = field(default_factory=dict[int, StepDone])
     announced: dict[int, WeightsAnnounced] = field(default_factory=dict[int, WeightsAnnounced])
     rollouts: dict[str, RolloutHistory] = field(default_factory=dict[str, RolloutHistory])
     admitted: set[int] = field(default_factory=set[int])
-    ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in ENDINGS})
+    ended: dict[str, set[int]] = field(default_factory=lambda: {name: set() for name in GROUP_ENDINGS})
     reasons: Counter[str] = field(default_factory=Counter[str])
-    dropped: Dropped = field(default_factory=Dropped)
-    drafted: Drafted = field(default_factory=Drafted)
+    dropped: DroppedSamples = field(default_factory=DroppedSamples)
+    drafted: DraftHistory = field(default_factory=DraftHistory)
 
     def apply(self, record: Record) -> None:
         """Apply one record. A step repeated after a crash replaces its earlier record."""
@@ -93,7 +93,7 @@ class History:
             case Admitted():
                 self.admitted.add(record.group)
             case Applied():
-                serving = Serving(record.time_s, record.version.number, record.rollout_term)
+                serving = ServedVersion(record.time_s, record.version.number, record.rollout_term)
                 self._rollout(record.rollout).serving.append(serving)
             case Trajectory():
                 self._trajectory(record)
@@ -107,7 +107,7 @@ class History:
 
     def outcomes(self) -> dict[str, int]:
         """Returns the number of admitted groups by ending; the counts add up (invariant 1)."""
-        counts = {name: len(self.ended[name]) for name in ENDINGS}
+        counts = {name: len(self.ended[name]) for name in GROUP_ENDINGS}
         return {
             "admitted": len(self.admitted),
             **counts,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollstream.config import load_to_look
-from rollstream.folder import RunFolder, run_log, store_url
-from rollstream.report.history import History
+from rollstream.config import load_for_viewing
+from rollstream.folder import RunFolder, open_run_log_for_writing, store_url
+from rollstream.report.history import RunHistory
 from rollstream.report.reading import read_history
 from storage.connect import open_store
 from streams.errors import ConfigurationError
@@ -21,10 +21,10 @@ def run_folder(path: str | Path) -> RunFolder:
     return folder
 
 
-def open_history(folder: RunFolder) -> History:
+def open_history(folder: RunFolder) -> RunHistory:
     """Returns the run's history, read from its log and metrics files up to now."""
-    configuration = load_to_look(folder.configuration)
-    bus = run_log(configuration, folder.path)
+    configuration = load_for_viewing(folder.configuration)
+    bus = open_run_log_for_writing(configuration, folder.path)
     try:
         bus.create(catalogue())  # a prepared run that never started has no topics yet
         store = open_store(store_url(configuration, folder.path), configuration.sync)
@@ -33,7 +33,7 @@ def open_history(folder: RunFolder) -> History:
         bus.close()
 
 
-def names_of(folders: Sequence[RunFolder]) -> list[str]:
+def distinct_names(folders: Sequence[RunFolder]) -> list[str]:
     """Returns distinct names of the runs: their folders' names, or full paths if two are equal."""
     names = [folder.path.name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder.path) for folder in folders]

@@ -11,29 +11,29 @@ from pathlib import Path
 
 from rollstream.report import page
 from rollstream.report.charts import Chart, Points, Series
-from rollstream.report.comparison import CURVES, EVALUATED, IDENTITY, tasks_of
-from rollstream.report.history import History
-from rollstream.report.summary import Summary
+from rollstream.report.comparison import CURVES, EVALUATION_CURVES, IDENTITY_SETTINGS, tasks_of
+from rollstream.report.history import RunHistory
+from rollstream.report.summary import RunSummary
 from rollstream.report.write import write_page
 
 RUNS_MAX = 8  # lines with distinct colours
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OverlaidRun:
     """One run of the page, with a name that is distinct on it."""
 
     name: str
-    history: History
-    summary: Summary
+    history: RunHistory
+    summary: RunSummary
 
 
-def write_overlay(runs: Sequence[Run], path: Path) -> None:
+def write_overlay(runs: Sequence[OverlaidRun], path: Path) -> None:
     """Write the page atomically."""
-    write_page(overlay(runs), path)
+    write_page(overlay_page(runs), path)
 
 
-def overlay(runs: Sequence[Run]) -> str:
+def overlay_page(runs: Sequence[OverlaidRun]) -> str:
     """Returns the page; metrics that no run has are left out."""
     names = " · ".join(run.name for run in runs)
     body = [
@@ -47,7 +47,7 @@ def overlay(runs: Sequence[Run]) -> str:
     return page.page(f"{names} · Rollstream", body)
 
 
-def _summaries(runs: Sequence[Run]) -> str:
+def _summaries(runs: Sequence[OverlaidRun]) -> str:
     rows = [dict(run.summary.rows()) for run in runs]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[key, *(row.get(key, "–") for row in rows)] for key in keys]
@@ -55,14 +55,14 @@ def _summaries(runs: Sequence[Run]) -> str:
 
 
 def _lines(
-    runs: Sequence[Run], points: Callable[[History], list[tuple[float, float]]]
+    runs: Sequence[OverlaidRun], points: Callable[[RunHistory], list[tuple[float, float]]]
 ) -> tuple[Series, ...]:
     return tuple(
         Series(run.name, points(run.history), colour) for colour, run in enumerate(runs, start=1)
     )
 
 
-def _evaluated(runs: Sequence[Run]) -> list[Chart]:
+def _evaluated(runs: Sequence[OverlaidRun]) -> list[Chart]:
     return [
         Chart(
             name[0].upper() + name[1:],
@@ -70,11 +70,11 @@ def _evaluated(runs: Sequence[Run]) -> list[Chart]:
             "by step",
             high=1,
         )
-        for metric, name in EVALUATED.items()
+        for metric, name in EVALUATION_CURVES.items()
     ]
 
 
-def _measured(runs: Sequence[Run]) -> list[Chart]:
+def _measured(runs: Sequence[OverlaidRun]) -> list[Chart]:
     named = list(CURVES.items())
     named += [(m, f"reward, {task}") for m, task in tasks_of(*(run.history for run in runs))]
     return [
@@ -89,13 +89,13 @@ def _measured(runs: Sequence[Run]) -> list[Chart]:
     ]
 
 
-def _against_time(runs: Sequence[Run]) -> list[Chart]:
+def _against_time(runs: Sequence[OverlaidRun]) -> list[Chart]:
     """Progress per second, beside the other charts' progress per step."""
     rewards = _lines(runs, _reward_by_second)
     return [Chart("Reward by seconds of training", rewards, "since the run's first step", ".4g")]
 
 
-def _reward_by_second(history: History) -> list[tuple[float, float]]:
+def _reward_by_second(history: RunHistory) -> list[tuple[float, float]]:
     points: Points = history.metric("reward_mean")
     if not points:
         return []
@@ -103,9 +103,9 @@ def _reward_by_second(history: History) -> list[tuple[float, float]]:
     return [(history.steps[int(step)].time_s - started, value) for step, value in points]
 
 
-def _settings(runs: Sequence[Run]) -> str:
+def _settings(runs: Sequence[OverlaidRun]) -> str:
     flats = [run.history.configuration for run in runs]
-    keys = sorted({key for flat in flats for key in flat if key not in IDENTITY})
+    keys = sorted({key for flat in flats for key in flat if key not in IDENTITY_SETTINGS})
     rows = [
         [key, *(json.dumps(flat.get(key)) for flat in flats)]
         for key in keys

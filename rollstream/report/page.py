@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from rollstream.report.charts import Chart, draw
+from rollstream.report.charts import Chart, draw_chart
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -149,5 +149,5 @@ def _chart_card(chart: Chart) -> str:
         legend = f'<div class="legend">{"".join(items)}</div>'
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     return (
-        f'<section class="card"><h2>{escape(chart.title)}</h2>{note}{legend}{draw(chart)}</section>'
+        f'<section class="card"><h2>{escape(chart.title)}</h2>{note}{legend}{draw_chart(chart)}</section>'
     )

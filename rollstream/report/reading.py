@@ -4,42 +4,42 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollstream.config import flat, load_to_look
+from rollstream.config import flat_settings, load_for_viewing
 from rollstream.folder import RunFolder
-from rollstream.live.moves import MOVES, moves_of
-from rollstream.live.plan import plan_of
-from rollstream.parentage import parentage_of
-from rollstream.report.dropped import biases
-from rollstream.report.history import History
-from rollstream.warnings.of_run import concerns_at_end
+from rollstream.live.moves import MOVES_FILE, parse_moves
+from rollstream.live.plan import run_settings_of
+from rollstream.parentage import read_parentage
+from rollstream.report.dropped import drop_bias_warnings
+from rollstream.report.history import RunHistory
+from rollstream.warnings.of_run import warnings_at_end
 from storage.archive.whole import whole_topic
 from storage.metrics import read_metrics
 from storage.objects import ObjectStore
 from streams.bus import Bus
 
 # The ledger first: then the admission of every ended group is read, even if groups end meanwhile.
-TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories")
+REPORT_TOPICS = ("ledger", "admissions", "applied", "weights", "status", "trajectories")
 
 
-def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> History:
+def read_history(bus: Bus, store: ObjectStore, folder: RunFolder) -> RunHistory:
     """Returns the run's history up to now; the run may be running, and parts may be missing."""
-    settings = flat(load_to_look(folder.configuration)) if folder.configuration.exists() else {}
-    history = History(
+    settings = flat_settings(load_for_viewing(folder.configuration)) if folder.configuration.exists() else {}
+    history = RunHistory(
         configuration=settings,
         warmup=_json(folder.model / "warmup.json"),
         evaluations=read_metrics(folder.metrics / "eval.jsonl"),
         events=read_metrics(folder.metrics / "supervisor.jsonl"),
-        moves=moves_of(read_metrics(folder.metrics / MOVES)),
+        moves=parse_moves(read_metrics(folder.metrics / MOVES_FILE)),
     )
-    for topic in TOPICS:
+    for topic in REPORT_TOPICS:
         for record in whole_topic(bus, store, str(settings.get("run", "")), topic):
             history.apply(record)
-    if parentage := parentage_of(store):
+    if parentage := read_parentage(store):
         history.forked_from = str(parentage)
     if folder.configuration.exists():
-        plan = plan_of(load_to_look(folder.configuration))
-        seen = concerns_at_end(bus, folder.metrics, plan)
-        history.concerns = (*seen, *biases(history.dropped.compared()))
+        plan = run_settings_of(load_for_viewing(folder.configuration))
+        seen = warnings_at_end(bus, folder.metrics, plan)
+        history.concerns = (*seen, *drop_bias_warnings(history.dropped.compared()))
     return history
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from rollstream.live.words import clock
 from rollstream.report.charts import text, ticks
 from rollstream.report.page import heading, page, table, tiles, wide
-from simulator.experiment import Run
-from simulator.result import Arrow, Result
+from simulator.experiment import PolicyRun
+from simulator.result import TimelineArrow, SimulationResult
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 24.0, 22.0, 14.0, 24.0
 SHADES = 10
@@ -21,7 +21,7 @@ MARKS = """<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidt
  markerHeight="5" orient="auto"><path d="M0 0L6 3L0 6z" fill="var(--c2)"/></marker></defs>"""
 
 
-def write_simulated(runs: Sequence[Run], path: Path) -> None:
+def write_simulated(runs: Sequence[PolicyRun], path: Path) -> None:
     """Write one page of all simulated runs."""
     body = [heading("Simulated cluster", "virtual time; docs/simulator.md says what is modelled")]
     if runs:
@@ -30,11 +30,11 @@ def write_simulated(runs: Sequence[Run], path: Path) -> None:
     body.append(wide("Policies", "speed is trained tokens per second", _summary(runs)))
     for run in runs:
         title = f"{run.result.policy}, {run.cluster.model} on {run.cluster.gpus} GPUs"
-        body.append(wide(title, _words(run.result), draw(run.result)))
+        body.append(wide(title, _result_text(run.result), draw_simulation(run.result)))
     path.write_text(page("Simulated cluster", body), encoding="utf-8")
 
 
-def draw(result: Result) -> str:
+def draw_simulation(result: SimulationResult) -> str:
     """Returns the timeline as one `<svg>`: the trainer's steps, then the rollouts."""
     rows = result.rows[:ROWS_SHOWN]
     places = {row.name: index + 1 for index, row in enumerate(rows)}
@@ -54,7 +54,7 @@ def draw(result: Result) -> str:
     )
 
 
-def _summary(runs: Sequence[Run]) -> str:
+def _summary(runs: Sequence[PolicyRun]) -> str:
     head = ("cluster", "policy", "tokens/s", "KV used", "rollouts idle", "lag mean", "lags")
     return table(head, [
         (
@@ -70,7 +70,7 @@ def _summary(runs: Sequence[Run]) -> str:
     ])  # fmt: skip
 
 
-def _words(result: Result) -> str:
+def _result_text(result: SimulationResult) -> str:
     counts = result.counts
     return (
         f"{result.tokens_per_s:,.0f} trained tokens per second, a step in {result.step_s:.1f} s; "
@@ -102,7 +102,7 @@ def _row(
     return "".join(parts)
 
 
-def _arrow(arrow: Arrow, places: dict[str, int], length_s: float) -> str:
+def _arrow(arrow: TimelineArrow, places: dict[str, int], length_s: float) -> str:
     x, to_x = _x(arrow.from_s, length_s), _x(arrow.to_s, length_s)
     y, to_y = (places[name] * ROW + ROW / 2 for name in (arrow.source, arrow.target))
     title = f"<title>{arrow.kind}, {escape(arrow.source)} at {clock(arrow.from_s)}</title>"

@@ -7,15 +7,15 @@ from typing import Any
 from rich.table import Table
 
 from rollstream.live.words import clock
-from rollstream.report.dropped import Compared
-from rollstream.report.history import History
+from rollstream.report.dropped import DropComparison
+from rollstream.report.history import RunHistory
 
-GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
-PACED = "paced: drawn lengths and computed times, no model"
+ACCURACY_GOAL = 0.75  # the summary reports the time to this sampled held-out accuracy
+PACED_NOTE = "paced: drawn lengths and computed times, no model"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MetricChange:
     """First and last value of a metric."""
 
     first: float
@@ -26,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """Unknown values are None. `seconds` excludes the warm-up."""
 
     run: str
@@ -35,13 +35,13 @@ class Summary:
     steps_wanted: int
     seconds: float
     warmup_s: float | None
-    accuracy_sampled: Change | None
-    accuracy_greedy: Change | None
+    accuracy_sampled: MetricChange | None
+    accuracy_greedy: MetricChange | None
     goal_s: float | None
     goal_step: int | None
-    reward: Change | None
-    length_median: Change | None
-    length_p99: Change | None
+    reward: MetricChange | None
+    length_median: MetricChange | None
+    length_p99: MetricChange | None
     lag_consumed_mean: float | None
     lag_consumed_max: float | None
     tokens_trained: int
@@ -53,7 +53,7 @@ class Summary:
     """Parent run and step of a fork; "" for other runs."""
     is_paced: bool = False
     """Lengths and times are drawn or computed; no model runs."""
-    dropped: Compared | None = None
+    dropped: DropComparison | None = None
     """Samples dropped for their age, compared with trained ones."""
 
     def line(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Summary:
         warm = f", warm-up {self.warmup_s:.0f} s" if self.warmup_s else ""
         rows = [("steps", f"{self.steps} of {self.steps_wanted} in {clock(self.seconds)}{warm}")]
         rows += [("forked from", self.forked_from)] if self.forked_from else []
-        rows += [("engine", PACED)] if self.is_paced else []
+        rows += [("engine", PACED_NOTE)] if self.is_paced else []
         changes = (
             ("held-out, sampled", self.accuracy_sampled, ".3f"),
             ("held-out, greedy", self.accuracy_greedy, ".3f"),
@@ -86,9 +86,9 @@ class Summary:
         )
         rows += [(name, change.text(form)) for name, change, form in changes if change]
         if self.goal_s is not None:
-            rows.append((f"{GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}"))
+            rows.append((f"{ACCURACY_GOAL} sampled", f"after {self.goal_s:.0f} s, step {self.goal_step}"))
         if self.tokens_per_s is not None:
-            tokens, speed = grouped(self.tokens_trained), grouped(self.tokens_per_s)
+            tokens, speed = group_digits(self.tokens_trained), group_digits(self.tokens_per_s)
             rows.append(("trained", f"{tokens} tokens, {speed} a second"))
         if self.lag_consumed_mean is not None:
             lag = f"{self.lag_consumed_mean:.2f} mean, {self.lag_consumed_max:.0f} at most"
@@ -103,12 +103,12 @@ class Summary:
         return [*rows, ("restarts", str(self.restarts))]
 
 
-def grouped(value: float) -> str:
+def group_digits(value: float) -> str:
     """`12 345`."""
     return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
-def summarise(history: History) -> Summary:
+def summarise(history: RunHistory) -> RunSummary:
     """Returns the summary of a history. Pure."""
     span = history.span_s()
     lags = [value for _, value in history.metric("lag_consumed_mean")]
@@ -116,7 +116,7 @@ def summarise(history: History) -> Summary:
     goal = _goal(history)
     tokens = sum(value for _, value in history.metric("tokens_trained"))
     seconds = span[1] - span[0] if span else 0.0
-    return Summary(
+    return RunSummary(
         run=str(history.configuration.get("run", "")),
         seed=int(history.configuration.get("seed", 0)),
         steps=max(history.steps, default=0),
@@ -143,18 +143,18 @@ def summarise(history: History) -> Summary:
     )
 
 
-def _change(points: list[tuple[float, float]]) -> Change | None:
-    return Change(points[0][1], points[-1][1]) if points else None
+def _change(points: list[tuple[float, float]]) -> MetricChange | None:
+    return MetricChange(points[0][1], points[-1][1]) if points else None
 
 
-def _goal(history: History) -> tuple[float, int] | None:
+def _goal(history: RunHistory) -> tuple[float, int] | None:
     for line in sorted(history.evaluations, key=lambda line: line["step"]):
-        if (line.get("accuracy_sampled") or 0.0) >= GOAL:
+        if (line.get("accuracy_sampled") or 0.0) >= ACCURACY_GOAL:
             return float(line["seconds"]), int(line["step"])
     return None
 
 
-def _idle_shares(history: History, seconds: float) -> dict[str, float]:
+def _idle_shares(history: RunHistory, seconds: float) -> dict[str, float]:
     if not seconds:
         return {}
     return {

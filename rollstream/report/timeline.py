@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from html import escape
 
 from rollstream.live.words import clock
-from rollstream.report.busy import Busy
+from rollstream.report.busy import BusyIntervals
 from rollstream.report.charts import text, ticks
-from rollstream.report.history import History, RolloutHistory, Serving
-from rollstream.report.moves import arrows
+from rollstream.report.history import RunHistory, RolloutHistory, ServedVersion
+from rollstream.report.moves import move_arrows
 
 WIDTH, LEFT, RIGHT, ROW, BAR, FOOT = 1160.0, 96.0, 64.0, 34.0, 20.0, 24.0
 ROWS_MAX = 32
@@ -22,7 +22,7 @@ PAUSE_S, PAUSE_SHOWN_S = 60.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TimelineBar:
     """A part of a row; times are seconds since the epoch."""
 
     start_s: float
@@ -31,19 +31,19 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """A process: its bars, a note at the right, and the times of its deaths."""
 
     name: str
-    bars: tuple[Bar, ...]
+    bars: tuple[TimelineBar, ...]
     note: str = ""
     deaths_s: tuple[float, ...] = ()
-    pulls: tuple[Serving, ...] = ()
+    pulls: tuple[ServedVersion, ...] = ()
     """Versions that the rollout pulled, without the first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class TimeAxis:
     """Maps wall-clock time to seconds of activity by joining the periods `[starts, ends]`."""
 
     starts: tuple[float, ...]
@@ -65,7 +65,7 @@ class Axis:
         return self.offsets[-1] + self.ends[-1] - self.starts[-1]
 
 
-def rows_of(history: History) -> list[Row]:
+def timeline_rows(history: RunHistory) -> list[TimelineRow]:
     """Returns the trainer's steps, then up to `ROWS_MAX` rollouts by name."""
     deaths = history.deaths()
 
@@ -73,35 +73,35 @@ def rows_of(history: History) -> list[Row]:
         return tuple(float(event["time_s"]) for event in deaths if event.get("role") == name)
 
     steps = tuple(
-        Bar(done.time_s - done.metrics.get("seconds", 0.0), done.time_s, done.step)
+        TimelineBar(done.time_s - done.metrics.get("seconds", 0.0), done.time_s, done.step)
         for _, done in sorted(history.steps.items())
     )
-    rows = [Row("trainer", steps, deaths_s=died("trainer"))]
+    rows = [TimelineRow("trainer", steps, deaths_s=died("trainer"))]
     span = history.span_s()
     for name, rollout in sorted(history.rollouts.items())[:ROWS_MAX]:
         share = rollout.idle_s() / max(1e-9, span[1] - span[0]) if span else 0.0
         pulls = tuple(sorted(rollout.serving, key=lambda one: one.time_s)[1:])
         note = f"{min(1.0, share):.0%} idle"
-        rows.append(Row(name, bars_of(rollout), note, died(name), pulls))
+        rows.append(TimelineRow(name, version_bars(rollout), note, died(name), pulls))
     return rows
 
 
-def bars_of(rollout: RolloutHistory) -> tuple[Bar, ...]:
+def version_bars(rollout: RolloutHistory) -> tuple[TimelineBar, ...]:
     """Returns the rollout's generating times, split at each new version."""
     serving = sorted(rollout.serving, key=lambda one: one.time_s)
     if not serving:  # the records were truncated, in a run without an archive
         return ()
     ends = [one.time_s for one in serving[1:]] + [float("inf")]
     return tuple(
-        Bar(start, end, one.version)
+        TimelineBar(start, end, one.version)
         for one, until in zip(serving, ends, strict=True)
         for start, end in rollout.busy.within(one.time_s, until)
     )
 
 
-def axis_of(rows: Sequence[Row]) -> Axis | None:
+def time_axis(rows: Sequence[TimelineRow]) -> TimeAxis | None:
     """Returns the axis over all bars, with pauses shortened; None without bars."""
-    active = Busy(joined_s=PAUSE_S)
+    active = BusyIntervals(joined_s=PAUSE_S)
     for row in rows:
         for bar in row.bars:
             active.add(bar.start_s, bar.end_s)
@@ -111,13 +111,13 @@ def axis_of(rows: Sequence[Row]) -> Axis | None:
     for start, end in zip(active.starts, active.ends, strict=True):
         offset += end - start + PAUSE_SHOWN_S
         offsets.append(offset)
-    return Axis(tuple(active.starts), tuple(active.ends), tuple(offsets[:-1]))
+    return TimeAxis(tuple(active.starts), tuple(active.ends), tuple(offsets[:-1]))
 
 
-def draw_timeline(history: History) -> str:
+def draw_timeline(history: RunHistory) -> str:
     """Returns one `<svg>`; "" if no tokens were generated or trained."""
-    rows = rows_of(history)
-    axis = axis_of(rows)
+    rows = timeline_rows(history)
+    axis = time_axis(rows)
     if axis is None:
         return ""
     newest = max((bar.version for row in rows for bar in row.bars), default=0)
@@ -125,7 +125,7 @@ def draw_timeline(history: History) -> str:
     parts = [_row(row, index, axis, newest) for index, row in enumerate(rows)]
     places = {row.name: index * ROW + ROW / 2 for index, row in enumerate(rows)}
     shown = [move for move in history.moves if axis.shows(move.time_s)]
-    parts += arrows(shown, places, BAR / 2, lambda time_s: _x(axis.at(time_s), axis))
+    parts += move_arrows(shown, places, BAR / 2, lambda time_s: _x(axis.at(time_s), axis))
     for value in ticks(0.0, axis.length_s(), 10):
         parts.append(text(_x(value, axis), height - 6, clock(value), "tick mid"))
     return (
@@ -134,7 +134,7 @@ def draw_timeline(history: History) -> str:
     )
 
 
-def _row(row: Row, index: int, axis: Axis, newest: int) -> str:
+def _row(row: TimelineRow, index: int, axis: TimeAxis, newest: int) -> str:
     top = index * ROW + (ROW - BAR) / 2
     middle = top + BAR / 2
     right = WIDTH - RIGHT
@@ -167,5 +167,5 @@ def _row(row: Row, index: int, axis: Axis, newest: int) -> str:
     return "".join(parts)
 
 
-def _x(shown_s: float, axis: Axis) -> float:
+def _x(shown_s: float, axis: TimeAxis) -> float:
     return LEFT + shown_s / max(1e-9, axis.length_s()) * (WIDTH - LEFT - RIGHT)

@@ -4,23 +4,23 @@ import json
 import os
 from pathlib import Path
 
-from rollstream.children import ending
+from rollstream.children import describe_exit
 from rollstream.live.words import clock
 from rollstream.report import page
 from rollstream.report.charts import Chart, Series
 from rollstream.report.comparison import tasks_of
 from rollstream.report.drafted import draft_charts, draft_table
-from rollstream.report.history import ENDINGS, History
-from rollstream.report.summary import GOAL, PACED, Summary, grouped
+from rollstream.report.history import GROUP_ENDINGS, RunHistory
+from rollstream.report.summary import ACCURACY_GOAL, PACED_NOTE, RunSummary, group_digits
 from rollstream.report.timeline import ROWS_MAX, draw_timeline
 
 TASKS_MAX = 8  # colours of the page
-MISMATCH = "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
+MISMATCH_NOTE = "mean |Δ log p| in nats, same tokens and version; steps without such tokens are left out"
 
 
-def write_report(history: History, summary: Summary, path: Path) -> None:
+def write_report(history: RunHistory, summary: RunSummary, path: Path) -> None:
     """Write the report atomically."""
-    write_page(report(history, summary), path)
+    write_page(report_page(history, summary), path)
 
 
 def write_page(text: str, path: Path) -> None:
@@ -30,14 +30,14 @@ def write_page(text: str, path: Path) -> None:
     os.replace(partial, path)
 
 
-def report(history: History, summary: Summary) -> str:
+def report_page(history: RunHistory, summary: RunSummary) -> str:
     """Returns the page; sections without data are left out."""
     name = summary.run or "run"
     line = f"seed {summary.seed} · step {summary.steps} of {summary.steps_wanted} · "
     if summary.forked_from:
         line = f"forked from {summary.forked_from} · {line}"
     if summary.is_paced:
-        line = f"{PACED} · {line}"
+        line = f"{PACED_NOTE} · {line}"
     body = [
         page.heading(name, line + clock(summary.seconds)),
         page.tiles(_tiles(summary)),
@@ -56,16 +56,16 @@ def report(history: History, summary: Summary) -> str:
     return page.page(f"{name} · seed {summary.seed} · Rollstream", [part for part in body if part])
 
 
-def _tiles(summary: Summary) -> list[tuple[str, str]]:
+def _tiles(summary: RunSummary) -> list[tuple[str, str]]:
     figures: list[tuple[str, str]] = []
     if summary.accuracy_sampled:
         figures.append(("held-out accuracy, sampled", summary.accuracy_sampled.text(".2f")))
     if summary.accuracy_greedy:
         figures.append(("held-out accuracy, greedy", summary.accuracy_greedy.text(".2f")))
     if summary.goal_s is not None:
-        figures.append((f"to {GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s)))
+        figures.append((f"to {ACCURACY_GOAL} sampled (step {summary.goal_step})", clock(summary.goal_s)))
     if summary.tokens_per_s is not None:
-        figures.append(("tokens trained per second", grouped(summary.tokens_per_s)))
+        figures.append(("tokens trained per second", group_digits(summary.tokens_per_s)))
     if summary.lag_consumed_mean is not None:
         mean, most = summary.lag_consumed_mean, summary.lag_consumed_max
         figures.append(("mean and largest lag when trained", f"{mean:.1f} · {most:.0f}"))
@@ -73,7 +73,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
     return figures
 
 
-def _learning(history: History) -> list[Chart]:
+def _learning(history: RunHistory) -> list[Chart]:
     """Charts of the model's behaviour."""
     accuracy = (
         Series("sampled (T = 1)", history.evaluated("accuracy_sampled"), 1),
@@ -105,7 +105,7 @@ def _learning(history: History) -> list[Chart]:
     ]
 
 
-def _by_task(history: History) -> list[Chart]:
+def _by_task(history: RunHistory) -> list[Chart]:
     """Charts of rewards and accuracies by task, for the first eight tasks by name."""
     rewards = [(task, history.metric(metric)) for metric, task in tasks_of(history)]
     prefix = "accuracy_sampled/"
@@ -124,11 +124,11 @@ def _by_task(history: History) -> list[Chart]:
             "mean of a step's trajectories",
         ),
         Chart("Held-out accuracy by task", lines(accuracies), "sampled (T = 1)", high=1.0),
-        Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH, ".1e"),
+        Chart("Mismatch of engine and trainer", lines(mismatches), MISMATCH_NOTE, ".1e"),
     ]
 
 
-def _mechanics(history: History) -> list[Chart]:
+def _mechanics(history: RunHistory) -> list[Chart]:
     """Charts of the training: lag, times, loss and policy statistics."""
 
     def one(
@@ -164,7 +164,7 @@ def _mechanics(history: History) -> list[Chart]:
     ]
 
 
-def _shares(history: History) -> tuple[Series, ...]:
+def _shares(history: RunHistory) -> tuple[Series, ...]:
     """Shares of answer styles, the finally largest at the bottom; at most four series."""
     lines = sorted(
         (one for one in history.evaluations if one.get("shares")), key=lambda one: one["step"]
@@ -192,14 +192,14 @@ def _shares(history: History) -> tuple[Series, ...]:
     return tuple(series)
 
 
-def _warnings(history: History) -> str:
+def _warnings(history: RunHistory) -> str:
     """The warnings at the run's last record."""
     rows = [(concern.what, concern.do) for concern in history.concerns]
     content = page.table(["warning", "advice"], rows)
     return page.wide("Warnings", "of the run's last steps", content) if rows else ""
 
 
-def _timeline(history: History) -> str:
+def _timeline(history: RunHistory) -> str:
     drawn = draw_timeline(history)
     more = len(history.rollouts) - ROWS_MAX
     note = "darker is a newer version (lighter on a dark page); in gaps the rollout was idle"
@@ -210,9 +210,9 @@ def _timeline(history: History) -> str:
     return page.wide("Rollouts by version", note, drawn) if drawn else ""
 
 
-def _outcomes(history: History) -> str:
+def _outcomes(history: RunHistory) -> str:
     counts = history.outcomes()
-    endings = [counts[name] for name in (*ENDINGS, "open")]
+    endings = [counts[name] for name in (*GROUP_ENDINGS, "open")]
     adds = "they add up" if sum(endings) == counts["admitted"] else "THEY DO NOT ADD UP"
     content = page.table(list(counts), [list(counts.values())])
     if history.reasons:
@@ -221,7 +221,7 @@ def _outcomes(history: History) -> str:
     return page.wide("Every admitted group has one ending", f"groups; {adds}", content)
 
 
-def _dropped(history: History) -> str:
+def _dropped(history: RunHistory) -> str:
     found = history.dropped.compared()
     if not found.dropped:
         return ""
@@ -238,7 +238,7 @@ def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def _rollouts(history: History, summary: Summary) -> str:
+def _rollouts(history: RunHistory, summary: RunSummary) -> str:
     if not history.rollouts:
         return ""
     rows = [
@@ -257,20 +257,20 @@ def _rollouts(history: History, summary: Summary) -> str:
     return page.wide("Rollouts", "", page.table(head, rows))
 
 
-def _restarts(history: History) -> str:
+def _restarts(history: RunHistory) -> str:
     deaths = history.deaths()
     if not deaths:
         return ""
     first = min(float(event["time_s"]) for event in history.events)
     rows = [
-        (clock(float(event["time_s"]) - first), str(event["role"]), ending(int(event["code"])))
+        (clock(float(event["time_s"]) - first), str(event["role"]), describe_exit(int(event["code"])))
         for event in deaths[-50:]
     ]
     note = "time since the first start of the run"
     return page.wide("Restarts", note, page.table(["when", "role", "ended with"], rows))
 
 
-def _configuration(history: History) -> str:
+def _configuration(history: RunHistory) -> str:
     if not history.configuration:
         return ""
     rows = [(key, json.dumps(value)) for key, value in history.configuration.items()]

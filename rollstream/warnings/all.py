@@ -1,16 +1,16 @@
 """All warnings about a snapshot, the most severe kinds first. Pure."""
 
-from rollstream.live.snapshot import Snapshot
-from rollstream.warnings.concern import Concern
-from rollstream.warnings.flow import PACE, STANDSTILL
-from rollstream.warnings.learning import CHECKS as LEARNING_CHECKS
-from rollstream.warnings.log import CHECKS as LOG_CHECKS
-from rollstream.warnings.mismatch import CHECKS as MISMATCH_CHECKS
+from rollstream.live.snapshot import RunSnapshot
+from rollstream.warnings.concern import RunWarning
+from rollstream.warnings.flow import PACE_CHECKS, STANDSTILL_CHECKS
+from rollstream.warnings.learning import LEARNING_CHECKS
+from rollstream.warnings.log import LOG_CHECKS
+from rollstream.warnings.mismatch import MISMATCH_CHECKS
 
-CHECKS = (*STANDSTILL, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE)
+ALL_CHECKS = (*STANDSTILL_CHECKS, *LOG_CHECKS, *MISMATCH_CHECKS, *LEARNING_CHECKS, *PACE_CHECKS)
 """In this order: no progress, wrong data, nothing to learn from, avoidable slowness."""
 
 
-def concerns_of(at: Snapshot) -> tuple[Concern, ...]:
+def warnings_of(at: RunSnapshot) -> tuple[RunWarning, ...]:
     """Returns the warnings about a snapshot; an empty tuple for a healthy run."""
-    return tuple(concern for check in CHECKS for concern in check(at))
+    return tuple(concern for check in ALL_CHECKS for concern in check(at))

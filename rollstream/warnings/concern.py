@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class RunWarning:
     """`kind` is stable while the problem lasts; `what` is the problem, `do` the advice."""
 
     kind: str

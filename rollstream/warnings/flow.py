@@ -6,10 +6,10 @@ Pure, one function per warning; the comment of each threshold holds its arithmet
 from collections.abc import Iterator
 from statistics import fmean
 
-from rollstream.live.rollouts import RolloutLine
-from rollstream.live.snapshot import Snapshot
+from rollstream.live.rollouts import RolloutSnapshot
+from rollstream.live.snapshot import RunSnapshot
 from rollstream.live.words import age, share, shortened
-from rollstream.warnings.concern import Concern
+from rollstream.warnings.concern import RunWarning
 
 STEP_TIMES, STEP_S = 5.0, 30.0
 """A step is overdue after five medians and at least half a minute: the longest of 60 quickstart
@@ -35,11 +35,11 @@ DEATHS_MIN, DEATHS_S = 3, 600.0
 """Three deaths in ten minutes are more than an accident."""
 
 
-def run_silent(at: Snapshot) -> Iterator[Concern]:
+def run_silent(at: RunSnapshot) -> Iterator[RunWarning]:
     """No record is written although the run is not over: its processes are gone."""
     if at.is_quiet:
         quiet_s = min(at.record_ages.values(), default=0.0)
-        yield Concern(
+        yield RunWarning(
             "run_silent",
             f"nothing has been written for {age(quiet_s)}: the run's processes are gone or stuck",
             "restart it, it resumes from its last checkpoint "
@@ -47,19 +47,19 @@ def run_silent(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def step_overdue(at: Snapshot) -> Iterator[Concern]:
+def step_overdue(at: RunSnapshot) -> Iterator[RunWarning]:
     if at.is_over or at.is_quiet or at.is_starting or at.step >= at.steps:
         return
     if at.step and at.pace.since_step_s is not None and at.pace.step_s is not None:
         if at.pace.since_step_s > max(STEP_S, STEP_TIMES * at.pace.step_s):
             usual = age(at.pace.step_s)
-            yield Concern(
+            yield RunWarning(
                 "step_overdue",
                 f"no step for {age(at.pace.since_step_s)}; a step takes {usual} (median)",
                 "see logs/trainer.log, and whether trajectories still come (rates, open groups)",
             )
     elif not at.step and at.version is not None and at.seconds > FIRST_STEP_S:
-        yield Concern(
+        yield RunWarning(
             "step_overdue",
             f"no first step after {age(at.seconds)}",
             "see logs/trainer.log and logs/rollout-*.log; fewer trainer.groups_per_step or "
@@ -67,21 +67,21 @@ def step_overdue(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def rollouts_silent(at: Snapshot) -> Iterator[Concern]:
+def rollouts_silent(at: RunSnapshot) -> Iterator[RunWarning]:
     limit_s = at.plan.heartbeat_timeout_s
     silent = [one for one in at.rollouts if one.state == "silent" and one.silent_s > limit_s]
     if not silent or at.is_over or at.is_quiet or at.is_starting:
         return
     verb = "are" if len(silent) > 1 else "is"
-    yield Concern(
+    yield RunWarning(
         "rollouts_silent",
-        f"{_names(silent)} {verb} silent for {age(max(one.silent_s for one in silent))}",
+        f"{_rollout_names(silent)} {verb} silent for {age(max(one.silent_s for one in silent))}",
         "their trajectories resume on other rollouts; see their logs, and restart them if no "
         "supervisor does",
     )
 
 
-def rollouts_starved(at: Snapshot) -> Iterator[Concern]:
+def rollouts_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     """Idle slots; the advice depends on the missing input: admissions or prompts."""
     alive = [one for one in at.rollouts if one.is_alive() and one.state != "starting"]
     if at.is_over or at.step >= at.steps or not alive or at.pace.recent_steps < STEPS_MIN:
@@ -96,26 +96,26 @@ def rollouts_starved(at: Snapshot) -> Iterator[Concern]:
         do = "no prompt is waiting: see logs/prompts.log and whether the data set is exhausted"
     else:
         do = "see logs/dispatch.log; raise dispatch.queue_per_slot if assignments arrive slowly"
-    yield Concern("rollouts_starved", f"rollouts are idle {share(idle)} of the time", do)
+    yield RunWarning("rollouts_starved", f"rollouts are idle {share(idle)} of the time", do)
 
 
-def trainer_starved(at: Snapshot) -> Iterator[Concern]:
+def trainer_starved(at: RunSnapshot) -> Iterator[RunWarning]:
     if at.pace.recent_steps < STEPS_MIN or at.is_over or at.pace.wait_share <= WAIT_SHARE:
         return
     if at.queue.ready_groups < at.plan.groups_per_step:
-        yield Concern(
+        yield RunWarning(
             "trainer_starved",
             f"the trainer waits {share(at.pace.wait_share)} of a step for trajectories",
             "more rollouts or slots, shorter answers, or a higher dispatch.max_lag",
         )
 
 
-def queue_full(at: Snapshot) -> Iterator[Concern]:
+def queue_full(at: RunSnapshot) -> Iterator[RunWarning]:
     """Nearly all permitted open groups wait for the trainer."""
     most = at.plan.groups_max()
     if not at.is_over and at.step < at.steps and at.queue.ready_groups >= FULL_SHARE * most:
         bound = "ready_groups_max" if at.plan.max_lag is None else "max_lag"
-        yield Concern(
+        yield RunWarning(
             "queue_full",
             f"{at.queue.ready_groups} complete groups wait for the trainer; "
             f"dispatch.{bound} allows {most} open ones",
@@ -123,7 +123,7 @@ def queue_full(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def lag_high(at: Snapshot) -> Iterator[Concern]:
+def lag_high(at: RunSnapshot) -> Iterator[RunWarning]:
     most = at.plan.max_lag
     mean = at.lag.mean or 0.0
     is_judged = at.pace.recent_steps >= STEPS_MIN
@@ -136,7 +136,7 @@ def lag_high(at: Snapshot) -> Iterator[Concern]:
     if expired >= EXPIRED_MIN and expired > EXPIRED_SHARE * total:
         what.append(f"{expired} of {total} groups expired")
     if what:
-        yield Concern(
+        yield RunWarning(
             "lag_high",
             ", ".join(what),
             "fewer rollouts or more trainer.workers for fresher data; a higher dispatch.max_lag "
@@ -144,23 +144,23 @@ def lag_high(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def roles_dying(at: Snapshot) -> Iterator[Concern]:
+def roles_dying(at: RunSnapshot) -> Iterator[RunWarning]:
     recent = [death for death in at.deaths if death.ago_s < DEATHS_S]
     if len(recent) >= DEATHS_MIN and not at.is_over:
         roles = ", ".join(sorted({death.role for death in recent}))
-        yield Concern(
+        yield RunWarning(
             "roles_dying",
             f"{len(recent)} deaths within {age(DEATHS_S)}: {roles}",
             "see the end of their logs (logs/)",
         )
 
 
-def _names(lines: list[RolloutLine]) -> str:
+def _rollout_names(lines: list[RolloutSnapshot]) -> str:
     """Returns the first three names and the number of the others."""
     names = [shortened(line.name, 24) for line in lines[:3]]
     more = len(lines) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-STANDSTILL = (run_silent, step_overdue, rollouts_silent, roles_dying)
-PACE = (trainer_starved, rollouts_starved, queue_full, lag_high)
+STANDSTILL_CHECKS = (run_silent, step_overdue, rollouts_silent, roles_dying)
+PACE_CHECKS = (trainer_starved, rollouts_starved, queue_full, lag_high)

@@ -5,9 +5,9 @@ Pure, one function per warning; the comment of each threshold holds its arithmet
 
 from collections.abc import Iterator
 
-from rollstream.live.snapshot import Snapshot
+from rollstream.live.snapshot import RunSnapshot
 from rollstream.live.words import age, count, plain_text, share
-from rollstream.warnings.concern import Concern
+from rollstream.warnings.concern import RunWarning
 
 GROUPS_MIN = 16
 """Groups before shares are evaluated: over 16, a share of 0.5 has a standard deviation of 0.13."""
@@ -31,14 +31,14 @@ UNSCORED_SHARE = 0.5
 """A complete group that waited half of its deadline for an annotation may miss the deadline."""
 
 
-def equal_rewards(at: Snapshot) -> Iterator[Concern]:
+def equal_rewards(at: RunSnapshot) -> Iterator[RunWarning]:
     """A task whose groups carry no signal: advantages relative to their mean are all zero."""
     for task, figures in at.tasks.items():
         if figures.groups < GROUPS_MIN or figures.equal < EQUAL_SHARE * figures.groups:
             continue
         part = "all" if figures.equal == figures.groups else str(figures.equal)
         name = plain_text(task, 40)
-        yield Concern(
+        yield RunWarning(
             f"equal_rewards/{name}",
             f"rewards are equal within {part} of the last {figures.groups} groups of task {name} "
             f"(mean {figures.reward_mean:.3g}): these groups carry no gradient",
@@ -47,7 +47,7 @@ def equal_rewards(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def constant_reward(at: Snapshot) -> Iterator[Concern]:
+def constant_reward(at: RunSnapshot) -> Iterator[RunWarning]:
     """A mean reward that stays at exactly 0 or 1."""
     rewards = at.rewards
     if not rewards or rewards[-1] not in (0.0, 1.0):
@@ -55,7 +55,7 @@ def constant_reward(at: Snapshot) -> Iterator[Concern]:
     steps = next((n for n, one in enumerate(reversed(rewards)) if one != rewards[-1]), len(rewards))
     if steps >= CONSTANT_STEPS:
         solved = rewards[-1] == 1.0
-        yield Concern(
+        yield RunWarning(
             "constant_reward",
             f"every reward has been exactly {rewards[-1]:g} for {steps} steps",
             "the task is solved: stop, or use harder prompts"
@@ -65,11 +65,11 @@ def constant_reward(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def filtered_groups(at: Snapshot) -> Iterator[Concern]:
+def filtered_groups(at: RunSnapshot) -> Iterator[RunWarning]:
     filtered, trained = at.outcomes.groups.get("filtered", 0), at.outcomes.groups.get("trained", 0)
     total = filtered + trained
     if total >= GROUPS_MIN and filtered > FILTERED_SHARE * total:
-        yield Concern(
+        yield RunWarning(
             "filtered_groups",
             f"{share(filtered / total)} of groups are filtered because their rewards are all equal",
             "use prompts of medium difficulty, or more samples per group "
@@ -77,18 +77,18 @@ def filtered_groups(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def cut_trajectories(at: Snapshot) -> Iterator[Concern]:
+def cut_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
     cut, ended = at.outcomes.trajectories.get("length", 0), at.outcomes.trajectories.get("stop", 0)
     total = cut + ended
     if total >= CUT_MIN and cut > CUT_SHARE * total:
-        yield Concern(
+        yield RunWarning(
             "cut_trajectories",
             f"{share(cut / total)} of trajectories are cut at {at.plan.tokens_max} tokens",
             "raise sampling.tokens_max (and rollouts.context_max), or reward shorter answers",
         )
 
 
-def dead_trajectories(at: Snapshot) -> Iterator[Concern]:
+def dead_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
     names = ("stop", "length", "dead")
     total = sum(at.outcomes.trajectories.get(name, 0) for name in names)
     dead = at.outcomes.trajectories.get("dead", 0)
@@ -97,7 +97,7 @@ def dead_trajectories(at: Snapshot) -> Iterator[Concern]:
             at.outcomes.dead_reasons[0] if at.outcomes.dead_reasons else ("no reason given", dead)
         )
         often = f", {times} times" if times < dead else ""
-        yield Concern(
+        yield RunWarning(
             "dead_trajectories",
             f"{dead} of the last {count(total)} trajectories died; most frequent reason{often}: "
             f"{plain_text(reason, 120) or 'no reason given'}",
@@ -105,10 +105,10 @@ def dead_trajectories(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def unscored_groups(at: Snapshot) -> Iterator[Concern]:
+def unscored_groups(at: RunSnapshot) -> Iterator[RunWarning]:
     waited_s, deadline_s = at.queue.unscored_group_s, at.plan.group_deadline_s
     if waited_s is not None and waited_s > UNSCORED_SHARE * deadline_s and not at.is_over:
-        yield Concern(
+        yield RunWarning(
             "unscored_groups",
             f"a complete group has waited {age(waited_s)} for its annotations "
             f"(its deadline: {age(deadline_s)})",
@@ -117,20 +117,20 @@ def unscored_groups(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def late_annotations(at: Snapshot) -> Iterator[Concern]:
+def late_annotations(at: RunSnapshot) -> Iterator[RunWarning]:
     late, total = at.outcomes.annotations_late, at.outcomes.annotations
     if late >= LATE_MIN and late > LATE_SHARE * total:
-        yield Concern(
+        yield RunWarning(
             "late_annotations",
             f"{late} of {count(total)} annotations came after their group had ended",
             "add scorers, make them faster, or raise dispatch.group_deadline_s",
         )
 
 
-def skipped_updates(at: Snapshot) -> Iterator[Concern]:
+def skipped_updates(at: RunSnapshot) -> Iterator[RunWarning]:
     """Even one is reported: its groups count as trained, but had no effect."""
     if at.skipped:
-        yield Concern(
+        yield RunWarning(
             "skipped_updates",
             f"{at.skipped} of the last steps changed no weight: a gradient was not finite, or no "
             "token of the step could be trained",
@@ -139,10 +139,10 @@ def skipped_updates(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def refused_trajectories(at: Snapshot) -> Iterator[Concern]:
+def refused_trajectories(at: RunSnapshot) -> Iterator[RunWarning]:
     if at.refused:
         kinds = ", ".join(f"{number} for {kind}" for kind, number in sorted(at.refused.items()))
-        yield Concern(
+        yield RunWarning(
             "refused_trajectories",
             f"the trainer refused trajectories that cannot be trained: {kinds}",
             "find the program that writes them: docs/learning.md explains each kind, the details "
@@ -150,7 +150,7 @@ def refused_trajectories(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-CHECKS = (
+LEARNING_CHECKS = (
     skipped_updates,
     refused_trajectories,
     equal_rewards,

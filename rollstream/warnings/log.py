@@ -5,9 +5,9 @@ Pure; the comment of each threshold holds its arithmetic.
 
 from collections.abc import Iterator
 
-from rollstream.live.snapshot import Snapshot
+from rollstream.live.snapshot import RunSnapshot
 from rollstream.live.words import age, count, plain_text, shortened
-from rollstream.warnings.concern import Concern
+from rollstream.warnings.concern import RunWarning
 
 ARCHIVE_ROLLS = 3.0
 """Multiple of `archive.roll_s`, the longest time after which the archive writes a record: by then
@@ -15,14 +15,14 @@ it should have been written twice.
 """
 
 
-def dead_letters(at: Snapshot) -> Iterator[Concern]:
+def dead_letters(at: RunSnapshot) -> Iterator[RunWarning]:
     if not at.dead_letters:
         return
     counts = ", ".join(f"{count(one.count)} in {t}.dead" for t, one in at.dead_letters.items())
     worst = max(at.dead_letters.values(), key=lambda one: one.count)
     reason = f"; the newest: {plain_text(worst.reason, 120)}" if worst.reason else ""
     topic = next(t for t, one in at.dead_letters.items() if one is worst)
-    yield Concern(
+    yield RunWarning(
         "dead_letters",
         f"records that could not be decoded: {counts}{reason}",
         f"rollstream tail {topic}.dead shows bytes, position and reason; find the program that "
@@ -30,7 +30,7 @@ def dead_letters(at: Snapshot) -> Iterator[Concern]:
     )
 
 
-def archive_behind(at: Snapshot) -> Iterator[Concern]:
+def archive_behind(at: RunSnapshot) -> Iterator[RunWarning]:
     behind = {
         t: left
         for t, left in at.unarchived_s.items()
@@ -38,7 +38,7 @@ def archive_behind(at: Snapshot) -> Iterator[Concern]:
     }
     if behind:
         topic, (records, oldest_s) = max(behind.items(), key=lambda one: one[1][1])
-        yield Concern(
+        yield RunWarning(
             "archive_behind",
             f"the archive is behind: {count(records)} records of {topic} are not archived, the "
             f"oldest for {age(oldest_s)}",
@@ -47,16 +47,16 @@ def archive_behind(at: Snapshot) -> Iterator[Concern]:
         )
 
 
-def unverified_versions(at: Snapshot) -> Iterator[Concern]:
+def unverified_versions(at: RunSnapshot) -> Iterator[RunWarning]:
     wrong = [one for one in at.rollouts if one.is_alive() and not one.verified]
     if wrong:
         names = ", ".join(f"{shortened(one.name, 24)} (v{one.version})" for one in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        yield Concern(
+        yield RunWarning(
             "unverified_versions",
             f"weights that were not verified, or differ from the announced ones: {names}{more}",
             "restart these rollouts: they fetch the version again and check every tensor's hash",
         )
 
 
-CHECKS = (unverified_versions, dead_letters, archive_behind)
+LOG_CHECKS = (unverified_versions, dead_letters, archive_behind)

@@ -5,9 +5,9 @@ Pure; the comment of each threshold holds its arithmetic; `docs/learning.md` lis
 
 from collections.abc import Iterator
 
-from rollstream.live.snapshot import Snapshot
+from rollstream.live.snapshot import RunSnapshot
 from rollstream.live.words import count, plain_text
-from rollstream.warnings.concern import Concern
+from rollstream.warnings.concern import RunWarning
 
 TOKENS_MIN = 256
 """The spread of |Δ| is about its mean, so the mean over 256 tokens is known to 6 %."""
@@ -22,7 +22,7 @@ NEAR_NATS = 0.5
 """Per step of lag: |Δ| then includes the learning in between, 0.03 to 0.14 a step in the
 quickstart after a short warm-up. Wrong weights differ by several nats.
 """
-DO = (
+MISMATCH_ADVICE = (
     "likely causes, in this order: the engine's log-probabilities are not at sampling.temperature "
     "or are of a filtered distribution; it serves other weights than it reports (rollstream audit) "
     "or prefix-cache blocks of other weights; the output head has 16 bits on one side "
@@ -30,7 +30,7 @@ DO = (
 )
 
 
-def mismatch(at: Snapshot) -> Iterator[Concern]:
+def engine_mismatch(at: RunSnapshot) -> Iterator[RunWarning]:
     """One warning per task; at a lag above 0 only for more than training can explain."""
     bound = EXACT_NATS if at.plan.is_float32 else ROUNDED_NATS
     for task, found in at.mismatch.items():
@@ -49,7 +49,7 @@ def mismatch(at: Snapshot) -> Iterator[Concern]:
             )
         else:
             continue
-        yield Concern(f"mismatch/{name}", what, DO)
+        yield RunWarning(f"mismatch/{name}", what, MISMATCH_ADVICE)
 
 
-CHECKS = (mismatch,)
+MISMATCH_CHECKS = (engine_mismatch,)

@@ -5,20 +5,20 @@ The time is that of the newest record: a report written a week later does not ca
 
 from pathlib import Path
 
-from rollstream.live.feed import Feed
-from rollstream.live.plan import Plan
-from rollstream.live.snapshot import snapshot
-from rollstream.warnings.all import concerns_of
-from rollstream.warnings.concern import Concern
+from rollstream.live.feed import RunFeed
+from rollstream.live.plan import RunSettings
+from rollstream.live.snapshot import take_snapshot
+from rollstream.warnings.all import warnings_of
+from rollstream.warnings.concern import RunWarning
 from streams.bus import Bus
 from streams.deadline import Deadline
 
-READ_S = 20.0  # `Feed` bounds the records; this bounds the wait for an unresponsive bus
+READ_S = 20.0  # `RunFeed` bounds the records; this bounds the wait for an unresponsive bus
 
 
-def concerns_at_end(bus: Bus, metrics: Path, plan: Plan) -> tuple[Concern, ...]:
+def warnings_at_end(bus: Bus, metrics: Path, plan: RunSettings) -> tuple[RunWarning, ...]:
     """Returns the warnings that `rollstream top` showed when the newest record was written."""
-    state, feed, deadline = plan.state(), Feed(bus, metrics), Deadline(READ_S)
+    state, feed, deadline = plan.state(), RunFeed(bus, metrics), Deadline(READ_S)
     while feed.follow(state, 0.0) and not deadline.passed():
         pass
-    return concerns_of(snapshot(state, plan, max(state.newest_s.values(), default=0.0)))
+    return warnings_of(take_snapshot(state, plan, max(state.newest_s.values(), default=0.0)))

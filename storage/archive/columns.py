@@ -18,27 +18,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from storage.archive.rows import CLASSES, Judged, Row, bytes_of, judge, unfit, with_default
-from storage.archive.shapes import (
-    ENVELOPE,
-    SCALARS,
-    Column,
-    arrow_schema,
-    columns_of,
-    topic_columns,
-)
+from storage.archive.rows import ARCHIVED_CLASSES, ClassifiedRows, ArchiveRow, bytes_of, classify_rows, as_original, with_default
+from storage.archive.shapes import ENVELOPE_COLUMNS, SCALARS, ArchiveColumn, arrow_schema, columns_of, topic_columns
 from streams.bus import Message
-from streams.codec import content_hash, decode
+from streams.codec import record_hash, decode
 from streams.errors import CorruptObject, DecodeError, NewerRelease
 from streams.records import SCHEMAS, Record
-from streams.release import advice
+from streams.release import upgrade_advice
 
 __all__ = ["arrow_schema", "originals_of", "records_of", "table_of"]
 
 _REFUSED = (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError)
 
 
-def table_of(topic: str, messages: Sequence[Message], judged: Judged | None = None) -> pa.Table:
+def table_of(topic: str, messages: Sequence[Message], judged: ClassifiedRows | None = None) -> pa.Table:
     """One row per message, in order. Without `judged` they are classified from an unknown
     fence on.
 
@@ -46,7 +39,7 @@ def table_of(topic: str, messages: Sequence[Message], judged: Judged | None = No
     reason.
     """
     topic_columns(topic)
-    rows = judge(topic, messages).rows if judged is None else judged.rows
+    rows = classify_rows(topic, messages).rows if judged is None else judged.rows
     try:
         return _table(topic, rows)
     except _REFUSED:
@@ -78,9 +71,9 @@ def originals_of(table: pa.Table, topic: str) -> Iterator[bytes | None]:
             if value is None and record is not None:
                 envelope = terms[index], sequences[index]
                 value = bytes_of(record, topic, *envelope)
-                if content_hash(value) != hashes[index]:
+                if record_hash(value) != hashes[index]:
                     value = bytes_of(with_default(record, stated=True), topic, *envelope)
-            if hashes[index] != (None if value is None else content_hash(value)):
+            if hashes[index] != (None if value is None else record_hash(value)):
                 at = f"{batch.column('partition')[index]}:{batch.column('offset')[index]}"
                 _refuse_newer(batch, topic, at)
                 raise CorruptObject(f"archive of {topic}: row {at} differs from its hash")
@@ -97,14 +90,14 @@ def _refuse_newer(batch: pa.RecordBatch, topic: str, at: str) -> None:
     if unknown:
         raise NewerRelease(
             f"archive of {topic}: row {at} has what this release does not know "
-            f"({', '.join(unknown)}); {advice('')}"
+            f"({', '.join(unknown)}); {upgrade_advice('')}"
         )
 
 
 # ---- from rows to columns ------------------------------------------------------------------------
 
 
-def _table(topic: str, rows: Sequence[Row]) -> pa.Table:
+def _table(topic: str, rows: Sequence[ArchiveRow]) -> pa.Table:
     schema, messages = arrow_schema(topic), [row.message for row in rows]
     columns: list[pa.Array] = [
         pa.array([m.partition for m in messages], pa.int32()),
@@ -112,10 +105,10 @@ def _table(topic: str, rows: Sequence[Row]) -> pa.Table:
         pa.array([m.timestamp_ms for m in messages], pa.int64()).cast(schema.field(2).type),
         pa.array([m.key.decode(errors="replace") for m in messages], pa.string()),
     ]
-    for name in ENVELOPE.names[4:]:
-        columns.append(pa.array([getattr(row, name) for row in rows], ENVELOPE.field(name).type))
+    for name in ENVELOPE_COLUMNS.names[4:]:
+        columns.append(pa.array([getattr(row, name) for row in rows], ENVELOPE_COLUMNS.field(name).type))
     for column in topic_columns(topic):
-        owners = {cls for cls in CLASSES[topic] if column.name in _names(cls)}
+        owners = {cls for cls in ARCHIVED_CLASSES[topic] if column.name in _names(cls)}
         values = [
             getattr(row.record, column.field) if type(row.record) in owners else None
             for row in rows
@@ -129,7 +122,7 @@ def _names(cls: type[Record]) -> frozenset[str]:
     return frozenset(column.name for column in columns_of(cls))
 
 
-def _lists(column: Column, values: Sequence[Any]) -> pa.Array:
+def _lists(column: ArchiveColumn, values: Sequence[Any]) -> pa.Array:
     """A list column from NumPy arrays: their items end to end, and the offset of each one."""
     present = [value for value in values if value is not None]
     dtype = column.items.to_pandas_dtype()
@@ -170,13 +163,13 @@ def _nulls(values: Sequence[Any]) -> pa.Array:
     return pa.array([value is None for value in values], pa.bool_())
 
 
-def _fitting(topic: str, row: Row) -> Row:
+def _fitting(topic: str, row: ArchiveRow) -> ArchiveRow:
     if row.record is None:
         return row
     try:
         _table(topic, [row])
     except _REFUSED as error:
-        return unfit(row, f"{row.schema} does not fit the archive's columns: {error}")
+        return as_original(row, f"{row.schema} does not fit the archive's columns: {error}")
     return row
 
 
@@ -187,7 +180,7 @@ def _records(batch: pa.RecordBatch) -> Iterator[Record | None]:
     """The record of each row; None for a row that is not a record."""
     schemas, kept = batch.column("schema").to_pylist(), batch.column("original").to_pylist()
     reasons = batch.column("reason").to_pylist()
-    values: dict[type[Record], dict[Column, Sequence[Any]]] = {}
+    values: dict[type[Record], dict[ArchiveColumn, Sequence[Any]]] = {}
     for index, schema in enumerate(schemas):
         if schema is None and kept[index] is not None:
             yield _known_now(kept[index])
@@ -215,7 +208,7 @@ def _known_now(data: bytes) -> Record | None:
         return None
 
 
-def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[Column, Sequence[Any]]:
+def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[ArchiveColumn, Sequence[Any]]:
     """Every field of a class that has a column in the batch, with the values as records hold them.
     A field without a column (in an older file) keeps its default.
     """
@@ -227,7 +220,7 @@ def _fields_of(batch: pa.RecordBatch, cls: type[Record]) -> dict[Column, Sequenc
     }
 
 
-def _values(column: Column, array: pa.Array) -> Sequence[Any]:
+def _values(column: ArchiveColumn, array: pa.Array) -> Sequence[Any]:
     if not column.is_array:
         values = array.to_pylist(maps_as_pydicts="strict")
         if column.arrow in SCALARS.values():

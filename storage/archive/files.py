@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.archive.columns import table_of
-from storage.archive.names import size_of
-from storage.archive.rows import judge
+from storage.archive.names import message_bytes
+from storage.archive.rows import classify_rows
 from storage.archive.shapes import SCHEMA_NUMBER, arrow_schema, topic_columns
 from streams.bus import Message
 from streams.records import Fence
@@ -32,14 +32,14 @@ FIRST, LAST, FENCE, SCHEMA = (f"rollstream.{name}" for name in ("first", "last",
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedFile:
     """A file's bytes, and the fence after its last record."""
 
     data: memoryview
     fence: Fence
 
 
-def encoded(topic: str, messages: Sequence[Message], fence: Fence) -> Encoded:
+def encode_file(topic: str, messages: Sequence[Message], fence: Fence) -> EncodedFile:
     """The file of these messages: consecutive ones of one partition; `fence` is the fence before
     them.
 
@@ -50,7 +50,7 @@ def encoded(topic: str, messages: Sequence[Message], fence: Fence) -> Encoded:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, arrow_schema(topic), **write_options(topic)) as writer:
         for group in _row_groups(messages):
-            judged = judge(topic, group, {first.partition: fence})
+            judged = classify_rows(topic, group, {first.partition: fence})
             fence = judged.fences.get(first.partition, fence)
             writer.write_table(table_of(topic, group, judged), row_group_size=len(group))
         writer.add_key_value_metadata(
@@ -61,16 +61,16 @@ def encoded(topic: str, messages: Sequence[Message], fence: Fence) -> Encoded:
                 SCHEMA: str(SCHEMA_NUMBER),
             }
         )
-    return Encoded(memoryview(sink.getvalue()), fence)
+    return EncodedFile(memoryview(sink.getvalue()), fence)
 
 
 def _row_groups(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     start = taken = 0
     for index, message in enumerate(messages):
-        if taken and taken + size_of(message) > ROW_GROUP_BYTES:
+        if taken and taken + message_bytes(message) > ROW_GROUP_BYTES:
             yield messages[start:index]
             start, taken = index, 0
-        taken += size_of(message)
+        taken += message_bytes(message)
     yield messages[start:]
 
 

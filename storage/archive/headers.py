@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import NODEFAULT, fields
 
-from storage.archive.rows import FLOAT_DEFAULTS, WRITERS
-from storage.archive.shapes import Column, columns_of
+from storage.archive.rows import FLOAT_DEFAULTS, TOPIC_WRITERS
+from storage.archive.shapes import ArchiveColumn, columns_of
 from streams.records import Record
 
 Pieces = list[Any]
@@ -42,13 +42,13 @@ def headers(batch: pa.RecordBatch, topic: str, cls: type[Record], *, stated: boo
         if column.name in present:
             pieces += _field(cls, column, batch.column(column.name), stated)
     pieces.append("}")
-    if WRITERS[topic]:
-        pieces += [f',"envelope":{{"role":"{WRITERS[topic]}","term":', *_of(batch.column("term"))]
+    if TOPIC_WRITERS[topic]:
+        pieces += [f',"envelope":{{"role":"{TOPIC_WRITERS[topic]}","term":', *_of(batch.column("term"))]
         pieces += [',"sequence":', *_of(batch.column("sequence")), "}"]
     return _joined([*pieces, "}"], batch.num_rows).cast(pa.binary())
 
 
-def _field(cls: type[Record], column: Column, array: pa.Array, stated: bool) -> Pieces:
+def _field(cls: type[Record], column: ArchiveColumn, array: pa.Array, stated: bool) -> Pieces:
     """A comma, the key and the value; nothing if the value is the default."""
     key, default = _names(cls)[column.field]
     label = f',"{key}":'

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from storage.archive.names import ArchiveFile
-from storage.archive.reading import batches_from, damaged
-from storage.archive.values import Originals
+from storage.archive.reading import batches_from, damaged_file
+from storage.archive.values import OriginalBytes
 from storage.objects import ObjectStore
 from streams.bus import Message
 
@@ -19,7 +19,7 @@ def messages_of(store: ObjectStore, topic: str, file: ArchiveFile) -> Iterator[M
     """The file's messages in the order of their offsets. Raises `CorruptObject` at a row that
     differs from its hash, or if the file is not an archive file.
     """
-    originals = Originals(topic)
+    originals = OriginalBytes(topic)
     for batch in batches_of(store, file):
         yield from messages_in(batch, originals, file.partition)
 
@@ -31,11 +31,11 @@ def batches_of(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch
     for batch in batches_from(store, file):
         lacking = [name for name in _NEEDED if name not in batch.schema.names]
         if lacking:
-            raise damaged(file, f"it lacks {', '.join(lacking)}")
+            raise damaged_file(file, f"it lacks {', '.join(lacking)}")
         yield batch
 
 
-def messages_in(batch: pa.RecordBatch, originals: Originals, partition: int) -> Iterator[Message]:
+def messages_in(batch: pa.RecordBatch, originals: OriginalBytes, partition: int) -> Iterator[Message]:
     """The messages of these rows. Raises `CorruptObject` at a row that differs from its hash."""
     offsets = batch.column("offset").to_numpy().tolist()
     stamps = batch.column("timestamp").cast("int64").to_numpy().tolist()

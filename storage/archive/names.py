@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # listing names does not import numpy
     from streams.bus import Message
 
-PREFIX = "archive/"
+ARCHIVE_PREFIX = "archive/"
 DAY_MS = 86_400_000
 _MS_MAX = 253_402_300_799_999  # the end of year 9999, the last that a date can name
 _KEY = re.compile(
@@ -37,29 +37,29 @@ class ArchiveFile:
     first: int
 
 
-def day_of(timestamp_ms: int) -> int:
+def utc_day(timestamp_ms: int) -> int:
     """Days since 1970 in UTC."""
     return min(max(timestamp_ms, 0), _MS_MAX) // DAY_MS
 
 
-def size_of(message: Message) -> int:
+def message_bytes(message: Message) -> int:
     """The size of a message, as used to limit files and row groups."""
     return len(message.key) + len(message.value or b"")
 
 
-def key_of(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
+def archive_key(topic: str, run: str, partition: int, first: int, timestamp_ms: int) -> str:
     """The key of the file that starts with this record."""
-    date = datetime.fromtimestamp(day_of(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
-    return f"{prefix_of(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
+    date = datetime.fromtimestamp(utc_day(timestamp_ms) * DAY_MS // 1000, UTC).date().isoformat()
+    return f"{archive_prefix(topic, run)}date={date}/{topic}-{partition:05d}-{first:020d}.parquet"
 
 
-def prefix_of(topic: str | None = None, run: str | None = None) -> str:
+def archive_prefix(topic: str | None = None, run: str | None = None) -> str:
     """The common prefix of all keys of a topic, or of a run's topic."""
-    topics = PREFIX if topic is None else f"{PREFIX}topic={topic}/"
+    topics = ARCHIVE_PREFIX if topic is None else f"{ARCHIVE_PREFIX}topic={topic}/"
     return topics if topic is None or run is None else f"{topics}run={run}/"
 
 
-def parsed(key: str, size: int) -> ArchiveFile | None:
+def parse_archive_key(key: str, size: int) -> ArchiveFile | None:
     """The file that a key names; None if the key is not the archive's."""
     match = _KEY.fullmatch(key)
     if match is None:

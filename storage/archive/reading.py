@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.archive.names import ArchiveFile, parsed, prefix_of
+from storage.archive.names import ArchiveFile, parse_archive_key, archive_prefix
 from storage.file_store import FileStore
 from storage.objects import ObjectStore
 from streams.errors import CorruptObject, NewerRelease
 from streams.records import Fence
-from streams.release import advice
+from streams.release import upgrade_advice
 
 if TYPE_CHECKING:  # listing files does not import pyarrow
     import pyarrow as pa
@@ -31,7 +31,7 @@ _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FileEnd:
     """The last offset of a file, and the fence after it."""
 
     last: int
@@ -44,25 +44,25 @@ def archived_files(
     """All files of the archive, or those of a run or a topic, ordered by topic, run, partition and
     first offset.
     """
-    found = (parsed(entry.key, entry.bytes) for entry in store.list(prefix_of(topic, run)))
+    found = (parse_archive_key(entry.key, entry.bytes) for entry in store.list(archive_prefix(topic, run)))
     wanted = [file for file in found if file is not None and run in (None, file.run)]
     return sorted(wanted, key=lambda file: (file.topic, file.run, file.partition, file.first))
 
 
-def endings(store: ObjectStore, run: str, topic: str) -> dict[int, Ending]:
+def partition_ends(store: ObjectStore, run: str, topic: str) -> dict[int, FileEnd]:
     """How far each partition is archived, from the tail of its last file; partitions without files
     are absent.
     """
     newest = {file.partition: file for file in archived_files(store, run, topic)}
-    return {partition: ending(store, file) for partition, file in newest.items()}
+    return {partition: file_end(store, file) for partition, file in newest.items()}
 
 
 def archived_to(store: ObjectStore, run: str, topic: str) -> dict[int, int]:
     """The offset after the last archived record of each partition that has any."""
-    return {partition: end.last + 1 for partition, end in endings(store, run, topic).items()}
+    return {partition: end.last + 1 for partition, end in partition_ends(store, run, topic).items()}
 
 
-def ending(store: ObjectStore, file: ArchiveFile) -> Ending:
+def file_end(store: ObjectStore, file: ArchiveFile) -> FileEnd:
     """Where a file ends, read from its tail alone."""
     from storage.archive import files
 
@@ -72,10 +72,10 @@ def ending(store: ObjectStore, file: ArchiveFile) -> Ending:
         term, _, sequence = metadata[files.FENCE].partition(":")
         fence = Fence(int(term), int(sequence))
     except (KeyError, ValueError) as error:
-        raise damaged(file, f"its metadata lack {error}") from error
+        raise damaged_file(file, f"its metadata lack {error}") from error
     if first != file.first or last < first:
-        raise damaged(file, f"it holds offsets {first} to {last}")
-    return Ending(last, fence)
+        raise damaged_file(file, f"it holds offsets {first} to {last}")
+    return FileEnd(last, fence)
 
 
 def table_from(
@@ -90,7 +90,7 @@ def table_from(
             _refuse_newer(file, parquet.metadata.metadata or {})
             return parquet.read(columns=columns, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise damaged(file, str(error)) from error
+        raise damaged_file(file, str(error)) from error
 
 
 def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ def batches_from(store: ObjectStore, file: ArchiveFile) -> Iterator[pa.RecordBat
             batch_rows = max(BATCH_ROWS_MIN, BATCH_BYTES * rows // max(1, file.bytes))
             yield from parquet.iter_batches(batch_rows, use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise damaged(file, str(error)) from error
+        raise damaged_file(file, str(error)) from error
 
 
 def tables(
@@ -127,7 +127,7 @@ def local_path(store: ObjectStore, key: str) -> Path | None:
     return store.path(key) if isinstance(store, FileStore) else None
 
 
-def damaged(file: ArchiveFile, how: str) -> CorruptObject:
+def damaged_file(file: ArchiveFile, how: str) -> CorruptObject:
     """The error for a file that cannot be read, with advice."""
     reason = how.splitlines()[0] if how else "no reason given"
     return CorruptObject(
@@ -143,16 +143,16 @@ def _metadata(store: ObjectStore, file: ArchiveFile) -> dict[str, str]:
 
     tail = store.get(file.key, max(0, file.bytes - TAIL_BYTES), file.bytes)
     if len(tail) < 12 or tail[-4:] != _MAGIC:
-        raise damaged(file, "it does not end as a Parquet file")
+        raise damaged_file(file, "it does not end as a Parquet file")
     footer = int.from_bytes(tail[-8:-4], "little") + 8
     if footer > len(tail):
         if footer > file.bytes:
-            raise damaged(file, "its footer is longer than the file")
+            raise damaged_file(file, "its footer is longer than the file")
         tail = store.get(file.key, file.bytes - footer, file.bytes)
     try:
         found = pq.read_metadata(pa.BufferReader(_MAGIC + tail)).metadata or {}
     except (pa.ArrowException, OSError) as error:
-        raise damaged(file, str(error)) from error
+        raise damaged_file(file, str(error)) from error
     _refuse_newer(file, found)
     return {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()
@@ -168,5 +168,5 @@ def _refuse_newer(file: ArchiveFile, metadata: Mapping[bytes, bytes]) -> None:
     if number.isdigit() and int(number) > SCHEMA_NUMBER:
         raise NewerRelease(
             f"archive file {file.key} has columns of format {int(number)}, and formats up to "
-            f"{SCHEMA_NUMBER} are known; {advice('')}"
+            f"{SCHEMA_NUMBER} are known; {upgrade_advice('')}"
         )

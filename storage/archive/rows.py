@@ -14,7 +14,7 @@ from msgspec.structs import fields, replace
 
 from streams import judging
 from streams.bus import Message
-from streams.codec import Decoded, Envelope, content_hash, encode, is_canonical
+from streams.codec import Decoded, Envelope, record_hash, encode, is_canonical
 from streams.records import (
     Admitted,
     Annotation,
@@ -33,7 +33,7 @@ from streams.records import (
 )
 from streams.topics import catalogue
 
-CLASSES: dict[str, tuple[type[Record], ...]] = {
+ARCHIVED_CLASSES: dict[str, tuple[type[Record], ...]] = {
     "trajectories": (Trajectory,),
     "annotations": (Annotation,),
     "ledger": (
@@ -51,7 +51,7 @@ CLASSES: dict[str, tuple[type[Record], ...]] = {
 }
 """Archived topics, and the records that belong in each."""
 
-WRITERS = {topic.name: topic.writer for topic in catalogue()}
+TOPIC_WRITERS = {topic.name: topic.writer for topic in catalogue()}
 """The single-holder role of each topic, "" for topics of many writers."""
 
 INT64 = 1 << 63
@@ -68,10 +68,10 @@ def _float_default(cls: type[Record]) -> tuple[str, float] | None:
     return found[0] if found else None
 
 
-FLOAT_DEFAULTS = {cls: _float_default(cls) for classes in CLASSES.values() for cls in classes}
+FLOAT_DEFAULTS = {cls: _float_default(cls) for classes in ARCHIVED_CLASSES.values() for cls in classes}
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class ArchiveRow(msgspec.Struct, frozen=True, gc=False):
     """One classified message. If `record` is None it is not a record of this topic, and `reason`
     states why.
     """
@@ -88,26 +88,26 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ClassifiedRows:
     """Rows in the order of the messages, and the fence of each partition after them."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ArchiveRow]
     fences: Mapping[int, Fence]
 
 
-def judge(
+def classify_rows(
     topic: str, messages: Sequence[Message], fences: Mapping[int, Fence] | None = None
-) -> Judged:
+) -> ClassifiedRows:
     """Decode and classify messages; `fences` are those before them (None: nothing was read yet).
 
     Raises `SequenceGap` if the log lost a record of a single-holder role.
     """
     after = dict(fences or {})
     rows = [_row(topic, message, after) for message in messages]
-    return Judged(rows, after)
+    return ClassifiedRows(rows, after)
 
 
-def unfit(row: Row, why: str) -> Row:
+def as_original(row: ArchiveRow, why: str) -> ArchiveRow:
     """The row of a record that the columns cannot hold: its bytes instead."""
     assert row.message.value is not None
     return replace(row, record=None, reason=why[: judging.REASON_MAX], original=row.message.value)
@@ -119,7 +119,7 @@ def bytes_of(record: Record, topic: str, term: int | None, sequence: int | None)
     """
     if term is None or sequence is None:
         return encode(record)
-    return encode(record, Envelope(WRITERS[topic], term, sequence))
+    return encode(record, Envelope(TOPIC_WRITERS[topic], term, sequence))
 
 
 def with_default(record: Record, stated: bool) -> Record:
@@ -131,22 +131,22 @@ def with_default(record: Record, stated: bool) -> Record:
     return replace(record, **{name: float.fromhex(default.hex()) if stated else default})
 
 
-def _row(topic: str, message: Message, fences: dict[int, Fence]) -> Row:
+def _row(topic: str, message: Message, fences: dict[int, Fence]) -> ArchiveRow:
     value = message.value
     if value is None:
-        return Row(message, None, None, None, None, None, False, "tombstone", None)
+        return ArchiveRow(message, None, None, None, None, None, False, "tombstone", None)
     fence = fences.get(message.partition, Fence())
-    fences[message.partition], judged = judging.judge(
-        value, fence, topic=topic, fenced=bool(WRITERS[topic]), compacted=False
+    fences[message.partition], judged = judging.classify_message(
+        value, fence, topic=topic, fenced=bool(TOPIC_WRITERS[topic]), compacted=False
     )
     decoded, record, reason = judged.decoded, judged.record, judged.reason or None
     schema = None if decoded is None else decoded.record.schema()
     term, sequence = _numbers(judged.envelope)
-    if record is not None and type(record) not in CLASSES[topic]:
+    if record is not None and type(record) not in ARCHIVED_CLASSES[topic]:
         record, reason = None, f"schema {schema} does not belong in {topic}"
     kept = record is None or decoded is None or not _columns_suffice(topic, decoded, value)
-    return Row(
-        message, record, schema, content_hash(value), term, sequence, judged.void, reason,
+    return ArchiveRow(
+        message, record, schema, record_hash(value), term, sequence, judged.void, reason,
         value if kept else None,
     )  # fmt: skip
 
@@ -166,6 +166,6 @@ def _columns_suffice(topic: str, decoded: Decoded, value: bytes) -> bool:
     """Whether the record's columns restore exactly these bytes."""
     envelope = decoded.envelope
     ours = envelope is None or (
-        envelope.role == WRITERS[topic] and _numbers(envelope) == (envelope.term, envelope.sequence)
+        envelope.role == TOPIC_WRITERS[topic] and _numbers(envelope) == (envelope.term, envelope.sequence)
     )
     return ours and is_canonical(value, decoded)

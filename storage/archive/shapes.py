@@ -18,14 +18,14 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import fields
 
-from storage.archive.rows import CLASSES
+from storage.archive.rows import ARCHIVED_CLASSES
 from streams.errors import ConfigurationError
 from streams.records import Record
 
 SCHEMA_NUMBER = 1
 """Version of the columns' meaning. New record fields become new columns and do not change it."""
 
-ENVELOPE = pa.schema(
+ENVELOPE_COLUMNS = pa.schema(
     [
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
@@ -46,7 +46,7 @@ _ARRAYS = {"u4": pa.uint32(), "u1": pa.uint8(), "f4": pa.float32()}
 SCALARS = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 
-class Column(msgspec.Struct, frozen=True, eq=False):
+class ArchiveColumn(msgspec.Struct, frozen=True, eq=False):
     """A record field of a topic: the column's name, the field's name and both types."""
 
     name: str
@@ -65,17 +65,17 @@ class Column(msgspec.Struct, frozen=True, eq=False):
 @cache
 def arrow_schema(topic: str) -> pa.Schema:
     """Columns of a topic's files. Raises `ConfigurationError` for a topic that is not archived."""
-    return pa.schema([*ENVELOPE, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
+    return pa.schema([*ENVELOPE_COLUMNS, *(pa.field(c.name, c.arrow) for c in topic_columns(topic))])
 
 
 @cache
-def topic_columns(topic: str) -> tuple[Column, ...]:
+def topic_columns(topic: str) -> tuple[ArchiveColumn, ...]:
     """The record columns of a topic, in the order of its classes and their fields."""
-    if topic not in CLASSES:
-        known = ", ".join(CLASSES)
+    if topic not in ARCHIVED_CLASSES:
+        known = ", ".join(ARCHIVED_CLASSES)
         raise ConfigurationError(f"topic {topic!r} is not archived; archived are {known}")
-    found: dict[str, Column] = {}
-    for cls in CLASSES[topic]:
+    found: dict[str, ArchiveColumn] = {}
+    for cls in ARCHIVED_CLASSES[topic]:
         for column in columns_of(cls):
             same = found.setdefault(column.name, column)
             assert same.arrow == column.arrow, f"{topic}: {column.name} has two types"
@@ -83,14 +83,14 @@ def topic_columns(topic: str) -> tuple[Column, ...]:
 
 
 @cache
-def columns_of(cls: type[Record]) -> tuple[Column, ...]:
+def columns_of(cls: type[Record]) -> tuple[ArchiveColumn, ...]:
     """The columns of one record class."""
-    found: list[Column] = []
+    found: list[ArchiveColumn] = []
     for field in fields(cls):
-        name = f"{field.name}_" if field.name in ENVELOPE.names else field.name
+        name = f"{field.name}_" if field.name in ENVELOPE_COLUMNS.names else field.name
         kind = field.encode_name.partition(":")[2]
         arrow = _list(_ARRAYS[kind]) if kind else _arrow(field.type)
-        found.append(Column(name, field.name, arrow, field.type, bool(kind), field.required))
+        found.append(ArchiveColumn(name, field.name, arrow, field.type, bool(kind), field.required))
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest
 from storage.archive.columns import originals_of
 from storage.archive.headers import headers
 from storage.archive.rows import FLOAT_DEFAULTS
-from storage.archive.shapes import Column, columns_of
+from storage.archive.shapes import ArchiveColumn, columns_of
 from streams.codec import MAGIC
 from streams.records import SCHEMAS, Record
 
@@ -36,7 +36,7 @@ Slice = Sequence[tuple[int, memoryview, str]]
 """Of each row: length of its header, all its bytes after the prefix, its hash."""
 
 
-class Originals:
+class OriginalBytes:
     """The bytes that rows of one topic had in the log. It learns how a run writes floats that equal
     their default, so use one instance for all rows of a run.
     """
@@ -52,7 +52,7 @@ class Originals:
         """
         found: list[bytes | None] = [None] * batch.num_rows
         for cls, rows in _by_class(batch):
-            made = self._either_way(batch, rows, cls, _kept)
+            made = self._either_way(batch, rows, cls, _checked_bytes)
             for row, value in zip(rows.tolist(), made, strict=True):
                 found[row] = value
         for row, value in enumerate(found):
@@ -68,7 +68,7 @@ class Originals:
         found = np.zeros(batch.num_rows, np.bool_)
         for of, rows in _by_class(batch):
             if of is cls:
-                found[rows] = self._either_way(batch, rows, cls, _same)
+                found[rows] = self._either_way(batch, rows, cls, _checked_hashes)
         return found
 
     def _either_way(
@@ -85,14 +85,14 @@ class Originals:
             return []
         chosen = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
         if FLOAT_DEFAULTS[cls] is None:
-            return _made(chosen, self.topic, cls, False, make)
+            return _build(chosen, self.topic, cls, False, make)
         if cls not in self._stated:
-            self._stated[cls] = not _made(chosen.slice(0, 1), self.topic, cls, False, _same)[0]
+            self._stated[cls] = not _build(chosen.slice(0, 1), self.topic, cls, False, _checked_hashes)[0]
         stated = self._stated[cls]
-        found = _made(chosen, self.topic, cls, stated, make)
+        found = _build(chosen, self.topic, cls, stated, make)
         left = [index for index, one in enumerate(found) if not one]
         if left:
-            again = _made(chosen.take(pa.array(left)), self.topic, cls, not stated, make)
+            again = _build(chosen.take(pa.array(left)), self.topic, cls, not stated, make)
             for index, one in zip(left, again, strict=True):
                 found[index] = one
         return found
@@ -108,7 +108,7 @@ def _by_class(batch: pa.RecordBatch) -> Iterator[tuple[type[Record], NDArray[np.
             yield SCHEMAS[schema], np.flatnonzero(rows.to_numpy(zero_copy_only=False))
 
 
-def _made(
+def _build(
     batch: pa.RecordBatch,
     topic: str,
     cls: type[Record],
@@ -137,7 +137,7 @@ def _made(
     return found
 
 
-def _bytes(lists: pa.Array, column: Column) -> pa.Array:
+def _bytes(lists: pa.Array, column: ArchiveColumn) -> pa.Array:
     """A list column as binary: the same memory, with offsets in bytes."""
     width = column.items.bit_width // 8
     offsets = lists.offsets.to_numpy().astype(np.int64) * width
@@ -168,7 +168,7 @@ def _rows(sizes: pa.Array, bodies: pa.Array, hashes: pa.Array) -> Slice:
     ]
 
 
-def _kept(rows: Slice) -> list[bytes | None]:
+def _checked_bytes(rows: Slice) -> list[bytes | None]:
     """The bytes of rows that match their hash, None for others."""
     found: list[bytes | None] = []
     for length, body, hash_ in rows:
@@ -177,7 +177,7 @@ def _kept(rows: Slice) -> list[bytes | None]:
     return found
 
 
-def _same(rows: Slice) -> list[bool]:
+def _checked_hashes(rows: Slice) -> list[bool]:
     """Whether each row matches its hash, without a copy of its bytes."""
     found: list[bool] = []
     for length, body, hash_ in rows:

@@ -11,7 +11,7 @@ from storage.archive.messages import messages_of
 from storage.archive.names import ArchiveFile
 from storage.archive.reading import archived_files, archived_to
 from storage.objects import ObjectStore
-from streams.bus import Bus, Entry, GroupReader, Message
+from streams.bus import Bus, AppendEntry, GroupReader, Message
 from streams.errors import BusError, PositionLost
 from streams.records import Position
 from streams.topics import Topic, catalogue
@@ -19,7 +19,7 @@ from streams.topics import Topic, catalogue
 FILES_MAX = 6  # archived files cached in memory: takes read one file per partition in order
 
 
-class WholeLog:
+class LogWithArchive:
     """A read-only `Bus`. `bus` None: only the archive exists. `run` is the run's name in the
     archive.
     """
@@ -43,7 +43,7 @@ class WholeLog:
     def partitions(self, topic: str) -> int:
         return self.settings(topic).partitions
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         """Ignore dead letters; refuse any other append."""
         if not topic.endswith(".dead"):
             raise BusError(f"{topic}: this log is read-only")

@@ -3,14 +3,14 @@ it.
 """
 
 from storage.delta.apply import apply_tensor
-from storage.delta.coded import Changes, Coded, Coding, Values, squash
+from storage.delta.coded import Changes, CodedTensor, Coding, ValueCoding, squash
 from storage.delta.encode import encode_tensor, encode_whole
 
 __all__ = [
     "Changes",
-    "Coded",
+    "CodedTensor",
     "Coding",
-    "Values",
+    "ValueCoding",
     "apply_tensor",
     "encode_tensor",
     "encode_whole",

@@ -8,10 +8,10 @@ right: a payload that fits may have been applied to another base than its parent
 import numpy as np
 import numpy.typing as npt
 
-from storage.delta.coded import Bits, Changes, Coding, Element, Values, element_of
+from storage.delta.coded import Bits, Changes, Coding, Element, ValueCoding, element_of
 from storage.delta.encode import bits_of
 from storage.delta.sparse import decode_sparse, segments
-from storage.delta.streams import StreamReader, corrupt
+from storage.delta.streams import StreamReader, corrupt_delta
 from storage.objects import Data
 from streams.errors import CorruptObject
 
@@ -19,7 +19,7 @@ Target = bytearray | memoryview | npt.NDArray[np.uint8]  # contiguous and writab
 
 
 def apply_tensor(
-    coding: Coding, values: Values, payload: Data, into: Target, dtype: str
+    coding: Coding, values: ValueCoding, payload: Data, into: Target, dtype: str
 ) -> Changes | None:
     """Turn the parent's bytes into the new ones. Extra memory grows with the number of changes.
 
@@ -36,7 +36,7 @@ def apply_tensor(
         return None
     if coding == "same":
         if len(payload):
-            raise corrupt("a payload where nothing changed")
+            raise corrupt_delta("a payload where nothing changed")
         return Changes(np.zeros(0, np.int64), np.zeros(0, element.bits))
     changes = decode_sparse(payload, target, values, element)
     target[changes.indices] = changes.values

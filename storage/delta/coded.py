@@ -15,7 +15,7 @@ import numpy.typing as npt
 from streams.errors import CorruptObject
 
 Coding = Literal["same", "sparse", "dense"]
-Values = Literal["ulp", "absolute", ""]
+ValueCoding = Literal["ulp", "absolute", ""]
 Bits = npt.NDArray[np.unsignedinteger]
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
@@ -59,13 +59,13 @@ def element_of(dtype: str) -> Element:
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodedTensor:
     """One tensor's difference from its parent's tensor. `changed` counts elements (all of them for
     `dense`); `values` is how a sparse difference encodes its elements.
     """
 
     coding: Coding
-    values: Values
+    values: ValueCoding
     changed: int
     payload: bytes
 

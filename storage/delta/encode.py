@@ -5,7 +5,7 @@ Pure functions of bytes, bit-exact for every pattern of every dtype.
 
 import numpy as np
 
-from storage.delta.coded import Bits, Coded, Element, element_of
+from storage.delta.coded import Bits, CodedTensor, Element, element_of
 from storage.delta.sparse import encode_sparse, segments
 from storage.delta.streams import StreamWriter
 from storage.objects import Data
@@ -13,29 +13,29 @@ from storage.objects import Data
 SURELY_SPARSE = 4  # below a fourth of the raw bytes the dense coding is not tried
 
 
-def encode_tensor(base: Data, new: Data, dtype: str) -> Coded:
+def encode_tensor(base: Data, new: Data, dtype: str) -> CodedTensor:
     """The difference between two tensors of one dtype and length, by safetensors' dtype name."""
     element = element_of(dtype)
     old, now = bits_of(base, element), bits_of(new, element)
     assert len(old) == len(now), "tensors of different lengths have no difference: encode_whole"
     values, changed, payload = encode_sparse(old, now, element)
     if not changed:
-        return Coded("same", "", 0, b"")
+        return CodedTensor("same", "", 0, b"")
     if len(payload) * SURELY_SPARSE > now.nbytes:
         whole = encode_whole(new, dtype)
         if len(whole.payload) <= len(payload):
             return whole
-    return Coded("sparse", values, changed, payload)
+    return CodedTensor("sparse", values, changed, payload)
 
 
-def encode_whole(new: Data, dtype: str) -> Coded:
+def encode_whole(new: Data, dtype: str) -> CodedTensor:
     """The complete tensor: for one that is new, was reshaped or changed nearly everywhere."""
     element = element_of(dtype)
     bits = bits_of(new, element)
     writer = StreamWriter()
     for part in segments(len(bits)):
         writer.planes(bits[part], element.bytes)
-    return Coded("dense", "", len(bits), writer.finish())
+    return CodedTensor("dense", "", len(bits), writer.finish())
 
 
 def bits_of(data: Data, element: Element) -> Bits:

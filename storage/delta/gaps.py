@@ -10,7 +10,7 @@ noise.
 import numpy as np
 
 from storage.delta.coded import Bytes, Indices
-from storage.delta.streams import StreamReader, StreamWriter, corrupt
+from storage.delta.streams import StreamReader, StreamWriter, corrupt_delta
 
 ESCAPE = 255
 LOW_PLANES_MAX = 2  # with two, the rest of any gap within a segment is below 256
@@ -40,14 +40,14 @@ def read_positions(reader: StreamReader, count: int, elements: int) -> Indices:
     gaps = _unescape(reader.stream(size), count)
     if planes:
         if int(gaps.max()) > elements >> (8 * planes):
-            raise corrupt("a gap past the end of the tensor")
+            raise corrupt_delta("a gap past the end of the tensor")
         low = reader.planes(count, planes, np.dtype("<u8")).view(np.int64)
         gaps = (gaps << (8 * planes)) + low
     gaps += 1
     positions = np.cumsum(gaps)
     positions -= 1
     if positions[-1] >= elements:
-        raise corrupt("a position past the end of the tensor")
+        raise corrupt_delta("a position past the end of the tensor")
     return positions
 
 
@@ -63,7 +63,7 @@ def _escape(gaps: Indices) -> Bytes:
 def _unescape(escaped: Bytes, count: int) -> Indices:
     ends = np.flatnonzero(escaped != ESCAPE)
     if len(ends) != count or not len(escaped) or ends[-1] != len(escaped) - 1:
-        raise corrupt("the number of gaps differs from that of positions")
+        raise corrupt_delta("the number of gaps differs from that of positions")
     if len(ends) == len(escaped):
         return escaped.astype(np.int64)
     return np.diff(np.cumsum(escaped, dtype=np.int64)[ends], prepend=0)

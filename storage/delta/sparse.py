@@ -25,10 +25,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from storage.delta.coded import Bits, Changes, Element, Indices, Values
+from storage.delta.coded import Bits, Changes, Element, Indices, ValueCoding
 from storage.delta.gaps import read_positions, write_positions
-from storage.delta.streams import StreamReader, StreamWriter, corrupt
-from storage.delta.ulps import differences, moved, read_steps, write_steps
+from storage.delta.streams import StreamReader, StreamWriter, corrupt_delta
+from storage.delta.ulps import ulp_differences, add_ulps, read_steps, write_steps
 from storage.objects import Data
 
 SEGMENT = 1 << 22  # elements
@@ -41,10 +41,10 @@ def segments(elements: int) -> Iterator[slice]:
         yield slice(start, min(start + SEGMENT, elements))
 
 
-def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[Values, int, bytes]:
+def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[ValueCoding, int, bytes]:
     """How values are coded, the number of changed elements, and the payload."""
     writer = StreamWriter()
-    values: Values = ""
+    values: ValueCoding = ""
     total = 0
     for part in segments(len(base)):
         changed, old, now = _compare(base[part], new[part])
@@ -57,7 +57,7 @@ def encode_sparse(base: Bits, new: Bits, element: Element) -> tuple[Values, int,
     return values, total, writer.finish()
 
 
-def decode_sparse(payload: Data, base: Bits, values: Values, element: Element) -> Changes:
+def decode_sparse(payload: Data, base: Bits, values: ValueCoding, element: Element) -> Changes:
     """The changes that the payload makes to these elements; nothing is written. Raises
     `CorruptObject` if it does not fit them.
     """
@@ -72,7 +72,7 @@ def decode_sparse(payload: Data, base: Bits, values: Values, element: Element) -
             indices.append(where + part.start)
     reader.finish()
     if not indices:
-        raise corrupt("no changes")
+        raise corrupt_delta("no changes")
     return Changes(np.concatenate(indices), np.concatenate(bits))
 
 
@@ -88,9 +88,9 @@ def _compare(base: Bits, new: Bits) -> tuple[Indices, Bits, Bits]:
     return np.concatenate(where), np.concatenate(old), np.concatenate(now)
 
 
-def _cheaper(old: Bits, new: Bits, element: Element) -> Values:
-    sizes: dict[Values, int] = {}
-    choices: tuple[Values, ...] = ("ulp", "absolute")
+def _cheaper(old: Bits, new: Bits, element: Element) -> ValueCoding:
+    sizes: dict[ValueCoding, int] = {}
+    choices: tuple[ValueCoding, ...] = ("ulp", "absolute")
     for values in choices:
         writer = StreamWriter()
         _write_values(writer, old, new, values, element)
@@ -99,15 +99,15 @@ def _cheaper(old: Bits, new: Bits, element: Element) -> Values:
 
 
 def _write_values(
-    writer: StreamWriter, old: Bits, new: Bits, values: Values, element: Element
+    writer: StreamWriter, old: Bits, new: Bits, values: ValueCoding, element: Element
 ) -> None:
     if values == "ulp":
-        write_steps(writer, differences(old, new, element), element)
+        write_steps(writer, ulp_differences(old, new, element), element)
     else:
         writer.planes(new, element.bytes)
 
 
-def _read_values(reader: StreamReader, old: Bits, values: Values, element: Element) -> Bits:
+def _read_values(reader: StreamReader, old: Bits, values: ValueCoding, element: Element) -> Bits:
     if values == "ulp":
-        return moved(old, read_steps(reader, len(old), element), element)
+        return add_ulps(old, read_steps(reader, len(old), element), element)
     return reader.planes(len(old), element.bytes, element.bits)

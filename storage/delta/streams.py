@@ -23,7 +23,7 @@ PARAMETERS = zstandard.ZstdCompressionParameters(
 )
 
 
-def corrupt(what: str) -> CorruptObject:
+def corrupt_delta(what: str) -> CorruptObject:
     """The error for a payload that no encoder wrote, or that was made against other weights."""
     return CorruptObject(
         f"{what} in a delta: its payload is damaged or its base is not the parent; nothing was "
@@ -91,9 +91,9 @@ class StreamReader:
             value |= (byte & 0x7F) << (7 * index)
             if byte < 0x80:
                 if value > most:
-                    raise corrupt(f"{value:,} where at most {most:,} can be")
+                    raise corrupt_delta(f"{value:,} where at most {most:,} can be")
                 return value
-        raise corrupt("a number without end")
+        raise corrupt_delta("a number without end")
 
     def stream(self, size: int) -> Bytes:
         """Read a stream of exactly `size` bytes."""
@@ -101,16 +101,16 @@ class StreamReader:
         data = self._take(stored)
         if not packed:
             if stored != size:
-                raise corrupt(f"a stream of {stored:,} bytes where {size:,} must be")
+                raise corrupt_delta(f"a stream of {stored:,} bytes where {size:,} must be")
             return np.frombuffer(data, np.uint8)
         try:
             if zstandard.frame_content_size(data) != size:
-                raise corrupt(f"a zstd frame of another size than {size:,} bytes")
+                raise corrupt_delta(f"a zstd frame of another size than {size:,} bytes")
             whole = self._decompressor.decompress(data, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise corrupt(f"a zstd frame that does not open ({error})") from error
+            raise corrupt_delta(f"a zstd frame that does not open ({error})") from error
         if len(whole) != size:
-            raise corrupt(f"a zstd frame of {len(whole):,} bytes where {size:,} must be")
+            raise corrupt_delta(f"a zstd frame of {len(whole):,} bytes where {size:,} must be")
         return np.frombuffer(whole, np.uint8)
 
     def flags(self, count: int) -> Flags:
@@ -126,12 +126,12 @@ class StreamReader:
 
     def finish(self) -> None:
         if self._at != len(self._data):
-            raise corrupt(f"{len(self._data) - self._at:,} bytes too many")
+            raise corrupt_delta(f"{len(self._data) - self._at:,} bytes too many")
 
     def _take(self, count: int) -> memoryview:
         end = self._at + count
         if end > len(self._data):
-            raise corrupt(f"{end - len(self._data):,} bytes too few")
+            raise corrupt_delta(f"{end - len(self._data):,} bytes too few")
         taken = self._data[self._at : end]
         self._at = end
         return taken

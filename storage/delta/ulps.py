@@ -13,13 +13,13 @@ from storage.delta.coded import Bits, Element
 from storage.delta.streams import StreamReader, StreamWriter
 
 
-def differences(old: Bits, new: Bits, element: Element) -> Bits:
+def ulp_differences(old: Bits, new: Bits, element: Element) -> Bits:
     """Steps from old to new, modulo the width."""
     return _ordered(new, element) - _ordered(old, element)
 
 
-def moved(old: Bits, steps: Bits, element: Element) -> Bits:
-    """The elements that many steps from the old ones; inverts `differences`."""
+def add_ulps(old: Bits, steps: Bits, element: Element) -> Bits:
+    """The elements that many steps from the old ones; inverts `ulp_differences`."""
     return _unordered(_ordered(old, element) + steps, element)
 
 

@@ -23,7 +23,7 @@ LINGER_BYTES = 1 << 20  # per read
 LINGER_S = 2.0  # for a client to read a response that was sent before its body was read
 
 
-class Answers(BaseHTTPRequestHandler):
+class HttpResponder(BaseHTTPRequestHandler):
     """Base class of the relay's request handler."""
 
     protocol_version = "HTTP/1.1"

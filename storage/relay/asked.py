@@ -13,7 +13,7 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
-def key_of(path: str) -> str:
+def parse_key(path: str) -> str:
     """The object's key, or `ValueError`. Nothing in the path is decoded."""
     key = path[1:]
     if not path.startswith("/") or version_of(key) is None:
@@ -21,7 +21,7 @@ def key_of(path: str) -> str:
     return key
 
 
-def range_of(text: str | None, size: int) -> tuple[int | None, int]:
+def parse_range(text: str | None, size: int) -> tuple[int | None, int]:
     """`[start, end)` of a single range, cut at the object's end; start is None without a range."""
     if text is None:
         return None, size
@@ -32,11 +32,11 @@ def range_of(text: str | None, size: int) -> tuple[int | None, int]:
     return int(match[1]), min(end, size)
 
 
-def rest_of(content_range: str | None, content_length: str | None) -> tuple[int, int]:
+def parse_push_range(content_range: str | None, content_length: str | None) -> tuple[int, int]:
     """The start of a push in its object, and the object's size. A push always ends at the object's
     end.
     """
-    left = integer(content_length or "-1")
+    left = parse_integer(content_length or "-1")
     if content_range is None:
         start, size = 0, left
     else:
@@ -49,14 +49,14 @@ def rest_of(content_range: str | None, content_length: str | None) -> tuple[int,
     return start, size
 
 
-def integer(text: str) -> int:
+def parse_integer(text: str) -> int:
     """A whole number of at most 15 digits."""
     if not _INTEGER.fullmatch(text):
         raise ValueError("not a whole number")
     return int(text)
 
 
-def seconds(query: Mapping[str, str]) -> float:
+def parse_wait(query: Mapping[str, str]) -> float:
     """The seconds that the client is ready to wait."""
     wait_s = float(query.get("wait", "0"))
     if not 0 <= wait_s <= WAIT_MAX_S:

@@ -13,26 +13,26 @@ from collections.abc import Callable, Iterable
 from storage.hashing import content_hash
 from storage.manifest import manifest_key
 from storage.objects import ObjectStore
-from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
-from storage.relay.names import Offer
-from storage.relay.shelf import Shelf
+from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
+from storage.relay.names import ObjectOffer
+from storage.relay.shelf import RelayCache
 from streams.errors import CorruptObject, ObjectMissing, StoreError
-from streams.records import Version
+from streams.values import Version
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 32 << 20
-AGAIN_S = 0.1  # doubled with each retry
-AGAIN_MAX_S = 5.0
-WRONG_AGAIN_S = 30.0
-LATER_MAX = 10_000
+RETRY_S = 0.1  # doubled with each retry
+RETRY_S_MAX = 5.0
+WRONG_RETRY_S = 30.0
+POSTPONED_MAX = 10_000
 
 
-class Bucket:
+class BucketReader:
     """Used by one thread."""
 
     def __init__(
-        self, shelf: Shelf, store: ObjectStore, clock: Callable[[], float] = time.monotonic
+        self, shelf: RelayCache, store: ObjectStore, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._shelf, self._store, self._clock = shelf, store, clock
         self._not_before_s: dict[str, float] = {}
@@ -56,7 +56,7 @@ class Bucket:
             read = self._bases(newest, stop)
         return read
 
-    def fetch(self, offers: Iterable[Offer], stop: threading.Event) -> bool:
+    def fetch(self, offers: Iterable[ObjectOffer], stop: threading.Event) -> bool:
         """Read these objects as far as the cache accepts them. Returns whether anything
         was read.
         """
@@ -86,9 +86,9 @@ class Bucket:
         if wanted is not None and digest != wanted:
             self._note_wrong(key, f"object {key} has hash {digest}, announced {wanted}")
             return False
-        held = self._shelf.accept(Offer(key, len(data), digest))
+        held = self._shelf.accept(ObjectOffer(key, len(data), digest))
         if held is None:
-            self._not_before_s[key] = self._clock() + WRONG_AGAIN_S
+            self._not_before_s[key] = self._clock() + WRONG_RETRY_S
             return False
         try:
             with held.writing():
@@ -98,7 +98,7 @@ class Bucket:
         self._shelf.completed(held)
         return True
 
-    def _object(self, held: HeldObject, stop: threading.Event) -> bool:
+    def _object(self, held: CachedObject, stop: threading.Event) -> bool:
         try:
             with held.writing():
                 while not held.verified:
@@ -138,21 +138,21 @@ class Bucket:
         return read
 
     def _postpone(self, key: str, error: StoreError) -> None:
-        if len(self._not_before_s) >= LATER_MAX:
+        if len(self._not_before_s) >= POSTPONED_MAX:
             self._not_before_s.clear()
             self._delay_s.clear()
         if not isinstance(error, ObjectMissing):
             log.warning("object %s cannot be read from the bucket: %s", key, error)
-        self._delay_s[key] = min(AGAIN_MAX_S, 2 * self._delay_s.get(key, AGAIN_S / 2))
+        self._delay_s[key] = min(RETRY_S_MAX, 2 * self._delay_s.get(key, RETRY_S / 2))
         self._not_before_s[key] = self._clock() + self._delay_s[key]
 
     def _note_wrong(self, key: str, message: str) -> None:
         log.error("from the bucket: %s", message)
         self._shelf.add("relay_wrong_total", 1)
-        self._not_before_s[key] = self._clock() + WRONG_AGAIN_S
+        self._not_before_s[key] = self._clock() + WRONG_RETRY_S
 
 
-def _write(held: HeldObject, data: bytes) -> None:
+def _write(held: CachedObject, data: bytes) -> None:
     with memoryview(data) as view:
         at = 0
         while not held.verified:

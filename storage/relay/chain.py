@@ -19,7 +19,7 @@ RELAY_TERMS = "chain"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ChainMember:
     """One start of a relay. `heartbeat_s` is the time of its last heartbeat on the
     reader's clock.
     """
@@ -30,16 +30,16 @@ class Member:
     heartbeat_s: float
 
 
-def chain(
-    members: Iterable[Member],
+def living_chain(
+    members: Iterable[ChainMember],
     now_s: float,
     timeout_s: float,
     suspected: Collection[int] = (),
-) -> list[Member]:
+) -> list[ChainMember]:
     """The living relays in order: with a heartbeat within the time-out, not suspected (by term),
     not leaving (no URL), and only the newest start of each name.
     """
-    newest: dict[str, Member] = {}
+    newest: dict[str, ChainMember] = {}
     for member in members:
         known = newest.get(member.name)
         if known is None or member.term > known.term:
@@ -52,13 +52,13 @@ def chain(
     return sorted(living, key=lambda member: member.term)
 
 
-def upstream_of(term: int, ordered: Iterable[Member]) -> Member | None:
+def upstream_of(term: int, ordered: Iterable[ChainMember]) -> ChainMember | None:
     """The nearest relay before `term`; None for the head."""
     before = [member for member in ordered if member.term < term]
     return max(before, key=lambda member: member.term, default=None)
 
 
-def still_suspected(
+def unexpired_suspects(
     suspects: Mapping[int, float], now_s: float, forgive_s: float
 ) -> dict[int, float]:
     """Suspects by the time of their last failure, without those that are to be tried again."""

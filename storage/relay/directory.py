@@ -9,18 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from storage.relay.chain import Member, chain, still_suspected, upstream_of
+from storage.relay.chain import ChainMember, living_chain, unexpired_suspects, upstream_of
 from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
 from streams.records import RelayStatus
 
 log = logging.getLogger(__name__)
 
-FORGIVE_S = 3.0
+SUSPICION_S = 3.0
 MEMBERS_MAX = 10_000
 
 
-class Directory:
+class RelayDirectory:
     """Safe to share between threads. `poll` reads the topic; all other methods use what it has
     read.
     """
@@ -35,7 +35,7 @@ class Directory:
         self.reader = TopicReader(bus, "status", from_begin(bus, "status"))
         self._timeout_s, self._clock = timeout_s, clock
         self._lock = threading.Lock()
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ChainMember] = {}
         self._suspects: dict[int, float] = {}
         self._polled_s = float("-inf")
 
@@ -53,19 +53,19 @@ class Directory:
                         self._note_heartbeat(one.record, now)
             self._polled_s = now
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[ChainMember]:
         """The chain as this process sees it, head first. Time-outs count up to the last `poll`: a
         process that stood still since then has not read heartbeats.
         """
         with self._lock:
-            self._suspects = still_suspected(self._suspects, self._clock(), FORGIVE_S)
-            return chain(self._members.values(), self._polled_s, self._timeout_s, self._suspects)
+            self._suspects = unexpired_suspects(self._suspects, self._clock(), SUSPICION_S)
+            return living_chain(self._members.values(), self._polled_s, self._timeout_s, self._suspects)
 
-    def upstream(self, term: int) -> Member | None:
+    def upstream(self, term: int) -> ChainMember | None:
         """The relay from which the relay of this term reads."""
         return upstream_of(term, self.members())
 
-    def head(self) -> Member | None:
+    def head(self) -> ChainMember | None:
         """The relay that receives the trainer's pushes."""
         return next(iter(self.members()), None)
 
@@ -75,7 +75,7 @@ class Directory:
             known = self._members.get(name)
             return 0 if known is None else known.term
 
-    def suspect(self, member: Member, reason: object) -> None:
+    def suspect(self, member: ChainMember, reason: object) -> None:
         """Leave the relay out of the chain for a while, because it failed just now."""
         with self._lock:
             if member.term not in self._suspects:
@@ -89,4 +89,4 @@ class Directory:
         if known is None and len(self._members) >= MEMBERS_MAX:
             oldest = min(self._members.values(), key=lambda member: member.heartbeat_s)
             del self._members[oldest.name]
-        self._members[status.relay] = Member(status.relay, status.term, status.url, now_s)
+        self._members[status.relay] = ChainMember(status.relay, status.term, status.url, now_s)

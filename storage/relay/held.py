@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from storage.relay.names import Offer
+from storage.relay.names import ObjectOffer
 from streams.errors import CorruptObject, RollstreamError, StoreError
 
 CHUNK_BYTES = 1 << 20
@@ -33,10 +33,10 @@ class ObjectDropped(RollstreamError, RuntimeError):
     """The object was dropped while it was written or read."""
 
 
-class HeldObject:
+class CachedObject:
     """Threads may share it. The file gets its final name by `publish`."""
 
-    def __init__(self, path: Path, offer: Offer) -> None:
+    def __init__(self, path: Path, offer: ObjectOffer) -> None:
         """`path` must not exist. Raises `StoreError` if the folder has no room for the object."""
         self.offer = offer
         self._path = path
@@ -76,7 +76,7 @@ class HeldObject:
         return self._dropped
 
     @contextmanager
-    def writing(self, wait_s: float = 0.0) -> Generator["HeldObject"]:
+    def writing(self, wait_s: float = 0.0) -> Generator["CachedObject"]:
         """Hold the write lock. Raises `ObjectBusy` if another writer holds it for longer than
         `wait_s`.
         """

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from storage.relay.bucket import Bucket
-from storage.relay.chain import Member
-from storage.relay.directory import Directory
-from storage.relay.neighbour import Neighbour
-from storage.relay.shelf import Shelf
-from storage.relay.wire import Refused, RelayLost
+from storage.relay.bucket import BucketReader
+from storage.relay.chain import ChainMember
+from storage.relay.directory import RelayDirectory
+from storage.relay.neighbour import NeighbourReader
+from storage.relay.shelf import RelayCache
+from storage.relay.wire import RelayRefused, RelayLost
 from streams.errors import StoreError
-from streams.records import Version
+from streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ FAILED_S = 0.5
 BUCKET = "bucket"
 
 
-class Intake:
+class RelayIntake:
     """The thread that fills the relay's cache."""
 
     def __init__(
         self,
-        shelf: Shelf,
-        bucket: Bucket,
-        directory: Directory,
+        shelf: RelayCache,
+        bucket: BucketReader,
+        directory: RelayDirectory,
         term: int,
         patience_s: float,
         pushed_s: Callable[[], float],
@@ -42,7 +42,7 @@ class Intake:
     ) -> None:
         self._shelf, self._bucket, self._directory, self._term = shelf, bucket, directory, term
         self._patience_s, self._pushed_s, self._clock = patience_s, pushed_s, clock
-        self._neighbour = Neighbour(shelf, self._is_upstream)
+        self._neighbour = NeighbourReader(shelf, self._is_upstream)
         self._head_since_s = float("-inf")
         self._waited: tuple[Version, float] | None = None
         self.upstream = BUCKET
@@ -63,7 +63,7 @@ class Intake:
                 )
                 if not came and upstream is None:
                     stop.wait(IDLE_S)
-            except (RelayLost, Refused) as error:
+            except (RelayLost, RelayRefused) as error:
                 assert upstream is not None
                 self._neighbour.disconnect()
                 self._directory.suspect(upstream, error)
@@ -79,7 +79,7 @@ class Intake:
         unfinished = [held.offer for held in self._shelf.objects() if not held.verified]
         return self._bucket.fetch_newest(stop) | self._bucket.fetch(unfinished, stop)
 
-    def _fetch_as_member(self, upstream: Member, stop: threading.Event) -> bool:
+    def _fetch_as_member(self, upstream: ChainMember, stop: threading.Event) -> bool:
         came = self._neighbour.receive_next(upstream, stop)
         wrong = self._neighbour.mistrusted
         if wrong:
@@ -99,6 +99,6 @@ class Intake:
             self._waited = newest, self._clock()
         return self._waited is not None and self._clock() - self._waited[1] > self._patience_s
 
-    def _is_upstream(self, member: Member) -> bool:
+    def _is_upstream(self, member: ChainMember) -> bool:
         upstream = self._directory.upstream(self._term)
         return upstream is not None and upstream.term == member.term

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.records import Version
+from streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class CachedVersion:
     """A version with objects that are here or arriving, and the bytes that it takes. A delta
     applies to `base`.
     """
@@ -17,7 +17,7 @@ class Holding:
     base: Version | None = None
 
 
-def plan_keep(holdings: Sequence[Holding], versions_max: int, bytes_max: int) -> frozenset[Version]:
+def versions_to_keep(holdings: Sequence[CachedVersion], versions_max: int, bytes_max: int) -> frozenset[Version]:
     """The versions to keep: the newest `versions_max` that fit, newest first; then the bases that
     kept deltas need, as far as they fit, each chain from its top.
 
@@ -41,7 +41,7 @@ def plan_keep(holdings: Sequence[Holding], versions_max: int, bytes_max: int) ->
     return frozenset(kept)
 
 
-def _bases(version: Version, known: Mapping[Version, Holding]) -> list[Version]:
+def _bases(version: Version, known: Mapping[Version, CachedVersion]) -> list[Version]:
     found: list[Version] = []
     base = known[version].base
     while base is not None and base in known and base not in found:

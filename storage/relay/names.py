@@ -10,7 +10,7 @@ import re
 from msgspec import Struct
 
 from storage.manifest import parse_version
-from streams.records import Version
+from streams.values import Version
 
 MANIFEST = "manifest.json"
 URL_FILE = "url"
@@ -19,7 +19,7 @@ _KEY = re.compile(r"weights/(v[0-9]{8,12}-t[0-9]{4,9})/([A-Za-z0-9_=-][A-Za-z0-9
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-class Offer(Struct, frozen=True):
+class ObjectOffer(Struct, frozen=True):
     """An object that a relay has or is receiving: key, size and xxh3-128 of its content.
     `verified`: the relay has compared them.
     """
@@ -29,7 +29,7 @@ class Offer(Struct, frozen=True):
     hash: str
     verified: bool = False
 
-    def is_same(self, other: "Offer") -> bool:
+    def is_same(self, other: "ObjectOffer") -> bool:
         """Whether both name the same content."""
         return (self.key, self.bytes, self.hash) == (other.key, other.bytes, other.hash)
 
@@ -46,6 +46,6 @@ def version_of(key: str) -> Version | None:
     return version if match and str(version) == match[1] else None
 
 
-def name_of(key: str) -> str:
+def file_name_of(key: str) -> str:
     """The object's name in that folder."""
     return key.rpartition("/")[2]

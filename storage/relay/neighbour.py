@@ -10,11 +10,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from storage.relay.chain import Member
-from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
-from storage.relay.names import Offer, version_of
-from storage.relay.shelf import Shelf
-from storage.relay.wire import Listing, RelayLost, Wire
+from storage.relay.chain import ChainMember
+from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
+from storage.relay.names import ObjectOffer, version_of
+from storage.relay.shelf import RelayCache
+from storage.relay.wire import RelayListing, RelayLost, RelayConnection
 from streams.errors import CorruptObject
 
 log = logging.getLogger(__name__)
@@ -24,20 +24,20 @@ SILENCES_MAX = 3  # from a neighbour that has the whole object; then the connect
 WRONG_MAX = 2
 
 
-class Neighbour:
+class NeighbourReader:
     """One thread's connection to its upstream. `mistrusted` are keys for which wrong bytes came
     this way; they are to come from the bucket.
     """
 
-    def __init__(self, shelf: Shelf, is_upstream: Callable[[Member], bool]) -> None:
+    def __init__(self, shelf: RelayCache, is_upstream: Callable[[ChainMember], bool]) -> None:
         self._shelf, self._is_upstream = shelf, is_upstream
-        self._connection: Wire | None = None
+        self._connection: RelayConnection | None = None
         self._change_number = -1
         self._wrong: Counter[str] = Counter()
         self._silent: dict[str, int] = {}
         self.mistrusted: set[str] = set()
 
-    def receive_next(self, upstream: Member, stop: threading.Event) -> bool:
+    def receive_next(self, upstream: ChainMember, stop: threading.Event) -> bool:
         """Receive what the upstream has and this relay lacks; waits a moment if that is nothing.
         Returns whether anything was wanted. Raises `RelayLost` if the upstream is gone.
         """
@@ -51,12 +51,12 @@ class Neighbour:
                 break
         return bool(wanted)
 
-    def wanted(self, offers: Iterable[Offer]) -> list[Offer]:
+    def wanted(self, offers: Iterable[ObjectOffer]) -> list[ObjectOffer]:
         """Offers to receive: newest versions first, each in the order in which it was started.
         Objects that were silent while others waited come last, so a push that never ends delays
         nothing else.
         """
-        wanted: list[Offer] = []
+        wanted: list[ObjectOffer] = []
         for offer in offers:
             held = self._shelf.find(offer.key)
             has = held is not None and held.verified and held.offer.is_same(offer)
@@ -72,18 +72,18 @@ class Neighbour:
             self._connection.close()
         self._connection, self._change_number = None, -1
 
-    def _connected(self, upstream: Member) -> Wire:
+    def _connected(self, upstream: ChainMember) -> RelayConnection:
         if self._connection is not None and self._connection.url != upstream.url:
             self.disconnect()
         if self._connection is None:
-            self._connection = Wire(upstream.url)
+            self._connection = RelayConnection(upstream.url)
         return self._connection
 
     def _take(
         self,
-        wire: Wire,
-        upstream: Member,
-        offer: Offer,
+        wire: RelayConnection,
+        upstream: ChainMember,
+        offer: ObjectOffer,
         stop: threading.Event,
         is_one_of_many: bool,
     ) -> bool:
@@ -107,7 +107,7 @@ class Neighbour:
         return True
 
     def _receive(
-        self, wire: Wire, upstream: Member, held: HeldObject, stop: threading.Event, many: bool
+        self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, stop: threading.Event, many: bool
     ) -> bool:
         """Receive all missing bytes, from where an earlier upstream ended. Returns False when given
         up.
@@ -132,7 +132,7 @@ class Neighbour:
         return True
 
     def _is_worth_waiting(
-        self, upstream: Member, held: HeldObject, silences: int, many: bool
+        self, upstream: ChainMember, held: CachedObject, silences: int, many: bool
     ) -> bool:
         """After a silence: whether the upstream lives, is still the upstream, has this object, and
         no other object waits behind it.
@@ -141,13 +141,13 @@ class Neighbour:
             self._silent[held.key] = max(self._silent.values(), default=0) + 1
         if many or not self._is_upstream(upstream):
             return False
-        with Wire(upstream.url) as second:
+        with RelayConnection(upstream.url) as second:
             offer = _find(second.listing(), held.key)
         if offer is None or not offer.is_same(held.offer):
             return False
         return not (offer.verified and silences >= SILENCES_MAX)
 
-    def _note_wrong(self, wire: Wire, upstream: Member, held: HeldObject, error: Exception) -> None:
+    def _note_wrong(self, wire: RelayConnection, upstream: ChainMember, held: CachedObject, error: Exception) -> None:
         """Decide whose fault wrong bytes are. An upstream that has verified the object and sends
         other bytes, or its line, is at fault. An upstream that has not verified it was given wrong
         bytes too; it receives the object again, and this relay from it.
@@ -164,5 +164,5 @@ class Neighbour:
             del self._wrong[held.key]
 
 
-def _find(listing: Listing, key: str) -> Offer | None:
+def _find(listing: RelayListing, key: str) -> ObjectOffer | None:
     return next((offer for offer in listing.objects if offer.key == key), None)

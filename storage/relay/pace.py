@@ -8,7 +8,7 @@ PIECE_BYTES = 256 << 10  # per send call; at 25 MB/s ten of them take a tenth of
 BURST_S = 0.02
 
 
-class Pace:
+class BandwidthLimiter:
     """At most `bytes_per_s` (0: no limit) over all threads that share it."""
 
     def __init__(

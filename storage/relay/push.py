@@ -8,12 +8,12 @@ import threading
 from collections import Counter
 
 from storage.hashing import content_hash
-from storage.relay.chain import Member
-from storage.relay.directory import Directory
-from storage.relay.pace import Pace
-from storage.relay.wire import RelayLost, Wire
+from storage.relay.chain import ChainMember
+from storage.relay.directory import RelayDirectory
+from storage.relay.pace import BandwidthLimiter
+from storage.relay.wire import RelayLost, RelayConnection
 from streams.errors import BusError
-from streams.figures import Figures
+from streams.figures import MetricValues
 
 log = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ ANSWER_S = 10.0  # for the final status of an object, which the head hashes as i
 POLL_S = 0.2
 
 
-class Push:
+class ChainPush:
     """Holds at most `bytes_max` bytes of objects; an object beyond that is not pushed."""
 
-    def __init__(self, directory: Directory, bytes_max: int, pace: Pace) -> None:
+    def __init__(self, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter) -> None:
         self._directory, self._bytes_max, self._pace = directory, bytes_max, pace
         self._queue: queue.Queue[tuple[str, bytes]] = queue.Queue(OBJECTS_MAX)
         self._lock = threading.Lock()
         self._bytes = 0
-        self._connection: Wire | None = None
+        self._connection: RelayConnection | None = None
         self._thread: threading.Thread | None = None
         self._counters: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ class Push:
         except queue.Full:
             self._done(len(data), given_up=True)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         return {
             "trainer_pushed_bytes_total": self._counters["bytes"],
             "trainer_push_given_up_total": self._counters["given_up"],
@@ -91,7 +91,7 @@ class Push:
             log.warning("relay %s: status %d for %s", head.name, status, key)
         return False
 
-    def _send(self, wire: Wire, key: str, data: bytes, digest: str) -> int:
+    def _send(self, wire: RelayConnection, key: str, data: bytes, digest: str) -> int:
         """Send the bytes that the head lacks: a head that is gone may have forwarded the others.
         Returns the status.
         """
@@ -115,20 +115,20 @@ class Push:
             self._disconnect()
         return status
 
-    def _head(self) -> Member | None:
+    def _head(self) -> ChainMember | None:
         try:
             self._directory.poll(POLL_S)
         except BusError as error:
             log.warning("the head of the relay chain is unknown: %s", error)
         return self._directory.head()
 
-    def _connected(self, head: Member) -> Wire:
+    def _connected(self, head: ChainMember) -> RelayConnection:
         if self._connection is not None and not (
             self._connection.url == head.url and self._connection.is_open()
         ):
             self._disconnect()
         if self._connection is None:
-            self._connection = Wire(head.url)
+            self._connection = RelayConnection(head.url)
         return self._connection
 
     def _disconnect(self) -> None:

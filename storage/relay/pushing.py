@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from storage.documents import create_same
+from storage.documents import create_idempotent
 from storage.hashing import content_hash
-from storage.objects import Data, Entry, ObjectStore, Stat
-from storage.relay.directory import Directory
-from storage.relay.names import MANIFEST, name_of, version_of
-from storage.relay.pace import Pace
-from storage.relay.push import Push
-from streams.figures import Figures
-from streams.records import Version
+from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
+from storage.relay.directory import RelayDirectory
+from storage.relay.names import MANIFEST, file_name_of, version_of
+from storage.relay.pace import BandwidthLimiter
+from storage.relay.push import ChainPush
+from streams.figures import MetricValues
+from streams.values import Version
 
 UPLOADS_MAX = 4
 VERSIONS_MAX = 4  # started and without a manifest; older ones were abandoned by their writer
@@ -39,10 +39,10 @@ class PushingStore:
     """
 
     def __init__(
-        self, store: ObjectStore, directory: Directory, bytes_max: int, pace: Pace | None = None
+        self, store: ObjectStore, directory: RelayDirectory, bytes_max: int, pace: BandwidthLimiter | None = None
     ) -> None:
         self._store, self._bytes_max = store, bytes_max
-        self._push = Push(directory, bytes_max, pace or Pace())
+        self._push = ChainPush(directory, bytes_max, pace or BandwidthLimiter())
         self._pool = ThreadPoolExecutor(UPLOADS_MAX, "upload")
         self._lock = threading.Lock()
         self._uploads: dict[Version, dict[str, _Upload]] = {}
@@ -54,7 +54,7 @@ class PushingStore:
         # Content that is not `bytes` may change after this call returns.
         content = data if isinstance(data, bytes) else bytes(data)
         self._push.hand_over(key, content)
-        if name_of(key) == MANIFEST:
+        if file_name_of(key) == MANIFEST:
             self._complete(version)
             return self._store.create(key, content)
         self._begin(version, key, content)
@@ -70,7 +70,7 @@ class PushingStore:
         self._wait(key)
         return self._store.get(key, start, end)
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         self._wait(key)
         return self._store.stat(key)
 
@@ -78,7 +78,7 @@ class PushingStore:
         self._wait(key)
         return self._store.read(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         self._wait()
         return self._store.list(prefix)
 
@@ -86,7 +86,7 @@ class PushingStore:
         self._wait(key)
         self._store.delete(key)
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         return self._push.figures()
 
     def _begin(self, version: Version, key: str, content: bytes) -> None:
@@ -94,7 +94,7 @@ class PushingStore:
         self._wait(key)
         if self._waiting() + len(content) > self._bytes_max:
             self._wait()
-        upload = self._pool.submit(create_same, self._store, key, content)
+        upload = self._pool.submit(create_idempotent, self._store, key, content)
         with self._lock:
             self._uploads.setdefault(version, {})[key] = _Upload(len(content), upload)
             for old in sorted(self._uploads)[:-VERSIONS_MAX]:

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
 from storage.own_files import ForeignFile, open_own
 from storage.relay.names import URL_FILE, version_of
-from storage.relay.wire import CONNECT_S, Refused, RelayLost, Wire, length
+from storage.relay.wire import CONNECT_S, RelayRefused, RelayLost, RelayConnection, body_length
 
 log = logging.getLogger(__name__)
 
 WAIT_S = 2.0  # per request for an object that is arriving
-STUCK_S = 15.0  # without any byte arriving at the relay
+STALLED_S = 15.0  # without any byte arriving at the relay
 SILENCE_S = 3.0
-AGAIN_S = 5.0  # until a lost relay is tried again
+RELAY_RETRY_S = 5.0  # until a lost relay is tried again
 WIRES_MAX = 4
 URL_BYTES_MAX = 4096
 
@@ -40,7 +40,7 @@ class RelayStore:
     ) -> None:
         self._store, self._folder, self._url, self._clock = store, folder, url, clock
         self._lock = threading.Lock()
-        self._connections: list[Wire] = []
+        self._connections: list[RelayConnection] = []
         self._lost_s = float("-inf")
         self._is_lost = False
         self.relay_bytes = 0
@@ -71,10 +71,10 @@ class RelayStore:
     def swap(self, key: str, data: Data, etag: str) -> str:
         return self._store.swap(key, data, etag)
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         return self._store.stat(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._store.list(prefix)
 
     def delete(self, key: str) -> None:
@@ -101,7 +101,7 @@ class RelayStore:
 
     def _from_relay(self, key: str, start: int, end: int | None) -> bytes | None:
         """Ask the relay, and wait while the object is arriving and the relay receives any bytes."""
-        if self._clock() - self._lost_s < AGAIN_S or end == start:
+        if self._clock() - self._lost_s < RELAY_RETRY_S or end == start:
             return None
         came, moved_s = "", self._clock()
         try:
@@ -115,9 +115,9 @@ class RelayStore:
                     return data
                 if coming != came:
                     came, moved_s = coming, self._clock()
-                if self._clock() - moved_s > STUCK_S:
-                    raise RelayLost(f"the relay received nothing for {STUCK_S:g} s")
-        except (RelayLost, Refused) as error:
+                if self._clock() - moved_s > STALLED_S:
+                    raise RelayLost(f"the relay received nothing for {STALLED_S:g} s")
+        except (RelayLost, RelayRefused) as error:
             self._note_lost(error)
             return None
 
@@ -133,18 +133,18 @@ class RelayStore:
             target = f"/{key}?wait={WAIT_S:g}"
             status, answer = wire.request("GET", target, headers, WAIT_S + CONNECT_S)
             if status in (200, 206):
-                data = _body(wire, length(answer))
+                data = _body(wire, body_length(answer))
             elif status in (404, 416):
                 data = None if status == 404 else b""
             else:
-                raise Refused(status, f"relay {wire.url}: status {status} for {key}")
+                raise RelayRefused(status, f"relay {wire.url}: status {status} for {key}")
         except BaseException:
             wire.close()
             raise
         self._return_connection(wire)
         return data, answer.get("x-coming") if data is None else None
 
-    def _take_connection(self) -> Wire | None:
+    def _take_connection(self) -> RelayConnection | None:
         """A connection; None if there is no relay on this node."""
         url = self._url or self._url_in_folder()
         with self._lock:
@@ -153,7 +153,7 @@ class RelayStore:
                 if wire.url == url and wire.is_open():
                     return wire
                 wire.close()
-        return Wire(url) if url else None
+        return RelayConnection(url) if url else None
 
     def _url_in_folder(self) -> str:
         """The URL that the relay of this node has written to its folder; "" if there is none."""
@@ -166,7 +166,7 @@ class RelayStore:
             pass
         return ""
 
-    def _return_connection(self, wire: Wire) -> None:
+    def _return_connection(self, wire: RelayConnection) -> None:
         with self._lock:
             if len(self._connections) < WIRES_MAX:
                 self._connections.append(wire)
@@ -180,7 +180,7 @@ class RelayStore:
         self._is_lost = True
 
 
-def _body(wire: Wire, size: int) -> bytes:
+def _body(wire: RelayConnection, size: int) -> bytes:
     content = bytearray(size)
     at = 0
     with memoryview(content) as view:

@@ -5,23 +5,23 @@ matches the announced hash.
 import logging
 from collections.abc import Callable
 
-from storage.relay.answers import Answers
-from storage.relay.asked import rest_of
-from storage.relay.held import HeldObject, ObjectBusy, ObjectDropped
-from storage.relay.names import Offer
-from storage.relay.shelf import Shelf
+from storage.relay.answers import HttpResponder
+from storage.relay.asked import parse_push_range
+from storage.relay.held import CachedObject, ObjectBusy, ObjectDropped
+from storage.relay.names import ObjectOffer
+from storage.relay.shelf import RelayCache
 from streams.errors import CorruptObject
 
 log = logging.getLogger(__name__)
 
 
-def receive(sender: Answers, shelf: Shelf, key: str, on_bytes: Callable[[], None]) -> None:
+def receive_push(sender: HttpResponder, shelf: RelayCache, key: str, on_bytes: Callable[[], None]) -> None:
     """Receive an object from `Content-Range` on; 409 if that is not where it ends here. `on_bytes`
     is called whenever bytes arrive.
     """
     headers = sender.headers
-    start, size = rest_of(headers.get("Content-Range"), headers.get("Content-Length"))
-    offer = Offer(key, size, headers.get("X-Content-Hash", ""))
+    start, size = parse_push_range(headers.get("Content-Range"), headers.get("Content-Length"))
+    offer = ObjectOffer(key, size, headers.get("X-Content-Hash", ""))
     if not offer.is_sound:
         raise ValueError("a push needs X-Content-Hash, 32 hex digits")
     held = shelf.accept(offer) if shelf.wants_push(offer) else None
@@ -44,7 +44,7 @@ def receive(sender: Answers, shelf: Shelf, key: str, on_bytes: Callable[[], None
     return sender.empty(201)
 
 
-def _write(sender: Answers, shelf: Shelf, held: HeldObject, on_bytes: Callable[[], None]) -> None:
+def _write(sender: HttpResponder, shelf: RelayCache, held: CachedObject, on_bytes: Callable[[], None]) -> None:
     while not held.verified:
         count = sender.rfile.readinto1(held.room())  # pyright: ignore[reportAttributeAccessIssue]
         if not count:

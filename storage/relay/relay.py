@@ -17,27 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from storage.objects import ObjectStore
-from storage.relay.bucket import Bucket
+from storage.relay.bucket import BucketReader
 from storage.relay.chain import RELAY_TERMS
-from storage.relay.directory import Directory
-from storage.relay.intake import Intake
+from storage.relay.directory import RelayDirectory
+from storage.relay.intake import RelayIntake
 from storage.relay.names import URL_FILE
-from storage.relay.pace import Pace
+from storage.relay.pace import BandwidthLimiter
 from storage.relay.serve import RelayServer
 from storage.relay.settings import RelaySettings
-from storage.relay.shelf import Shelf
-from storage.relay.wire import TOKEN, shared_token
+from storage.relay.shelf import RelayCache
+from storage.relay.wire import TOKEN_VARIABLE, shared_token
 from storage.roles import next_term
 from streams.bus import Bus
 from streams.errors import BusError, ConfigurationError, Fenced
-from streams.figures import Figures
+from streams.figures import MetricValues
 from streams.reader import TopicReader, from_begin
-from streams.records import Opened, RelayStatus, Version, WeightsAnnounced
+from streams.records import Opened, RelayStatus, WeightsAnnounced
+from streams.values import Version
 from streams.writer import publish
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.05
+POLL_S = 0.05
 
 
 class Relay:
@@ -56,14 +57,14 @@ class Relay:
     ) -> None:
         self._bus, self._settings, self._wall = bus, settings, wall
         self.name, self.folder = name, folder
-        self._lock = _locked(folder)
-        self.shelf = Shelf(folder, settings.versions, settings.bytes_max)
+        self._lock = _lock_folder(folder)
+        self.shelf = RelayCache(folder, settings.versions, settings.bytes_max)
         self.url = ""
         self.term = next_term(store, "relays", RELAY_TERMS)
         self._weights = TopicReader(bus, "weights", from_begin(bus, "weights"), with_opened=True)
-        self.directory = Directory(bus, settings.timeout_s)
-        bucket = Bucket(self.shelf, store)
-        self.intake = Intake(
+        self.directory = RelayDirectory(bus, settings.timeout_s)
+        bucket = BucketReader(self.shelf, store)
+        self.intake = RelayIntake(
             self.shelf,
             bucket,
             self.directory,
@@ -74,9 +75,9 @@ class Relay:
         self._published: tuple[object, ...] = ()
         self._published_s = float("-inf")
         self._failed: BaseException | None = None
-        self.server = _serving(settings, self.shelf, self.status)
+        self.server = _start_server(settings, self.shelf, self.status)
         self.url = settings.url or _url(settings.host, self.server.port)
-        (folder / URL_FILE).write_text(_url(_near(settings.host), self.server.port))
+        (folder / URL_FILE).write_text(_url(_local_host(settings.host), self.server.port))
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop`. Raises the error of its intake, or `Fenced` if a higher term has its
@@ -87,7 +88,7 @@ class Relay:
         try:
             self._poll()
             thread.start()
-            while self._failed is None and not stop.wait(TURN_S):
+            while self._failed is None and not stop.wait(POLL_S):
                 self._poll()
         finally:
             ended.set()
@@ -121,7 +122,7 @@ class Relay:
             "figures": self.figures(),
         }
 
-    def figures(self) -> Figures:
+    def figures(self) -> MetricValues:
         """Its metrics, under their documented names."""
         newest = max(self.shelf.versions(), default=Version(0, 0))
         counted = {name: self.shelf.counters[name] for name in COUNTERS}
@@ -201,7 +202,7 @@ COUNTERS = (
 )
 
 
-def _locked(folder: Path) -> Any:
+def _lock_folder(folder: Path) -> Any:
     """The folder's lock, held until it is closed or the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -217,16 +218,16 @@ def _locked(folder: Path) -> Any:
     return file
 
 
-def _serving(
-    settings: RelaySettings, shelf: Shelf, status: Callable[[], dict[str, Any]]
+def _start_server(
+    settings: RelaySettings, shelf: RelayCache, status: Callable[[], dict[str, Any]]
 ) -> RelayServer:
-    address, pace = (settings.host, settings.port), Pace(settings.send_bytes_per_s)
+    address, pace = (settings.host, settings.port), BandwidthLimiter(settings.send_bytes_per_s)
     token = shared_token()
     try:
         if not token and not _is_loopback(settings.host):
             raise ConfigurationError(
                 f"relay.host {settings.host}: other machines reach this address, so relays, "
-                f"rollouts and the trainer need a shared secret: set {TOKEN} to the same value in "
+                f"rollouts and the trainer need a shared secret: set {TOKEN_VARIABLE} to the same value in "
                 'the environment of each (openssl rand -hex 32), or set relay.host = "127.0.0.1"'
             )
         return RelayServer(address, shelf, pace, settings.connections_max, status, token)
@@ -248,6 +249,6 @@ def _url(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def _near(host: str) -> str:
+def _local_host(host: str) -> str:
     """The host for processes of the same node."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -11,27 +11,27 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from storage.relay.answers import CLIENT_S, Answers
-from storage.relay.asked import key_of, range_of, seconds
-from storage.relay.held import HeldObject, ObjectDropped
-from storage.relay.pace import PIECE_BYTES, Pace
-from storage.relay.shelf import Shelf
+from storage.relay.answers import CLIENT_S, HttpResponder
+from storage.relay.asked import parse_key, parse_range, parse_wait
+from storage.relay.held import CachedObject, ObjectDropped
+from storage.relay.pace import PIECE_BYTES, BandwidthLimiter
+from storage.relay.shelf import RelayCache
 
 STALL_S = 60.0  # without a new byte, the transfer ends
 SILENCE_S = 1.0  # between two checks whether a waiting client is still there
 
 
-def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping[str, str]) -> None:
+def send_object(to: HttpResponder, shelf: RelayCache, pace: BandwidthLimiter, path: str, query: Mapping[str, str]) -> None:
     """Send the object or a range of it; 404 if it is not here, 416 if the range is outside it."""
-    key = key_of(path)
+    key = parse_key(path)
     if query.get("receiving") == "1":
         held = shelf.find(key)
     else:
-        held = shelf.wait_offered(key, seconds(query))
+        held = shelf.wait_offered(key, parse_wait(query))
     if held is None:
         coming = {"X-Coming": str(shelf.bytes_received())} if shelf.is_expected(key) else {}
         return to.empty(404, coming)
-    start, end = range_of(to.headers.get("Range"), held.offer.bytes)
+    start, end = parse_range(to.headers.get("Range"), held.offer.bytes)
     restarts = held.restarts
     if start is None:
         to.head(200, held.offer.bytes, {})
@@ -51,7 +51,7 @@ def send_object(to: Answers, shelf: Shelf, pace: Pace, path: str, query: Mapping
 
 
 def _send(
-    to: socket.socket, pace: Pace, held: HeldObject, at: int, end: int, restarts: int
+    to: socket.socket, pace: BandwidthLimiter, held: CachedObject, at: int, end: int, restarts: int
 ) -> None:
     moved_s = time.monotonic()
     while at < end:

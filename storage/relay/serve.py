@@ -17,18 +17,18 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from storage.relay.answers import Answers
-from storage.relay.asked import integer, key_of, seconds
-from storage.relay.names import Offer
-from storage.relay.pace import Pace
-from storage.relay.receiving import receive
+from storage.relay.answers import HttpResponder
+from storage.relay.asked import parse_integer, parse_key, parse_wait
+from storage.relay.names import ObjectOffer
+from storage.relay.pace import BandwidthLimiter
+from storage.relay.receiving import receive_push
 from storage.relay.sending import send_object
-from storage.relay.shelf import Shelf
-from storage.relay.wire import Listing
+from storage.relay.shelf import RelayCache
+from storage.relay.wire import RelayListing
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05  # between two checks whether the server is to end
+SHUTDOWN_POLL_S = 0.05  # between two checks whether the server is to end
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 
 
@@ -44,8 +44,8 @@ class RelayServer(ThreadingHTTPServer):
     def __init__(
         self,
         address: tuple[str, int],
-        shelf: Shelf,
-        pace: Pace,
+        shelf: RelayCache,
+        pace: BandwidthLimiter,
         connections_max: int,
         status: Callable[[], dict[str, Any]],
         token: str = "",
@@ -57,9 +57,9 @@ class RelayServer(ThreadingHTTPServer):
         self.pushed_s = float("-inf")
         """When the last byte of a push arrived (monotonic)."""
         self._free = threading.BoundedSemaphore(connections_max)
-        super().__init__(address, _Handler)
+        super().__init__(address, _RequestHandler)
         self._thread = threading.Thread(
-            target=self.serve_forever, args=(LOOK_S,), name="relay-serve"
+            target=self.serve_forever, args=(SHUTDOWN_POLL_S,), name="relay-serve"
         )
         self._thread.daemon = True
         self._thread.start()
@@ -106,7 +106,7 @@ class RelayServer(ThreadingHTTPServer):
         log.warning("relay: a request of %s failed", client_address, exc_info=True)
 
 
-class _Handler(Answers):
+class _RequestHandler(HttpResponder):
     server: RelayServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def parse_request(self) -> bool:
@@ -126,27 +126,27 @@ class _Handler(Answers):
             if split.path == "/status":
                 self.json(self.server.status())
             elif split.path == "/objects":
-                after, wait_s = integer(query.get("after", "-1")), seconds(query)
-                self.json(Listing(*self._offers(after, wait_s)))
+                after, wait_s = parse_integer(query.get("after", "-1")), parse_wait(query)
+                self.json(RelayListing(*self._offers(after, wait_s)))
             else:
                 send_object(self, self.server.shelf, self.server.pace, split.path, query)
 
     def do_HEAD(self) -> None:
         with self.error_responses():
-            held = self.server.shelf.find(key_of(self.path))
+            held = self.server.shelf.find(parse_key(self.path))
             if held is None:
                 return self.empty(404)
             received = held.offer.bytes if held.verified else held.written
             return self.head(200, held.offer.bytes, {"X-Received": str(received)})
 
     def handle_expect_100(self) -> bool:
-        """Do not respond here: `receive` responds once it is known whether the body is wanted."""
+        """Do not respond here: `receive_push` responds once it is known whether the body is wanted."""
         return True
 
     def do_PUT(self) -> None:
         with self.error_responses():
-            receive(self, self.server.shelf, key_of(self.path), self.server.note_push)
+            receive_push(self, self.server.shelf, parse_key(self.path), self.server.note_push)
 
-    def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[Offer, ...]]:
+    def _offers(self, after: int, wait_s: float) -> tuple[int, tuple[ObjectOffer, ...]]:
         count, offers = self.server.shelf.offers(after, wait_s)
         return count, tuple(offers)

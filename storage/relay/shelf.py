@@ -17,13 +17,14 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from storage.documents import decode
+from storage.documents import decode_json
 from storage.manifest import FileEntry, Manifest, manifest_key, version_folder
-from storage.relay.held import HeldObject
-from storage.relay.keeping import Holding, plan_keep
-from storage.relay.names import MANIFEST, Offer, name_of, version_of
+from storage.relay.held import CachedObject
+from storage.relay.keeping import CachedVersion, versions_to_keep
+from storage.relay.names import MANIFEST, ObjectOffer, file_name_of, version_of
 from streams.errors import CorruptObject
-from streams.records import Version, WeightsAnnounced
+from streams.values import Version
+from streams.records import WeightsAnnounced
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ AHEAD_MAX = 4
 """How far a pushed version's number may exceed the newest announced one: one version is in
 training, one waits to be published and one is being uploaded.
 """
-SILENT_S = 30.0  # the next head of a broken chain resumes objects long before this
+STALLED_OBJECT_S = 30.0  # the next head of a broken chain resumes objects long before this
 OBJECTS_MAX = 4096  # per version: 4 GiB in files of 1 MiB
 
 
-class Shelf:
+class RelayCache:
     """Safe to share between threads. `folder` is emptied at the start: a killed relay may have left
     files in it.
     """
@@ -46,7 +47,7 @@ class Shelf:
         self.folder = folder
         self._versions_max, self._bytes_max = versions_max, bytes_max
         self._changed = threading.Condition(threading.RLock())
-        self._objects: dict[str, HeldObject] = {}
+        self._objects: dict[str, CachedObject] = {}
         self._offered: set[str] = set()
         self._manifests: dict[Version, Manifest] = {}
         self._announced: dict[Version, str] = {}
@@ -64,23 +65,23 @@ class Shelf:
 
     # ---- content ---------------------------------------------------------------------------------
 
-    def find(self, key: str) -> HeldObject | None:
+    def find(self, key: str) -> CachedObject | None:
         with self._changed:
             return self._objects.get(key)
 
-    def objects(self) -> list[HeldObject]:
+    def objects(self) -> list[CachedObject]:
         """In the order in which they were started."""
         with self._changed:
             return list(self._objects.values())
 
-    def offers(self, after: int, wait_s: float) -> tuple[int, list[Offer]]:
+    def offers(self, after: int, wait_s: float) -> tuple[int, list[ObjectOffer]]:
         """The number of changes, and everything held or arriving. Waits until that number differs
         from `after`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.count != after, wait_s)
             held = self._objects.values()
-            return self.count, [Offer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held]
+            return self.count, [ObjectOffer(o.key, o.offer.bytes, o.offer.hash, o.verified) for o in held]
 
     def manifest(self, version: Version) -> Manifest | None:
         with self._changed:
@@ -96,7 +97,7 @@ class Shelf:
         with self._changed:
             return sorted(v for v in self._manifests if not self._missing(v))
 
-    def missing(self, version: Version) -> list[Offer]:
+    def missing(self, version: Version) -> list[ObjectOffer]:
         """Objects of a version with a manifest that are not verified here."""
         with self._changed:
             return self._missing(version)
@@ -110,7 +111,7 @@ class Shelf:
         with self._changed:
             return self._is_expected(key, version_of(key))
 
-    def wait_offered(self, key: str, wait_s: float) -> HeldObject | None:
+    def wait_offered(self, key: str, wait_s: float) -> CachedObject | None:
         """The object once rollouts may have it; None after `wait_s`, or at once if it is not
         expected.
         """
@@ -128,7 +129,7 @@ class Shelf:
 
     # ---- changes ---------------------------------------------------------------------------------
 
-    def wants(self, offer: Offer) -> bool:
+    def wants(self, offer: ObjectOffer) -> bool:
         """Whether this content may be held under this key: its version is plausible, and no
         manifest names other content.
         """
@@ -138,13 +139,13 @@ class Shelf:
                 return False
             if not self._is_plausible(version):
                 return False
-            if name_of(offer.key) == MANIFEST:
+            if file_name_of(offer.key) == MANIFEST:
                 return self._announced.get(version, offer.hash) == offer.hash
-            entry = self._entry(version, name_of(offer.key))
+            entry = self._entry(version, file_name_of(offer.key))
             known = version in self._manifests
             return not known or (entry is not None and _offer(version, entry).is_same(offer))
 
-    def wants_push(self, offer: Offer) -> bool:
+    def wants_push(self, offer: ObjectOffer) -> bool:
         """Whether the object may be pushed: not if its version is older than the newest announced
         one and not announced itself.
         """
@@ -153,7 +154,7 @@ class Shelf:
             is_new = not self._announced or version in self._announced or self._is_ahead(version)
             return is_new and self.wants(offer)
 
-    def accept(self, offer: Offer) -> HeldObject | None:
+    def accept(self, offer: ObjectOffer) -> CachedObject | None:
         """The object to write this content to, new or started before; older versions make room.
         None if it is unwanted, or older than the kept versions.
         """
@@ -168,12 +169,12 @@ class Shelf:
                 log.warning("object %s: other content was started before; dropped", offer.key)
                 self._drop(offer.key)
             self._serial += 1
-            held = HeldObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
+            held = CachedObject(self.folder / "receiving" / f"{self._serial:08d}", offer)
             self._objects[offer.key] = held
             self._notify()
             return held
 
-    def completed(self, held: HeldObject) -> None:
+    def completed(self, held: CachedObject) -> None:
         """Note that all bytes of this object are here and match its hash; offer what can be offered
         now.
         """
@@ -181,7 +182,7 @@ class Shelf:
         with self._changed:
             if version is None or self._objects.get(held.key) is not held:
                 return
-            if name_of(held.key) == MANIFEST:
+            if file_name_of(held.key) == MANIFEST:
                 self._take_manifest(version, held)
             self._publish(version)
             self._notify()
@@ -212,7 +213,7 @@ class Shelf:
             self._opened = max(self._opened, term)
 
     def drop_stalled(self, now_s: float) -> None:
-        """Drop objects of unannounced versions that received nothing for `SILENT_S` since an
+        """Drop objects of unannounced versions that received nothing for `STALLED_OBJECT_S` since an
         earlier call.
         """
         with self._changed:
@@ -224,8 +225,8 @@ class Shelf:
             }
             for key, (_, since_s) in self._progress.items():
                 is_unproved = not self._announced or self._is_ahead(version_of(key))
-                if now_s - since_s > SILENT_S and is_unproved:
-                    log.warning("object %s: no bytes for %g s; dropped", key, SILENT_S)
+                if now_s - since_s > STALLED_OBJECT_S and is_unproved:
+                    log.warning("object %s: no bytes for %g s; dropped", key, STALLED_OBJECT_S)
                     self._drop(key)
                     self._notify()
 
@@ -263,7 +264,7 @@ class Shelf:
         if version is None:
             return False
         if version in self._manifests:
-            return key in self._objects or self._entry(version, name_of(key)) is not None
+            return key in self._objects or self._entry(version, file_name_of(key)) is not None
         newest = max(self._announced, default=None)
         return key in self._objects or newest is None or version >= newest
 
@@ -272,14 +273,14 @@ class Shelf:
         files = manifest.files if manifest else ()
         return next((entry for entry in files if entry.name == name), None)
 
-    def _missing(self, version: Version) -> list[Offer]:
+    def _missing(self, version: Version) -> list[ObjectOffer]:
         manifest = self._manifests.get(version)
         wanted = (_offer(version, entry) for entry in (manifest.files if manifest else ()))
         return [offer for offer in wanted if offer.key not in self._offered]
 
-    def _take_manifest(self, version: Version, held: HeldObject) -> None:
+    def _take_manifest(self, version: Version, held: CachedObject) -> None:
         try:
-            manifest = decode(held.content(), Manifest, held.key)
+            manifest = decode_json(held.content(), Manifest, held.key)
             if manifest.version != version or len(manifest.files) > OBJECTS_MAX:
                 raise CorruptObject(f"object {held.key} is not the manifest of {version}")
         except CorruptObject as error:
@@ -327,7 +328,7 @@ class Shelf:
                 log.warning("version %s was never believed: dropped", version)
                 self.drop_version(version)
 
-    def _make_room(self, version: Version, offer: Offer) -> bool:
+    def _make_room(self, version: Version, offer: ObjectOffer) -> bool:
         """Evict versions that exceed the bounds together with this object. Returns False if its own
         version would be evicted, or if it is unannounced and needs more than the free room.
         """
@@ -342,11 +343,11 @@ class Shelf:
         self._evict(kept)
         return True
 
-    def _is_believed(self, version: Version, offer: Offer) -> bool:
+    def _is_believed(self, version: Version, offer: ObjectOffer) -> bool:
         """Whether this object may evict others: it is a manifest or named by one, and its version
         is not ahead of all announced ones.
         """
-        known = version in self._manifests or name_of(offer.key) == MANIFEST
+        known = version in self._manifests or file_name_of(offer.key) == MANIFEST
         return known and not self._is_ahead(version)
 
     def _kept(self, sizes: Counter[Version], but: str = "") -> frozenset[Version]:
@@ -364,8 +365,8 @@ class Shelf:
                 sizes[of] = max(sizes[of], manifest.bytes)
         newest = sizes[max(self._announced)] if self._announced else 0
         free = max(0, min(newest, self._bytes_max - newest))
-        holdings = [Holding(of, size, self._base(of)) for of, size in sizes.items()]
-        kept = set(plan_keep(holdings, self._versions_max, self._bytes_max - free))
+        holdings = [CachedVersion(of, size, self._base(of)) for of, size in sizes.items()]
+        kept = set(versions_to_keep(holdings, self._versions_max, self._bytes_max - free))
         room = self._bytes_max - sum(sizes[of] for of in kept)
         for of in sorted(ahead):
             if ahead[of] <= room:
@@ -388,5 +389,5 @@ class Shelf:
         self._offered.discard(key)
 
 
-def _offer(version: Version, entry: FileEntry) -> Offer:
-    return Offer(f"{version_folder(version)}/{entry.name}", entry.bytes, entry.hash)
+def _offer(version: Version, entry: FileEntry) -> ObjectOffer:
+    return ObjectOffer(f"{version_folder(version)}/{entry.name}", entry.bytes, entry.hash)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from storage.objects import Data
-from storage.relay.names import Offer
-from storage.relay.pace import PIECE_BYTES, Pace
+from storage.relay.names import ObjectOffer
+from storage.relay.pace import PIECE_BYTES, BandwidthLimiter
 from streams.errors import ConfigurationError, StoreError
 
 HEAD_BYTES_MAX = 16 << 10
@@ -28,16 +28,16 @@ SILENCE_S = 1.0
 """After this time without a byte, a reader checks whether the other side lives."""
 
 
-TOKEN = "ROLLSTREAM_RELAY_TOKEN"
+TOKEN_VARIABLE = "ROLLSTREAM_RELAY_TOKEN"
 """The environment variable with the secret that relays and their clients share."""
-_TOKEN = re.compile(r"[\x21-\x7e]{8,512}")
+_TOKEN_PATTERN = re.compile(r"[\x21-\x7e]{8,512}")
 
 
 def shared_token() -> str:
     """The secret from the environment, "" without one. It is never part of an error or a log."""
-    token = os.environ.get(TOKEN, "")
-    if token and _TOKEN.fullmatch(token) is None:
-        raise ConfigurationError(f"{TOKEN} must have 8 to 512 characters of ASCII, without spaces")
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token and _TOKEN_PATTERN.fullmatch(token) is None:
+        raise ConfigurationError(f"{TOKEN_VARIABLE} must have 8 to 512 characters of ASCII, without spaces")
     return token
 
 
@@ -51,7 +51,7 @@ class RelayLost(StoreError):
     """The relay does not respond, or not in HTTP."""
 
 
-class Refused(StoreError):
+class RelayRefused(StoreError):
     """The relay responded with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -59,14 +59,14 @@ class Refused(StoreError):
         self.status = status
 
 
-class Listing(msgspec.Struct, frozen=True):
+class RelayListing(msgspec.Struct, frozen=True):
     """The objects that a relay holds at its change number `count`."""
 
     count: int
-    objects: tuple[Offer, ...]
+    objects: tuple[ObjectOffer, ...]
 
 
-class Wire:
+class RelayConnection:
     """One connection, for one thread. Every wait has a bound and raises `RelayLost` after it."""
 
     def __init__(self, url: str) -> None:
@@ -82,7 +82,7 @@ class Wire:
         self._host = split.netloc
         self._buffered = b""
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> "RelayConnection":
         return self
 
     def __exit__(
@@ -128,7 +128,7 @@ class Wire:
         lines += [f"{name}: {value}" for name, value in {**token_header(), **headers}.items()]
         self._send("\r\n".join([*lines, "", ""]).encode("ascii"))
 
-    def send_body(self, data: Data, pace: Pace) -> int:
+    def send_body(self, data: Data, pace: BandwidthLimiter) -> int:
         """Send the body; returns its size. Raises `RelayLost` if the other side stops reading."""
         view = memoryview(data).cast("B")
         for at in range(0, len(view), PIECE_BYTES):
@@ -174,7 +174,7 @@ class Wire:
 
     def body(self, headers: Mapping[str, str], wait_s: float) -> bytes:
         """The whole body of a response."""
-        size = length(headers)
+        size = body_length(headers)
         if size > ANSWER_BYTES_MAX:
             raise RelayLost(f"relay {self.url}: a response of {size} bytes")
         content = bytearray(size)
@@ -186,7 +186,7 @@ class Wire:
                     raise RelayLost(f"relay {self.url}: no body within {wait_s:g} s")
         return bytes(content)
 
-    def listing(self, after: int = -1, wait_s: float = 0.0) -> Listing:
+    def listing(self, after: int = -1, wait_s: float = 0.0) -> RelayListing:
         """The relay's objects, as soon as its change number differs from `after`, or after
         `wait_s`.
         """
@@ -194,9 +194,9 @@ class Wire:
         status, headers = self.request("GET", target, wait_s=wait_s + CONNECT_S)
         body = self.body(headers, CONNECT_S)
         if status != 200:
-            raise Refused(status, f"relay {self.url}: status {status} for its listing")
+            raise RelayRefused(status, f"relay {self.url}: status {status} for its listing")
         try:
-            return msgspec.json.decode(body, type=Listing)
+            return msgspec.json.decode(body, type=RelayListing)
         except msgspec.DecodeError as error:
             raise RelayLost(f"relay {self.url}: not a listing: {error}") from error
 
@@ -222,7 +222,7 @@ class Wire:
             raise RelayLost(f"relay {self.url}: {error}") from error
 
 
-def length(headers: Mapping[str, str]) -> int:
+def body_length(headers: Mapping[str, str]) -> int:
     """The body's size from the response's headers."""
     text = headers.get("content-length", "")
     return int(text) if text.isdigit() else 0

@@ -24,10 +24,10 @@ from botocore.parsers import ResponseParserError
 from botocore.session import get_session
 from urllib3.exceptions import HTTPError
 
-from storage.s3.failures import Kind, S3Failure, failure_of
-from storage.s3.place import S3Place
-from storage.s3.ranges import Range
-from storage.s3.retries import Limits
+from storage.s3.failures import FailureKind, S3Failure, classify_failure
+from storage.s3.place import S3Address
+from storage.s3.ranges import ByteRange
+from storage.s3.retries import TimeLimits
 from streams.errors import ConfigurationError
 
 CHUNK_BYTES = 1 << 20
@@ -45,7 +45,7 @@ _NO_CREDENTIALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectHead:
     """An object of `size` bytes, as it was at the moment of one response."""
 
     size: int
@@ -54,7 +54,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListingPage:
     """A page of a listing: (name, bytes) in the server's order; `more` is the token of the next
     page.
     """
@@ -81,7 +81,7 @@ def _loader(path: str | None) -> Any:
 class S3Client:
     """One bucket; safe to share between threads. Names are complete keys, prefix included."""
 
-    def __init__(self, place: S3Place, limits: Limits) -> None:
+    def __init__(self, place: S3Address, limits: TimeLimits) -> None:
         config = Config(
             connect_timeout=limits.connect_s,
             read_timeout=limits.silence_s,
@@ -104,15 +104,15 @@ class S3Client:
         self._encryption = _encryption(place)
 
     def get(
-        self, name: str, wanted: Range, etag: str | None, take: Callable[[bytes], None]
-    ) -> Found:
+        self, name: str, wanted: ByteRange, etag: str | None, take: Callable[[bytes], None]
+    ) -> ObjectHead:
         """Pass a range of the object that has `etag`, cut off at the object's end, to `take` in
         chunks.
 
         `take` may raise. The chunks are valid only once this has returned.
         """
         condition = {"IfMatch": etag} if etag else {}
-        with _failures():
+        with _translate_failures():
             answer = self._s3.get_object(
                 Bucket=self._bucket,
                 Key=name,
@@ -120,33 +120,33 @@ class S3Client:
                 **condition,
             )
             given, size = _given_range(answer)
-            if given != Range(wanted.start, min(wanted.end, size)):
+            if given != ByteRange(wanted.start, min(wanted.end, size)):
                 answer["Body"].close()
-                raise S3Failure(Kind.TRANSIENT, "BadAnswer", f"{wanted} became {given}", False)
+                raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"{wanted} became {given}", False)
             taken = _read(answer["Body"], take)
         if taken != given.end - given.start:
-            raise S3Failure(Kind.TRANSIENT, "Truncated", f"{taken} bytes of {given}", False)
-        return Found(size, _field(answer, "ETag"), answer.get("Metadata", {}))
+            raise S3Failure(FailureKind.TRANSIENT, "Truncated", f"{taken} bytes of {given}", False)
+        return ObjectHead(size, _field(answer, "ETag"), answer.get("Metadata", {}))
 
-    def get_empty(self, name: str) -> Found:
+    def get_empty(self, name: str) -> ObjectHead:
         """The head of an object without bytes, of which no range can be requested. Raises
         `CONFLICT` if it has bytes.
         """
-        with _failures():
+        with _translate_failures():
             answer = self._s3.get_object(Bucket=self._bucket, Key=name)
             answer["Body"].close()
         if answer["ContentLength"] != 0:
-            raise S3Failure(Kind.CONFLICT, "Replaced", "it was empty a moment ago", False)
-        return Found(0, _field(answer, "ETag"), answer.get("Metadata", {}))
+            raise S3Failure(FailureKind.CONFLICT, "Replaced", "it was empty a moment ago", False)
+        return ObjectHead(0, _field(answer, "ETag"), answer.get("Metadata", {}))
 
     def put(
         self,
         name: str,
         body: bytes | bytearray,
         metadata: Mapping[str, str],
-        condition: "Condition",
+        condition: "WriteCondition",
     ) -> str:
-        with _failures():
+        with _translate_failures():
             answer = self._s3.put_object(
                 Bucket=self._bucket,
                 Key=name,
@@ -158,24 +158,24 @@ class S3Client:
         return _field(answer, "ETag")
 
     def create_upload(self, name: str, metadata: Mapping[str, str]) -> str:
-        with _failures():
+        with _translate_failures():
             answer = self._s3.create_multipart_upload(
                 Bucket=self._bucket, Key=name, Metadata=dict(metadata), **self._encryption
             )
         return _field(answer, "UploadId")
 
     def upload_part(self, name: str, upload: str, number: int, body: bytes) -> str:
-        with _failures():
+        with _translate_failures():
             answer = self._s3.upload_part(
                 Bucket=self._bucket, Key=name, UploadId=upload, PartNumber=number, Body=body
             )
         return _field(answer, "ETag")
 
     def complete_upload(
-        self, name: str, upload: str, etags: Sequence[str], condition: "Condition"
+        self, name: str, upload: str, etags: Sequence[str], condition: "WriteCondition"
     ) -> str:
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
-        with _failures():
+        with _translate_failures():
             answer = self._s3.complete_multipart_upload(
                 Bucket=self._bucket,
                 Key=name,
@@ -186,23 +186,23 @@ class S3Client:
         return _field(answer, "ETag")
 
     def abort_upload(self, name: str, upload: str) -> None:
-        with _failures():
+        with _translate_failures():
             self._s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
 
-    def list_page(self, prefix: str, more: str | None) -> Page:
+    def list_page(self, prefix: str, more: str | None) -> ListingPage:
         token = {"ContinuationToken": more} if more else {}
-        with _failures():
+        with _translate_failures():
             answer = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, **token)
         entries = [(entry["Key"], entry["Size"]) for entry in answer.get("Contents", [])]
-        return Page(entries, answer.get("NextContinuationToken") if answer["IsTruncated"] else None)
+        return ListingPage(entries, answer.get("NextContinuationToken") if answer["IsTruncated"] else None)
 
     def delete(self, name: str) -> None:
-        with _failures():
+        with _translate_failures():
             self._s3.delete_object(Bucket=self._bucket, Key=name)
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class WriteCondition:
     """When a write takes effect: always, if the key is free, or if the object has this etag."""
 
     if_absent: bool = False
@@ -215,23 +215,23 @@ class Condition:
         return {} if self.if_etag is None else {"IfMatch": self.if_etag}
 
 
-def _encryption(place: S3Place) -> dict[str, str]:
+def _encryption(place: S3Address) -> dict[str, str]:
     named = {"ServerSideEncryption": place.sse, "SSEKMSKeyId": place.sse_kms_key_id}
     return {name: value for name, value in named.items() if value}
 
 
 def _field(answer: Mapping[str, Any], name: str) -> str:
     if not answer.get(name):
-        raise S3Failure(Kind.TRANSIENT, "BadAnswer", f"an answer without {name}", True)
+        raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"an answer without {name}", True)
     return str(answer[name])
 
 
-def _given_range(answer: Mapping[str, Any]) -> tuple[Range, int]:
+def _given_range(answer: Mapping[str, Any]) -> tuple[ByteRange, int]:
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
-        raise S3Failure(Kind.REFUSED, "NotImplemented", "the server ignored a Range header", False)
+        raise S3Failure(FailureKind.REFUSED, "NotImplemented", "the server ignored a Range header", False)
     first, last, size = map(int, match.groups())
-    return Range(first, last + 1), size
+    return ByteRange(first, last + 1), size
 
 
 def _read(body: Any, take: Callable[[bytes], None]) -> int:
@@ -245,27 +245,27 @@ def _read(body: Any, take: Callable[[bytes], None]) -> int:
 
 
 @contextmanager
-def _failures() -> Generator[None]:
+def _translate_failures() -> Generator[None]:
     try:
         yield
     except boto.ClientError as error:
         told: Any = error.response.get("Error", {})
         answered: Any = error.response.get("ResponseMetadata", {})
-        raise failure_of(
+        raise classify_failure(
             int(answered.get("HTTPStatusCode", 0)),
             str(told.get("Code", "Unknown")),
             str(told.get("Message", "")),
         ) from error
     except _NO_CREDENTIALS as error:
-        raise S3Failure(Kind.REFUSED, "NoCredentials", str(error), False) from error
+        raise S3Failure(FailureKind.REFUSED, "NoCredentials", str(error), False) from error
     except boto.SSLError as error:
         trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
-        kind, code = (Kind.TRANSIENT, "TLS") if trusted else (Kind.REFUSED, "Certificate")
+        kind, code = (FailureKind.TRANSIENT, "TLS") if trusted else (FailureKind.REFUSED, "Certificate")
         raise S3Failure(kind, code, str(error), False) from error
     except _NOT_SENT as error:
-        raise S3Failure(Kind.TRANSIENT, "Unreachable", str(error), False) from error
+        raise S3Failure(FailureKind.TRANSIENT, "Unreachable", str(error), False) from error
     except (boto.HTTPClientError, ResponseParserError, HTTPError, OSError) as error:
         # The response was lost, not the request: it may have taken effect.
-        raise S3Failure(Kind.TRANSIENT, type(error).__name__, str(error), True) from error
+        raise S3Failure(FailureKind.TRANSIENT, type(error).__name__, str(error), True) from error
     except boto.BotoCoreError as error:
-        raise S3Failure(Kind.REFUSED, type(error).__name__, str(error), False) from error
+        raise S3Failure(FailureKind.REFUSED, type(error).__name__, str(error), False) from error

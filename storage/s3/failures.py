@@ -11,7 +11,7 @@ from enum import Enum, auto
 from streams.errors import ObjectMissing, StoreError, StoreTimeout
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """How an operation continues after a failed request."""
 
     MISSING = auto()  # there is no object of this key
@@ -27,29 +27,29 @@ class Kind(Enum):
 class S3Failure(Exception):
     """The failure of one request; never leaves `storage/`."""
 
-    def __init__(self, kind: Kind, code: str, text: str, in_doubt: bool) -> None:
+    def __init__(self, kind: FailureKind, code: str, text: str, in_doubt: bool) -> None:
         super().__init__(f"{code}: {text}")
         self.kind, self.code, self.text, self.in_doubt = kind, code, text, in_doubt
 
 
 _WRITES = frozenset({"write", "create", "swap", "delete"})
 _CODES = {
-    "NoSuchKey": Kind.MISSING,
-    "NoSuchUpload": Kind.NO_UPLOAD,
-    "PreconditionFailed": Kind.PRECONDITION,
-    "InvalidRange": Kind.RANGE,
-    "ConditionalRequestConflict": Kind.CONFLICT,
-    "OperationAborted": Kind.CONFLICT,
-    "ObjectParentIsFile": Kind.IN_THE_WAY,
-    "ExistingObjectIsDirectory": Kind.IN_THE_WAY,
-    "RequestTimeout": Kind.TRANSIENT,  # a 400: the body did not arrive in time
-    "SlowDown": Kind.TRANSIENT,
-    "ServiceUnavailable": Kind.TRANSIENT,
-    "XAmzContentSHA256Mismatch": Kind.TRANSIENT,  # damaged in transit; it was not stored
-    "BadDigest": Kind.TRANSIENT,
-    "IncompleteBody": Kind.TRANSIENT,
+    "NoSuchKey": FailureKind.MISSING,
+    "NoSuchUpload": FailureKind.NO_UPLOAD,
+    "PreconditionFailed": FailureKind.PRECONDITION,
+    "InvalidRange": FailureKind.RANGE,
+    "ConditionalRequestConflict": FailureKind.CONFLICT,
+    "OperationAborted": FailureKind.CONFLICT,
+    "ObjectParentIsFile": FailureKind.IN_THE_WAY,
+    "ExistingObjectIsDirectory": FailureKind.IN_THE_WAY,
+    "RequestTimeout": FailureKind.TRANSIENT,  # a 400: the body did not arrive in time
+    "SlowDown": FailureKind.TRANSIENT,
+    "ServiceUnavailable": FailureKind.TRANSIENT,
+    "XAmzContentSHA256Mismatch": FailureKind.TRANSIENT,  # damaged in transit; it was not stored
+    "BadDigest": FailureKind.TRANSIENT,
+    "IncompleteBody": FailureKind.TRANSIENT,
 }
-_STATUSES = {412: Kind.PRECONDITION, 416: Kind.RANGE, 429: Kind.TRANSIENT, 408: Kind.TRANSIENT}
+_STATUSES = {412: FailureKind.PRECONDITION, 416: FailureKind.RANGE, 429: FailureKind.TRANSIENT, 408: FailureKind.TRANSIENT}
 
 _CREDENTIALS = (
     "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role"
@@ -79,14 +79,14 @@ _ADVICE = {
 }
 
 
-def failure_of(status: int, code: str, message: str) -> S3Failure:
+def classify_failure(status: int, code: str, message: str) -> S3Failure:
     """The failure for an HTTP response; `code` is the error code in its body."""
     kind = _CODES.get(code) or _STATUSES.get(status)
     if kind is None and code == "404":
-        kind = Kind.TRANSIENT  # S3 servers always send a code: this response was cut off
+        kind = FailureKind.TRANSIENT  # S3 servers always send a code: this response was cut off
     if kind is None:
-        kind = Kind.TRANSIENT if status >= 500 and code != "NotImplemented" else Kind.REFUSED
-    in_doubt = kind is Kind.TRANSIENT and status >= 500
+        kind = FailureKind.TRANSIENT if status >= 500 and code != "NotImplemented" else FailureKind.REFUSED
+    in_doubt = kind is FailureKind.TRANSIENT and status >= 500
     return S3Failure(kind, code, message, in_doubt)
 
 
@@ -96,15 +96,15 @@ def advice(code: str) -> str:
 
 
 @contextmanager
-def told(action: str, where: str) -> Generator[None]:
+def translate_s3_errors(action: str, where: str) -> Generator[None]:
     """Raise an `S3Failure` of the block as the typed error with advice."""
     try:
         yield
     except S3Failure as failure:
         cause = f"cannot {action} {where}: {failure.code} ({failure.text.strip().rstrip('.')})"
-        if failure.kind is Kind.MISSING:
+        if failure.kind is FailureKind.MISSING:
             raise ObjectMissing(f"no object {where}") from failure
-        if failure.kind in (Kind.TRANSIENT, Kind.CONFLICT):
+        if failure.kind in (FailureKind.TRANSIENT, FailureKind.CONFLICT):
             raise StoreTimeout(
                 f"{cause}, until its deadline; check that the endpoint is up and can be reached "
                 "from here (deadline_s=… in the store's URL tolerates a longer outage)"

@@ -32,7 +32,7 @@ CHAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class S3Place:
+class S3Address:
     """The place of a store's objects and how to reach its server; its text form is safe for error
     messages.
     """
@@ -51,7 +51,7 @@ class S3Place:
         return f"{folder} at {self.endpoint}" if self.endpoint else folder
 
 
-def parse_place(url: str) -> S3Place:
+def parse_s3_url(url: str) -> S3Address:
     """The place that an `s3:` URL names. Raises `ConfigurationError` if the URL is wrong."""
     try:
         split = urlsplit(url)
@@ -71,7 +71,7 @@ def parse_place(url: str) -> S3Place:
         )
     endpoint = _endpoint(given, where)
     sse, key_id = _encryption(given, where)
-    return S3Place(
+    return S3Address(
         bucket,
         prefix,
         endpoint,

@@ -10,19 +10,19 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """Bytes `[start, end)`."""
 
     start: int
     end: int
 
 
-def split(start: int, end: int, bytes_max: int) -> list[Range]:
+def split_range(start: int, end: int, bytes_max: int) -> list[ByteRange]:
     """`[start, end)` in order, cut into ranges of `bytes_max`; the last one may be shorter."""
-    return [Range(at, min(end, at + bytes_max)) for at in range(start, end, bytes_max)]
+    return [ByteRange(at, min(end, at + bytes_max)) for at in range(start, end, bytes_max)]
 
 
-def plan_parts(size: int) -> list[Range]:
+def plan_parts(size: int) -> list[ByteRange]:
     """The parts of a multipart write: 16 MiB each, or more if `PARTS_MAX` would be exceeded."""
     least = -(-size // PARTS_MAX)
-    return split(0, size, max(PART_BYTES, -(-least // MIB) * MIB))
+    return split_range(0, size, max(PART_BYTES, -(-least // MIB) * MIB))

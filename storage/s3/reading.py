@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from storage.hashing import content_hash
-from storage.s3.client import Found, S3Client
-from storage.s3.failures import Kind, S3Failure
-from storage.s3.ranges import FIRST_BYTES, RANGE_BYTES, Range, split
-from storage.s3.retries import Attempts, Limits, allowance_s
-from storage.s3.threads import all_of
+from storage.s3.client import ObjectHead, S3Client
+from storage.s3.failures import FailureKind, S3Failure
+from storage.s3.ranges import FIRST_BYTES, RANGE_BYTES, ByteRange, split_range
+from storage.s3.retries import Attempts, TimeLimits, allowance_s
+from storage.s3.threads import run_in_parallel
 from streams.deadline import Deadline
 from streams.errors import CorruptObject
 
@@ -25,20 +25,20 @@ HASH_READS = 2  # a second read repairs damage in transit, but not damage in the
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ObjectContent:
     """Bytes of an object, and its head."""
 
     data: bytes
-    found: Found
+    found: ObjectHead
 
 
-class Reader:
+class S3Reader:
     """Reads of one bucket; `pool` bounds the requests in flight of all reads together."""
 
-    def __init__(self, client: S3Client, pool: Executor, limits: Limits) -> None:
+    def __init__(self, client: S3Client, pool: Executor, limits: TimeLimits) -> None:
         self._client, self._pool, self._limits = client, pool, limits
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Content:
+    def read(self, name: str, start: int = 0, end: int | None = None) -> ObjectContent:
         """Bytes `[start, end)`, cut off at the object's end. Raises `CorruptObject` if a complete
         object is damaged.
         """
@@ -53,27 +53,27 @@ class Reader:
             "its writer must write it again"
         )
 
-    def head(self, name: str, deadline: Deadline | None = None) -> Found:
+    def head(self, name: str, deadline: Deadline | None = None) -> ObjectHead:
         """Size, etag and metadata. Uses GET, because responses to HEAD carry no error code: a wrong
         access key would look like a missing object.
         """
         attempts = Attempts(deadline or Deadline(self._limits.begin_s))
-        return self._read_first(name, Range(0, 1), attempts).found
+        return self._read_first(name, ByteRange(0, 1), attempts).found
 
-    def _read_consistent(self, name: str, start: int, end: int | None) -> Content:
+    def _read_consistent(self, name: str, start: int, end: int | None) -> ObjectContent:
         """The range, read again from its beginning if the object was replaced meanwhile."""
         attempts = Attempts(Deadline(self._limits.begin_s))
         while True:
             try:
                 return self._read_once(name, start, end, attempts)
             except S3Failure as failure:
-                if failure.kind is not Kind.PRECONDITION:
+                if failure.kind is not FailureKind.PRECONDITION:
                     raise
-                attempts.wait(S3Failure(Kind.CONFLICT, "Replaced", "while it was read", False))
+                attempts.wait(S3Failure(FailureKind.CONFLICT, "Replaced", "while it was read", False))
 
-    def _read_once(self, name: str, start: int, end: int | None, attempts: Attempts) -> Content:
+    def _read_once(self, name: str, start: int, end: int | None, attempts: Attempts) -> ObjectContent:
         first_end = start + FIRST_BYTES if end is None else min(end, start + FIRST_BYTES)
-        first = self._read_first(name, Range(start, first_end), attempts)
+        first = self._read_first(name, ByteRange(start, first_end), attempts)
         size = first.found.size
         stop = size if end is None else min(end, size)
         if stop <= first_end:
@@ -84,50 +84,50 @@ class Reader:
         with buffer.getbuffer() as view:
             view[: len(first.data)] = first.data
 
-            def fetch(wanted: Range) -> None:
+            def fetch(wanted: ByteRange) -> None:
                 with view[wanted.start - start : wanted.end - start] as room:
                     self._read_into(name, wanted, first.found.etag, room, Attempts(deadline))
 
-            all_of(self._pool, fetch, split(first_end, stop, RANGE_BYTES))
-        return Content(buffer.getvalue(), first.found)
+            run_in_parallel(self._pool, fetch, split_range(first_end, stop, RANGE_BYTES))
+        return ObjectContent(buffer.getvalue(), first.found)
 
-    def _read_first(self, name: str, wanted: Range, attempts: Attempts) -> Content:
+    def _read_first(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
         """The first bytes of a range that may be empty, which S3 cannot express."""
         if wanted.start == wanted.end:
-            return Content(b"", self._read_first(name, Range(0, 1), attempts).found)
+            return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
         try:
             return self._read_beginning(name, wanted, attempts)
         except S3Failure as failure:
-            if failure.kind is not Kind.RANGE:
+            if failure.kind is not FailureKind.RANGE:
                 raise
         if wanted.start == 0:
-            return Content(b"", attempts.run(lambda: self._client.get_empty(name)))
-        return Content(b"", self._read_first(name, Range(0, 1), attempts).found)
+            return ObjectContent(b"", attempts.run(lambda: self._client.get_empty(name)))
+        return ObjectContent(b"", self._read_first(name, ByteRange(0, 1), attempts).found)
 
-    def _read_beginning(self, name: str, wanted: Range, attempts: Attempts) -> Content:
-        def step() -> Content:
+    def _read_beginning(self, name: str, wanted: ByteRange, attempts: Attempts) -> ObjectContent:
+        def step() -> ObjectContent:
             chunks: list[bytes] = []
 
             def take(chunk: bytes) -> None:
-                _in_time(attempts.deadline)
+                _check_deadline(attempts.deadline)
                 chunks.append(chunk)
 
             found = self._client.get(name, wanted, None, take)
-            return Content(b"".join(chunks), found)
+            return ObjectContent(b"".join(chunks), found)
 
         return attempts.run(step)
 
     def _read_into(
-        self, name: str, wanted: Range, etag: str, room: memoryview, attempts: Attempts
+        self, name: str, wanted: ByteRange, etag: str, room: memoryview, attempts: Attempts
     ) -> None:
-        def step() -> Found:
+        def step() -> ObjectHead:
             at = 0
 
             def take(chunk: bytes) -> None:
                 nonlocal at
-                _in_time(attempts.deadline)
+                _check_deadline(attempts.deadline)
                 if len(chunk) > len(room) - at:
-                    raise S3Failure(Kind.TRANSIENT, "BadAnswer", f"above {wanted}", False)
+                    raise S3Failure(FailureKind.TRANSIENT, "BadAnswer", f"above {wanted}", False)
                 room[at : at + len(chunk)] = chunk
                 at += len(chunk)
 
@@ -136,6 +136,6 @@ class Reader:
         attempts.run(step)
 
 
-def _in_time(deadline: Deadline) -> None:
+def _check_deadline(deadline: Deadline) -> None:
     if deadline.passed():
-        raise S3Failure(Kind.TRANSIENT, "TooSlow", "the body did not come in time", False)
+        raise S3Failure(FailureKind.TRANSIENT, "TooSlow", "the body did not come in time", False)

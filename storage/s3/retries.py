@@ -11,21 +11,21 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from storage.s3.failures import Kind, S3Failure
+from storage.s3.failures import FailureKind, S3Failure
 from streams.deadline import Deadline
 
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.05, 2.0
 SILENCE_S_MAX = 20.0  # one part of 16 MiB at 0.8 MB/s, with eight parts in parallel
 BLOCKED_MAX = 4  # VersityGW also reports a folder that a concurrent delete is emptying
 SLOWEST_BYTES_S = 8 << 20  # adds size / this rate to `deadline_s` of a large object
-AGAIN = frozenset({Kind.TRANSIENT, Kind.CONFLICT})
+RETRIED_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.CONFLICT})
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How `deadline_s` is divided: an operation that sent its last request at `begin_s` still ends
     in time, because connecting and silence have limits of their own.
     """
@@ -35,10 +35,10 @@ class Limits:
     silence_s: float
 
 
-def limits_of(deadline_s: float) -> Limits:
+def time_limits(deadline_s: float) -> TimeLimits:
     """The time in which requests may start, the time to connect, and the time without any bytes."""
     quarter = min(SILENCE_S_MAX, deadline_s / 4)
-    return Limits(deadline_s - 2 * quarter, quarter, quarter)
+    return TimeLimits(deadline_s - 2 * quarter, quarter, quarter)
 
 
 def allowance_s(begin_s: float, size: int) -> float:
@@ -68,14 +68,14 @@ class Attempts:
         self._failures = 0
         self._draw, self._sleep = draw, sleep
 
-    def run(self, step: Callable[[], _T], again: Collection[Kind] = AGAIN) -> _T:
+    def run(self, step: Callable[[], _T], again: Collection[FailureKind] = RETRIED_KINDS) -> _T:
         """The result of `step`, retried while its failure is transient and time is left."""
         while True:
             try:
                 return step()
             except S3Failure as failure:
                 self.in_doubt |= failure.in_doubt
-                blocked = failure.kind is Kind.IN_THE_WAY and self._failures < BLOCKED_MAX
+                blocked = failure.kind is FailureKind.IN_THE_WAY and self._failures < BLOCKED_MAX
                 if failure.kind not in again and not blocked:
                     raise
                 self.wait(failure)

@@ -10,7 +10,7 @@ _P = TypeVar("_P")
 _T = TypeVar("_T")
 
 
-def all_of(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
+def run_in_parallel(pool: Executor, work: Callable[[_P], _T], pieces: Sequence[_P]) -> list[_T]:
     """The results of `work` for each piece, in order. Raises the failure of one of them.
 
     No piece is still running when it returns or raises.

@@ -12,37 +12,37 @@ from concurrent.futures import Executor
 
 from storage.hashing import content_hash
 from storage.objects import Data
-from storage.s3.client import Condition, S3Client
-from storage.s3.failures import Kind, S3Failure
-from storage.s3.ranges import PART_BYTES, Range, plan_parts
-from storage.s3.reading import HASH, NONCE, Reader
-from storage.s3.retries import AGAIN, Attempts, Limits, allowance_s
-from storage.s3.threads import all_of
+from storage.s3.client import WriteCondition, S3Client
+from storage.s3.failures import FailureKind, S3Failure
+from storage.s3.ranges import PART_BYTES, ByteRange, plan_parts
+from storage.s3.reading import HASH, NONCE, S3Reader
+from storage.s3.retries import RETRIED_KINDS, Attempts, TimeLimits, allowance_s
+from storage.s3.threads import run_in_parallel
 from streams.deadline import Deadline
 
 UPLOADS = 3  # S3 requires that the parts are uploaded again after a conflicting completion
 _log = logging.getLogger(__name__)
-_LOST = (Kind.PRECONDITION, Kind.MISSING, Kind.NO_UPLOAD)
+_LOST = (FailureKind.PRECONDITION, FailureKind.MISSING, FailureKind.NO_UPLOAD)
 
 
-class Writer:
+class S3Writer:
     """Writes to one bucket; `pool` bounds the requests in flight of all writes together."""
 
-    def __init__(self, client: S3Client, reader: Reader, pool: Executor, limits: Limits) -> None:
+    def __init__(self, client: S3Client, reader: S3Reader, pool: Executor, limits: TimeLimits) -> None:
         self._client, self._reader, self._pool, self._limits = client, reader, pool, limits
 
     def put(self, name: str, data: Data) -> str:
         if len(_view(data)) > PART_BYTES:
-            return self._put_multipart(name, data, Condition())
-        return self._put_single(name, data, Condition())
+            return self._put_multipart(name, data, WriteCondition())
+        return self._put_single(name, data, WriteCondition())
 
     def create(self, name: str, data: Data) -> str:
         """The etag. Raises `S3Failure` of kind `PRECONDITION` if another writer's object exists."""
-        condition = Condition(if_absent=True)
+        condition = WriteCondition(if_absent=True)
         if len(_view(data)) <= PART_BYTES:
             return self._put_single(name, data, condition)
         if self._exists(name):  # only saves an upload: the write's condition decides
-            raise S3Failure(Kind.PRECONDITION, "PreconditionFailed", "it exists", False)
+            raise S3Failure(FailureKind.PRECONDITION, "PreconditionFailed", "it exists", False)
         return self._put_multipart(name, data, condition)
 
     def swap(self, name: str, data: Data, etag: str) -> str:
@@ -51,16 +51,16 @@ class Writer:
 
         Always one request: some servers ignore If-Match when parts are completed.
         """
-        return self._put_single(name, data, Condition(if_etag=etag))
+        return self._put_single(name, data, WriteCondition(if_etag=etag))
 
-    def _put_single(self, name: str, data: Data, condition: Condition) -> str:
+    def _put_single(self, name: str, data: Data, condition: WriteCondition) -> str:
         body = data if isinstance(data, bytes | bytearray) else bytes(data)
         metadata = {HASH: content_hash(body), NONCE: uuid.uuid4().hex}
         attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(body))))
         write = lambda: self._client.put(name, body, metadata, condition)  # noqa: E731
         return self._resolve_doubt(name, metadata[NONCE], attempts, write)
 
-    def _put_multipart(self, name: str, data: Data, condition: Condition) -> str:
+    def _put_multipart(self, name: str, data: Data, condition: WriteCondition) -> str:
         metadata = {HASH: content_hash(data), NONCE: uuid.uuid4().hex}
         view = _view(data)
         attempts = Attempts(Deadline(allowance_s(self._limits.begin_s, len(view))))
@@ -68,7 +68,7 @@ class Writer:
             try:
                 return self._upload(name, view, metadata, condition, attempts)
             except S3Failure as failure:
-                if failure.kind is not Kind.CONFLICT or upload == UPLOADS:
+                if failure.kind is not FailureKind.CONFLICT or upload == UPLOADS:
                     raise
                 attempts.wait(failure)
         raise AssertionError(UPLOADS)
@@ -78,13 +78,13 @@ class Writer:
         name: str,
         view: memoryview,
         metadata: dict[str, str],
-        condition: Condition,
+        condition: WriteCondition,
         attempts: Attempts,
     ) -> str:
         """(1) Open the upload, (2) send its parts, (3) complete it, or abort it on failure."""
         upload = attempts.run(lambda: self._client.create_upload(name, metadata))  # 1
 
-        def send(piece: tuple[int, Range]) -> str:
+        def send(piece: tuple[int, ByteRange]) -> str:
             number, part = piece
             body = bytes(view[part.start : part.end])
             own = Attempts(attempts.deadline)
@@ -95,10 +95,10 @@ class Writer:
 
         try:
             pieces = list(enumerate(plan_parts(len(view)), start=1))
-            etags = all_of(self._pool, send, pieces)  # 2
+            etags = run_in_parallel(self._pool, send, pieces)  # 2
             nonce = metadata[NONCE]
             return self._resolve_doubt(
-                name, nonce, attempts, complete, frozenset({Kind.TRANSIENT})
+                name, nonce, attempts, complete, frozenset({FailureKind.TRANSIENT})
             )  # 3
         except BaseException:
             self._abort(name, upload)
@@ -110,7 +110,7 @@ class Writer:
         nonce: str,
         attempts: Attempts,
         write: Callable[[], str],
-        again: Collection[Kind] = AGAIN,
+        again: Collection[FailureKind] = RETRIED_KINDS,
     ) -> str:
         """The result of `write`. A condition that failed after a request in doubt is resolved by
         the nonce.
@@ -129,7 +129,7 @@ class Writer:
         try:
             found = self._reader.head(name, deadline)
         except S3Failure as failure:
-            if failure.kind is Kind.MISSING:
+            if failure.kind is FailureKind.MISSING:
                 return None
             raise
         return found.etag if found.metadata.get(NONCE) == nonce else None
@@ -138,7 +138,7 @@ class Writer:
         try:
             self._reader.head(name)
         except S3Failure as failure:
-            if failure.kind is Kind.MISSING:
+            if failure.kind is FailureKind.MISSING:
                 return False
             raise
         return True
@@ -150,7 +150,7 @@ class Writer:
         try:
             self._client.abort_upload(name, upload)
         except S3Failure as failure:
-            if failure.kind is not Kind.NO_UPLOAD:
+            if failure.kind is not FailureKind.NO_UPLOAD:
                 _log.warning("object store: upload of %s was not aborted: %s", name, failure)
 
 

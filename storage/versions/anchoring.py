@@ -39,7 +39,7 @@ class AnchorRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class AnchorChain:
     """The believed version's chain: the number of its versions including the anchor, the bytes of
     its deltas, and those of one full version.
     """
@@ -49,7 +49,7 @@ class Chain:
     full_bytes: int
 
 
-def anchor_due(number: int, chain: Chain | None, rule: AnchorRule) -> bool:
+def anchor_due(number: int, chain: AnchorChain | None, rule: AnchorRule) -> bool:
     """Whether version `number`, the next after `chain` (None: there is none), is an anchor."""
     if chain is None or chain.length >= rule.length_max:
         return True

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 
 from storage.manifest import Manifest, read_manifest
 from storage.objects import ObjectStore
-from storage.versions.anchoring import Chain
-from storage.versions.fetch_plan import Held, Planning, Prices, Way
+from storage.versions.anchoring import AnchorChain
+from storage.versions.fetch_plan import HeldTensors, FetchPlanner, FetchPrices, FetchPath
 from streams.errors import CorruptObject, ObjectMissing
 
 
@@ -21,20 +21,20 @@ def lineage(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
         yield manifest
 
 
-def find_ways(
+def find_fetch_paths(
     store: ObjectStore,
     manifest: Manifest,
     names: Collection[str],
-    held: Held | None = None,
-    prices: Prices | None = None,
-) -> dict[str, Way]:
+    held: HeldTensors | None = None,
+    prices: FetchPrices | None = None,
+) -> dict[str, FetchPath]:
     """The cheapest way to each of these tensors, by the names that the manifest stores them
     under.
 
     Raises `ObjectMissing` or `CorruptObject`, with the reason, if a tensor has none. A missing or
     damaged manifest is no error if another way exists.
     """
-    planning = Planning(names, held or Held(), prices or Prices())
+    planning = FetchPlanner(names, held or HeldTensors(), prices or FetchPrices())
     reason: ObjectMissing | CorruptObject | None = None
     try:
         for one in lineage(store, manifest):
@@ -56,7 +56,7 @@ def find_ways(
     return found
 
 
-def chain_of(store: ObjectStore, manifest: Manifest) -> Chain:
+def chain_of(store: ObjectStore, manifest: Manifest) -> AnchorChain:
     """The chain whose newest version this is; raises as `lineage` does."""
     length, delta_bytes = 0, 0
     for one in lineage(store, manifest):
@@ -64,4 +64,4 @@ def chain_of(store: ObjectStore, manifest: Manifest) -> Chain:
         if one.kind == "anchor":
             break
         delta_bytes += one.delta.bytes if one.delta else 0
-    return Chain(length, delta_bytes, manifest.full_bytes)
+    return AnchorChain(length, delta_bytes, manifest.full_bytes)

@@ -13,13 +13,13 @@ from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.shards import plan_shards
 from storage.tensors import DTYPE_NAMES, tensor_bytes
-from storage.versions.fetch import fetch
+from storage.versions.fetch import fetch_tensors
 
 BATCH_BYTES = 256 << 20  # of tensors in memory at a time, in both versions
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDifference:
     """A tensor that differs: `changed` of `elements` elements, all of them if only one version has
     it or the shapes differ. `largest` is the largest absolute difference, None if there is none.
     """
@@ -30,7 +30,7 @@ class Difference:
     largest: float | None
 
 
-def compare(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[Difference]:
+def compare_versions(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[TensorDifference]:
     """Tensors that differ, in the order of the second version; then those that only the first
     has.
     """
@@ -42,10 +42,10 @@ def compare(store: ObjectStore, first: Manifest, second: Manifest) -> Iterator[D
         yield from _compared(store, first, second, names)
     for name in other.tensors.keys() - alike - set(fits):
         elements = int(np.prod(other.entry(name).shape))
-        yield Difference(name, elements, elements, None)
+        yield TensorDifference(name, elements, elements, None)
     for name in mine.tensors.keys() - set(other.names):
         elements = int(np.prod(mine.entry(name).shape))
-        yield Difference(name, elements, elements, None)
+        yield TensorDifference(name, elements, elements, None)
 
 
 def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
@@ -55,14 +55,14 @@ def _form(manifest: Manifest, name: str) -> tuple[object, ...]:
 
 def _compared(
     store: ObjectStore, first: Manifest, second: Manifest, names: Sequence[str]
-) -> Iterator[Difference]:
-    _, before = fetch(store, first.version, tensors=names)
-    _, after = fetch(store, second.version, tensors=names)
+) -> Iterator[TensorDifference]:
+    _, before = fetch_tensors(store, first.version, tensors=names)
+    _, after = fetch_tensors(store, second.version, tensors=names)
     for name in names:
         bits = element_of(DTYPE_NAMES[after[name].dtype]).bits
         old, new = (np.frombuffer(tensor_bytes(t[name]), bits) for t in (before, after))
         changed = int(np.count_nonzero(old != new))
-        yield Difference(name, len(new), changed, _largest(before[name], after[name]))
+        yield TensorDifference(name, len(new), changed, _largest(before[name], after[name]))
 
 
 def _largest(before: torch.Tensor, after: torch.Tensor) -> float | None:

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from storage.delta import Coded, encode_tensor, encode_whole
-from storage.documents import create_same
+from storage.delta import CodedTensor, encode_tensor, encode_whole
+from storage.documents import create_idempotent
 from storage.hashing import content_hash
 from storage.manifest import Delta, DeltaEntry, FileEntry, Manifest, TensorEntry, TensorFiles
 from storage.objects import ObjectStore
-from storage.shards import Part, join, plan_shards, shard_name
+from storage.shards import ShardPart, join_shard, plan_shards, shard_name
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash, untie
 
-STEM = "delta"
+DELTA_STEM = "delta"
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class ParentVersion:
     """A version and its tensors, by all of their names."""
 
     manifest: Manifest
@@ -29,13 +29,13 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class EncodedDifferences:
     """A version's encoded tensors: what the manifest states about each, and the payloads. All
     payloads are in memory, at most about one full version.
     """
 
     weights: TensorFiles
-    coded: Mapping[str, Coded]
+    coded: Mapping[str, CodedTensor]
     bases: Mapping[str, str]
 
     @property
@@ -43,13 +43,13 @@ class Differences:
         return sum(len(coded.payload) for coded in self.coded.values())
 
 
-def encode_version(tensors: Mapping[str, torch.Tensor], parent: Parent) -> Differences:
+def encode_version(tensors: Mapping[str, torch.Tensor], parent: ParentVersion) -> EncodedDifferences:
     """Encode every tensor against the parent's of the same name; new and reshaped ones
     completely.
     """
     kept, tied = untie(tensors)
     entries: dict[str, TensorEntry] = {}
-    coded: dict[str, Coded] = {}
+    coded: dict[str, CodedTensor] = {}
     bases: dict[str, str] = {}
     for name, tensor in kept.items():
         base = _base(name, tensor, parent)
@@ -62,10 +62,10 @@ def encode_version(tensors: Mapping[str, torch.Tensor], parent: Parent) -> Diffe
         digest = base.hash if base and same else tensor_hash(dtype, shape, data)
         bases[name] = base.hash if base else ""
         entries[name] = TensorEntry("", 0, data.nbytes, dtype, shape, digest)
-    return Differences(TensorFiles((), entries, tied), coded, bases)
+    return EncodedDifferences(TensorFiles((), entries, tied), coded, bases)
 
 
-def _base(name: str, tensor: torch.Tensor, parent: Parent) -> TensorEntry | None:
+def _base(name: str, tensor: torch.Tensor, parent: ParentVersion) -> TensorEntry | None:
     """The parent's tensor if this one can be encoded as its difference, else None."""
     if name not in parent.tensors or name not in parent.manifest.weights.names:
         return None
@@ -77,10 +77,10 @@ def _base(name: str, tensor: torch.Tensor, parent: Parent) -> TensorEntry | None
 def write_delta(
     store: ObjectStore,
     folder: str,
-    differences: Differences,
+    differences: EncodedDifferences,
     parent: Manifest,
     shard_bytes: int,
-    stem: str = STEM,
+    stem: str = DELTA_STEM,
 ) -> Delta:
     """Create `folder/stem-0000i-of-0000n.safetensors`; equal existing files are left alone."""
     payloads = {name: coded.payload for name, coded in differences.coded.items() if coded.payload}
@@ -90,9 +90,9 @@ def write_delta(
     entries: dict[str, DeltaEntry] = {}
     for number, names in enumerate(shards, start=1):
         file = shard_name(stem, number, len(shards))
-        parts = [Part(name, "U8", (sizes[name],), payloads[name]) for name in names]
-        data, places = join(parts)
-        files.append(FileEntry(file, len(data), create_same(store, f"{folder}/{file}", data)))
+        parts = [ShardPart(name, "U8", (sizes[name],), payloads[name]) for name in names]
+        data, places = join_shard(parts)
+        files.append(FileEntry(file, len(data), create_idempotent(store, f"{folder}/{file}", data)))
         for name in names:
             entries[name] = _entry(differences, name, file, *places[name])
     for name in differences.coded.keys() - payloads.keys():
@@ -100,7 +100,7 @@ def write_delta(
     return Delta(parent.hash, tuple(files), entries)
 
 
-def _entry(differences: Differences, name: str, file: str, start: int, end: int) -> DeltaEntry:
+def _entry(differences: EncodedDifferences, name: str, file: str, start: int, end: int) -> DeltaEntry:
     coded = differences.coded[name]
     digest = content_hash(coded.payload) if coded.payload else ""
     return DeltaEntry(

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from storage.manifest import TensorEntry, TensorFiles
 from storage.objects import ObjectStore
-from storage.shards import pack, plan_shards, shard_name
+from storage.shards import pack_tensors, plan_shards, shard_name
 from storage.tensors import untie
-from storage.versions.fetch import fetch, fetch_file
-from storage.versions.publish import INDEX, index_of
+from storage.versions.fetch import fetch_tensors, fetch_model_file
+from storage.versions.publish import SHARD_INDEX, shard_index
 from streams.errors import ConfigurationError
-from streams.records import Version
+from streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedVersion:
     """What was written, and where."""
 
     version: Version
@@ -30,14 +30,14 @@ class Exported:
     bytes: int
 
 
-def export(store: ObjectStore, version: Version, folder: Path, shard_bytes: int) -> Exported:
-    """Write the version into `folder`, every tensor verified; raises as `fetch` does.
+def export_version(store: ObjectStore, version: Version, folder: Path, shard_bytes: int) -> ExportedVersion:
+    """Write the version into `folder`, every tensor verified; raises as `fetch_tensors` does.
 
     Raises `ConfigurationError` if the folder is not empty. After any failure it is as it was
     before.
     """
     _check_empty(folder)
-    manifest, tensors = fetch(store, version)
+    manifest, tensors = fetch_tensors(store, version)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -46,20 +46,20 @@ def export(store: ObjectStore, version: Version, folder: Path, shard_bytes: int)
         entries: dict[str, TensorEntry] = {}
         for number, names in enumerate(shards, start=1):
             file = shard_name("model", number, len(shards))
-            data, placed = pack({name: kept[name] for name in names}, file)
+            data, placed = pack_tensors({name: kept[name] for name in names}, file)
             (partial / file).write_bytes(data)
             entries.update(placed)
-        (partial / INDEX).write_bytes(index_of(TensorFiles((), entries, tied)))
+        (partial / SHARD_INDEX).write_bytes(shard_index(TensorFiles((), entries, tied)))
         for entry in manifest.model_files:
-            if entry.name != INDEX:
-                (partial / entry.name).write_bytes(fetch_file(store, manifest, entry.name))
+            if entry.name != SHARD_INDEX:
+                (partial / entry.name).write_bytes(fetch_model_file(store, manifest, entry.name))
         partial.chmod(0o777 & ~_umask())
         os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     files = sorted(path.name for path in folder.iterdir())
-    return Exported(
+    return ExportedVersion(
         version, folder, tuple(files), sum((folder / name).stat().st_size for name in files)
     )
 

@@ -7,12 +7,12 @@ import torch
 from storage.hashing import content_hash
 from storage.manifest import Manifest, version_folder
 from storage.objects import ObjectStore
-from storage.versions.held import HeldWeights
+from storage.versions.held import ResidentWeights
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 
-def fetch(
+def fetch_tensors(
     store: ObjectStore,
     version: Version,
     manifest_hash: str | None = None,
@@ -26,12 +26,12 @@ def fetch(
     tensor does not (or no longer) exist, and `CorruptObject`, which names the tensor and the file;
     then nothing is returned.
     """
-    held = HeldWeights(tensors)
+    held = ResidentWeights(tensors)
     manifest = held.move(store, version, manifest_hash).manifest
     return manifest, held.tensors
 
 
-def fetch_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
+def fetch_model_file(store: ObjectStore, manifest: Manifest, name: str) -> bytes:
     """One of the model's files (`config.json`, the tokenizer's), verified. They are stored with the
     anchor.
     """

@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from storage.manifest import DeltaEntry, Manifest, TensorEntry
-from streams.records import Version
+from streams.values import Version
 
 CHAIN_MAX = 512  # most manifests that one plan examines
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FetchStep:
     """Bytes to read for a tensor of `version`: its payload, or the complete tensor if `delta` is
     None.
     """
@@ -51,14 +51,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FetchPath:
     """Steps to a tensor, oldest first. The held tensor is its base unless the first step is whole.
     Without steps the held tensor is the wanted one.
     """
 
     name: str
     entry: TensorEntry
-    steps: tuple[Step, ...]
+    steps: tuple[FetchStep, ...]
     cost: float
 
     @property
@@ -67,7 +67,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensors:
     """The reader's tensors: hashes by name, as of version `number` (nothing older can match
     them).
     """
@@ -77,7 +77,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class FetchPrices:
     """The price of a byte by version (1.0 by default), for a reader beside a relay that has some
     versions.
 
@@ -87,21 +87,21 @@ class Prices:
     of: Mapping[Version, float] = field(default_factory=dict[Version, float])
     broken: Collection[tuple[Version, str, bool]] = ()
 
-    def cost(self, step: Step) -> float:
+    def cost(self, step: FetchStep) -> float:
         return (step.end - step.start) * self.of.get(step.version, 1.0)
 
-    def is_broken(self, step: Step) -> bool:
+    def is_broken(self, step: FetchStep) -> bool:
         return step.key in self.broken
 
 
-class Planning:
+class FetchPlanner:
     """Examines manifests, first the wanted version's, then each one's parent. Once a tensor has a
     way it goes no further back than the held version or, without one, than the nearest version that
     has the tensor complete.
     """
 
-    def __init__(self, names: Iterable[str], held: Held, prices: Prices) -> None:
-        self._searches = [_Walk(name, held, prices) for name in names]
+    def __init__(self, names: Iterable[str], held: HeldTensors, prices: FetchPrices) -> None:
+        self._searches = [_PathSearch(name, held, prices) for name in names]
         self._open = list(self._searches)
         self._examined = 0
 
@@ -119,18 +119,18 @@ class Planning:
             search.examine(manifest)
         self._open = [search for search in self._open if not search.closed]
 
-    def ways(self) -> dict[str, Way | None]:
+    def ways(self) -> dict[str, FetchPath | None]:
         """The cheapest way to each tensor; None if the examined manifests have none."""
         return {search.name: search.best for search in self._searches}
 
 
 def plan_fetch(
-    chain: Iterable[Manifest], names: Iterable[str], held: Held, prices: Prices
-) -> dict[str, Way | None]:
+    chain: Iterable[Manifest], names: Iterable[str], held: HeldTensors, prices: FetchPrices
+) -> dict[str, FetchPath | None]:
     """The cheapest way to each tensor of the first manifest, by the names that it stores them
     under; `chain` leads from there to older parents.
     """
-    planning = Planning(names, held, prices)
+    planning = FetchPlanner(names, held, prices)
     for manifest in chain:
         if planning.is_complete:
             break
@@ -138,18 +138,18 @@ def plan_fetch(
     return planning.ways()
 
 
-class _Walk:
+class _PathSearch:
     """The search of one tensor, from the wanted version back to where a way can start."""
 
-    def __init__(self, name: str, held: Held, prices: Prices) -> None:
+    def __init__(self, name: str, held: HeldTensors, prices: FetchPrices) -> None:
         self.name, self._prices = name, prices
         self._held, self._number = held.hashes.get(name), held.number
-        self.best: Way | None = None
+        self.best: FetchPath | None = None
         self.closed = False
         self._entry: TensorEntry | None = None  # of the wanted version
         self._base: str | None = None  # hash that the tensor must have in the next manifest
         self._name_there = name  # the tensor's name in the next manifest
-        self._steps: list[Step] = []  # steps so far, newest first
+        self._steps: list[FetchStep] = []  # steps so far, newest first
         self._cost = 0.0
 
     def examine(self, manifest: Manifest) -> None:
@@ -163,14 +163,14 @@ class _Walk:
             self._offer(self._cost)
             self.closed = True
             return
-        whole = Step(manifest.version, owner, entry, None)
+        whole = FetchStep(manifest.version, owner, entry, None)
         if entry.file and not self._prices.is_broken(whole):
             self._offer(self._cost + self._prices.cost(whole), whole)
         self._follow_delta(manifest, owner, entry)
 
     def _follow_delta(self, manifest: Manifest, owner: str, entry: TensorEntry) -> None:
         delta = manifest.delta and manifest.delta.tensors[owner]
-        step = Step(manifest.version, owner, entry, delta) if delta else None
+        step = FetchStep(manifest.version, owner, entry, delta) if delta else None
         if delta is None or step is None or self._prices.is_broken(step):
             self.closed = True
             return
@@ -185,8 +185,8 @@ class _Walk:
         is_in_vain = self._held is None or manifest.version.number <= self._number
         self.closed = self.best is not None and (cost >= self.best.cost or is_in_vain)
 
-    def _offer(self, cost: float, *first: Step) -> None:
+    def _offer(self, cost: float, *first: FetchStep) -> None:
         assert self._entry is not None
         if self.best is None or cost < self.best.cost:
             steps = (*first, *reversed(self._steps))
-            self.best = Way(self.name, self._entry, steps, cost)
+            self.best = FetchPath(self.name, self._entry, steps, cost)

@@ -19,11 +19,11 @@ from storage.delta import Changes, squash
 from storage.manifest import Manifest, TensorEntry, read_manifest
 from storage.objects import ObjectStore
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
-from storage.versions.chains import find_ways
-from storage.versions.fetch_plan import Held, Prices, Way
-from storage.versions.moving import Outcome, carry_out
+from storage.versions.chains import find_fetch_paths
+from storage.versions.fetch_plan import HeldTensors, FetchPrices, FetchPath
+from storage.versions.moving import FetchOutcome, execute_fetch
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ ROUNDS_MAX = 4  # each round excludes the steps that did not match, so a second 
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class TensorPatch:
     """Elements of a tensor that changed: flat int64 positions, ascending, and the new values."""
 
     name: str
@@ -42,19 +42,19 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ResidentUpdate:
     """The result of a move. Relative to `base` only the elements in `patches` and the tensors in
     `whole` differ. If `patches` is None, the earlier content is unknown.
     """
 
     manifest: Manifest
     base: Version | None
-    patches: tuple[Patch, ...] | None
+    patches: tuple[TensorPatch, ...] | None
     whole: tuple[str, ...]
     fetched_bytes: int
 
 
-class HeldWeights:
+class ResidentWeights:
     """`names` are the wanted tensors, by default all of each version. For one thread only."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
@@ -74,7 +74,7 @@ class HeldWeights:
         tied = self._last.weights.tied
         return {name: self._memory[tied.get(name, name)] for name in self._wanted(self._last)}
 
-    def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> Moved:
+    def move(self, store: ObjectStore, target: Version, manifest_hash: str | None = None) -> ResidentUpdate:
         """Make the tensors those of `target`, every one verified, reading as few bytes as
         possible.
 
@@ -86,13 +86,13 @@ class HeldWeights:
         owners = self._owners(manifest)
         base, before = self.version, self.manifest
         memory, hashes = self._prepare_memory(manifest, owners)
-        ways = find_ways(store, manifest, owners, Held(hashes, base.number if base else 0))
+        ways = find_fetch_paths(store, manifest, owners, HeldTensors(hashes, base.number if base else 0))
         self._memory, self._last = memory, manifest
         self.version = self.manifest = None
         done = self._update_until_verified(store, manifest, ways)
         self.version, self.manifest = target, manifest
         if base is None or before is None or not self._same_names(before, manifest):
-            return Moved(manifest, None, None, tuple(owners), done.fetched_bytes)
+            return ResidentUpdate(manifest, None, None, tuple(owners), done.fetched_bytes)
         changed = {n: way.entry for n, way in ways.items() if hashes.get(n) != way.entry.hash}
         patches = tuple(
             _patch(name, entry, squash(done.changes[name]))
@@ -100,7 +100,7 @@ class HeldWeights:
             if done.changes.get(name)
         )
         whole = tuple(name for name in changed if not done.changes.get(name))
-        return Moved(manifest, base, patches, whole, done.fetched_bytes)
+        return ResidentUpdate(manifest, base, patches, whole, done.fetched_bytes)
 
     def _same_names(self, one: Manifest, other: Manifest) -> bool:
         same = one.weights.tied == other.weights.tied
@@ -141,40 +141,40 @@ class HeldWeights:
         return memory, hashes
 
     def _update_until_verified(
-        self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, Way]
-    ) -> Outcome:
+        self, store: ObjectStore, manifest: Manifest, ways: Mapping[str, FetchPath]
+    ) -> FetchOutcome:
         """Execute plans until every tensor matches; steps that failed are excluded from the next
         plan.
         """
-        done = carry_out(store, ways, self._memory)
+        done = execute_fetch(store, ways, self._memory)
         for _ in range(ROUNDS_MAX - 1):
             if not done.failed:
                 return done
             for name, error in done.failed.items():
                 log.error("version %s, tensor %s: %s", manifest.version, name, error)
                 done.changes.pop(name, None)
-            outcome = carry_out(store, self._retry_paths(store, manifest, done), self._memory)
+            outcome = execute_fetch(store, self._retry_paths(store, manifest, done), self._memory)
             done.failed, done.broken = outcome.failed, done.broken | outcome.broken
             done.fetched_bytes += outcome.fetched_bytes
         for error in done.failed.values():
             raise error
         return done
 
-    def _retry_paths(self, store: ObjectStore, manifest: Manifest, done: Outcome) -> dict[str, Way]:
+    def _retry_paths(self, store: ObjectStore, manifest: Manifest, done: FetchOutcome) -> dict[str, FetchPath]:
         """Other ways to the failed tensors, only from the store; raises the first failure if there
         are none.
         """
         try:
-            return find_ways(store, manifest, tuple(done.failed), None, Prices(broken=done.broken))
+            return find_fetch_paths(store, manifest, tuple(done.failed), None, FetchPrices(broken=done.broken))
         except (ObjectMissing, CorruptObject) as error:
             raise next(iter(done.failed.values())) from error
 
 
-def _patch(name: str, entry: TensorEntry, changes: Changes) -> Patch:
+def _patch(name: str, entry: TensorEntry, changes: Changes) -> TensorPatch:
     values = torch.from_numpy(np.ascontiguousarray(changes.values).view(np.uint8))
     dtype = DTYPES[entry.dtype]
     indices = torch.from_numpy(changes.indices)
-    return Patch(name, entry.shape, dtype, indices, values.view(dtype))
+    return TensorPatch(name, entry.shape, dtype, indices, values.view(dtype))
 
 
 def _fits(tensor: torch.Tensor, entry: TensorEntry) -> bool:

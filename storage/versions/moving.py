@@ -17,13 +17,13 @@ from storage.manifest import version_folder
 from storage.objects import ObjectStore
 from storage.shards import FetchRange, plan_ranges
 from storage.tensors import tensor_bytes, tensor_hash
-from storage.versions.fetch_plan import Step, Way
+from storage.versions.fetch_plan import FetchStep, FetchPath
 from streams.errors import CorruptObject
-from streams.records import Version
+from streams.values import Version
 
 
 @dataclass(slots=True)
-class Outcome:
+class FetchOutcome:
     """What was done to the tensors, by name."""
 
     changes: dict[str, list[Changes]] = field(default_factory=dict[str, list[Changes]])
@@ -39,18 +39,18 @@ class Outcome:
 class _Request:
     version: Version
     range: FetchRange
-    steps: Mapping[str, Step]
+    steps: Mapping[str, FetchStep]
 
 
-def carry_out(
-    store: ObjectStore, ways: Mapping[str, Way], tensors: Mapping[str, torch.Tensor]
-) -> Outcome:
+def execute_fetch(
+    store: ObjectStore, ways: Mapping[str, FetchPath], tensors: Mapping[str, torch.Tensor]
+) -> FetchOutcome:
     """Make every tensor what its way leads to; each must have the wanted dtype and shape.
 
     Tensors whose bytes did not match are in `failed` and have undefined content. Errors of the
     store are raised; then all tensors may have undefined content.
     """
-    outcome = Outcome(changes={name: [] for name in ways})
+    outcome = FetchOutcome(changes={name: [] for name in ways})
     for request, data in _fetched(store, _requests(ways)):
         outcome.fetched_bytes += len(data)
         for name in request.range.names:
@@ -74,16 +74,16 @@ def carry_out(
     return outcome
 
 
-def _note(outcome: Outcome, name: str, changes: Changes | None) -> None:
+def _note(outcome: FetchOutcome, name: str, changes: Changes | None) -> None:
     if changes is None:
         outcome.changes.pop(name, None)
     elif name in outcome.changes:
         outcome.changes[name].append(changes)
 
 
-def _requests(ways: Mapping[str, Way]) -> Iterator[_Request]:
+def _requests(ways: Mapping[str, FetchPath]) -> Iterator[_Request]:
     """The requests in the order in which steps build on each other: by version."""
-    groups: dict[tuple[Version, bool], dict[str, Step]] = {}
+    groups: dict[tuple[Version, bool], dict[str, FetchStep]] = {}
     for name, way in ways.items():
         for step in way.steps:
             if step.end > step.start:
@@ -113,7 +113,7 @@ def _fetched(
             yield before[0], memoryview(before[1].result())
 
 
-def _apply(way: Way, step: Step, part: memoryview, tensor: torch.Tensor) -> Changes | None:
+def _apply(way: FetchPath, step: FetchStep, part: memoryview, tensor: torch.Tensor) -> Changes | None:
     """Execute one step; returns the elements that it changed, None for all of the tensor."""
     entry, delta = step.entry, step.delta
     key = f"{version_folder(step.version)}/{step.file}"
@@ -130,7 +130,7 @@ def _apply(way: Way, step: Step, part: memoryview, tensor: torch.Tensor) -> Chan
     return None
 
 
-def _check(way: Way, tensor: torch.Tensor) -> None:
+def _check(way: FetchPath, tensor: torch.Tensor) -> None:
     """Check the tensor's hash. Skipped if nothing was applied, or if the last step was a complete
     tensor whose hash was compared already.
     """

@@ -8,11 +8,11 @@ already in flight.
 
 from dataclasses import dataclass, replace
 
-from storage.documents import decode, encode
+from storage.documents import decode_json, encode_json
 from storage.manifest import Manifest, manifest_key, read_manifest
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, Fenced, ObjectExists, ObjectMissing, SwapLost
-from streams.records import Version
+from streams.values import Version
 
 POINTER_KEY = "weights/latest.json"
 SWAPS_MAX = 100  # competitors are trainers of lower terms, which publish every few seconds
@@ -38,10 +38,10 @@ def read_pointer(store: ObjectStore) -> tuple[Pointer, str] | None:
         data, etag = store.read(POINTER_KEY)
     except ObjectMissing:
         return None
-    return decode(data, Pointer, POINTER_KEY), etag
+    return decode_json(data, Pointer, POINTER_KEY), etag
 
 
-def believed(store: ObjectStore) -> Pointer | None:
+def believed_pointer(store: ObjectStore) -> Pointer | None:
     """The pointer, or None if no version is believed yet."""
     present = read_pointer(store)
     return present[0] if present and present[0].version else None
@@ -59,14 +59,14 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
         try:
             if present is None:
                 empty = Pointer(run, term, None, "", "", None)
-                store.create(POINTER_KEY, encode(empty))
+                store.create(POINTER_KEY, encode_json(empty))
                 return empty
             pointer, etag = present
             _check_owner(pointer, run, term)
             if pointer.term == term:
                 return pointer
             taken = replace(pointer, term=term)
-            store.swap(POINTER_KEY, encode(taken), etag)
+            store.swap(POINTER_KEY, encode_json(taken), etag)
             return taken
         except (SwapLost, ObjectExists):
             continue
@@ -75,7 +75,7 @@ def take_pointer(store: ObjectStore, run: str, term: int) -> Pointer:
     )
 
 
-def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
+def advance_pointer(store: ObjectStore, manifest: Manifest) -> Pointer:
     """Swap the pointer to this complete version; idempotent.
 
     The caller's term must own the pointer. Raises `Fenced` if a higher term does, and `SwapLost` if
@@ -101,7 +101,7 @@ def believe(store: ObjectStore, manifest: Manifest) -> Pointer:
         return wanted
     _check_next(pointer, version)
     try:
-        store.swap(POINTER_KEY, encode(wanted), etag)
+        store.swap(POINTER_KEY, encode_json(wanted), etag)
     except SwapLost:
         after = read_pointer(store)
         if after is None or after[0] != wanted:  # equal: the swap took effect, its answer was lost

@@ -2,7 +2,7 @@
 folder, or a delta, which holds the differences of its tensors from the parent's.
 
 Objects under the version's folder are only ever created, the manifest last. A writer that was
-killed half-way calls `publish` again and finds its own objects there. No reader uses the version
+killed half-way calls `publish_version` again and finds its own objects there. No reader uses the version
 before `believe` (`pointer.py`).
 """
 
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from storage.documents import FORMAT, create_same, decode, encode
+from storage.documents import FORMAT, create_idempotent, decode_json, encode_json
 from storage.manifest import (
     Delta,
     FileEntry,
@@ -21,13 +21,13 @@ from storage.manifest import (
 )
 from storage.objects import ObjectStore
 from storage.shards import write_shards
-from storage.spread import Spread, SpreadDifferences, Tensors, whole
+from storage.spread import DistributedTensors, DistributedDifferences, Tensors, local_tensors
 from storage.versions.anchoring import is_kept_beside
-from storage.versions.differences import Differences, Parent, encode_version, write_delta
+from storage.versions.differences import EncodedDifferences, ParentVersion, encode_version, write_delta
 from streams.errors import ObjectExists, StoreError
-from streams.records import Version
+from streams.values import Version
 
-INDEX = "model.safetensors.index.json"
+SHARD_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class NewVersion:
         return version_folder(self.version)
 
 
-def publish(
+def publish_version(
     store: ObjectStore,
     new: NewVersion,
     parent: Manifest | None = None,
@@ -80,20 +80,20 @@ def publish(
 
 def _encode(
     tensors: Tensors, parent: Manifest, parent_tensors: Tensors
-) -> Differences | SpreadDifferences:
-    if isinstance(tensors, Spread):
-        assert isinstance(parent_tensors, Spread), "the base is in one process"
+) -> EncodedDifferences | DistributedDifferences:
+    if isinstance(tensors, DistributedTensors):
+        assert isinstance(parent_tensors, DistributedTensors), "the base is in one process"
         return tensors.differences(parent, parent_tensors)
-    return encode_version(tensors, Parent(parent, whole(parent_tensors)))
+    return encode_version(tensors, ParentVersion(parent, local_tensors(parent_tensors)))
 
 
 def _write(
     store: ObjectStore,
     new: NewVersion,
-    differences: Differences | SpreadDifferences,
+    differences: EncodedDifferences | DistributedDifferences,
     parent: Manifest,
 ) -> Delta:
-    if isinstance(differences, SpreadDifferences):
+    if isinstance(differences, DistributedDifferences):
         return differences.write(store, new.folder, parent, new.shard_bytes)
     return write_delta(store, new.folder, differences, parent, new.shard_bytes)
 
@@ -101,7 +101,7 @@ def _write(
 def _delta(
     store: ObjectStore,
     new: NewVersion,
-    differences: Differences | SpreadDifferences,
+    differences: EncodedDifferences | DistributedDifferences,
     parent: Manifest,
 ) -> Manifest:
     delta = _write(store, new, differences, parent)  # 1
@@ -113,16 +113,16 @@ def _delta(
         "delta",
         new.created_s,
         differences.weights,
-        tuple(file for file in parent.model_files if file.name != INDEX),
+        tuple(file for file in parent.model_files if file.name != SHARD_INDEX),
         delta,
     )
 
 
 def _anchor(store: ObjectStore, new: NewVersion, parent: Manifest | None) -> Manifest:
     weights = write_shards(store, new.folder, "model", new.tensors, new.shard_bytes)  # 1
-    small = {**new.model_files, INDEX: index_of(weights)}
+    small = {**new.model_files, SHARD_INDEX: shard_index(weights)}
     files = tuple(  # 2
-        FileEntry(name, len(data), create_same(store, f"{new.folder}/{name}", data))
+        FileEntry(name, len(data), create_idempotent(store, f"{new.folder}/{name}", data))
         for name, data in sorted(small.items())
     )
     before = None if parent is None else parent.version
@@ -130,7 +130,7 @@ def _anchor(store: ObjectStore, new: NewVersion, parent: Manifest | None) -> Man
     return Manifest(new.run, version, before, version, "anchor", new.created_s, weights, files)
 
 
-def index_of(weights: TensorFiles) -> bytes:
+def shard_index(weights: TensorFiles) -> bytes:
     """The index of shards in the form that transformers and vLLM read."""
     total = sum(entry.end - entry.start for entry in weights.tensors.values())
     names = {name: entry.file for name, entry in sorted(weights.tensors.items())}
@@ -141,9 +141,9 @@ def _complete(store: ObjectStore, manifest: Manifest) -> Manifest:
     """Create the manifest, or return the one that an earlier call with the same content left."""
     key, manifest = manifest_key(manifest.version), replace(manifest, format=FORMAT)
     try:
-        store.create(key, encode(manifest))
+        store.create(key, encode_json(manifest))
     except ObjectExists:
-        present = decode(store.get(key), Manifest, key)
+        present = decode_json(store.get(key), Manifest, key)
         if replace(present, created_s=0.0) != replace(manifest, created_s=0.0):
             raise StoreError(
                 f"object {key} completes other content: two writers used its term"

@@ -12,7 +12,7 @@ from storage.manifest import manifest_key, parse_version, read_manifest, version
 from storage.objects import ObjectStore
 from storage.versions.pointer import Pointer, read_pointer
 from streams.errors import CorruptObject, Fenced, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _stored(store: ObjectStore, version: Version) -> StoredVersion:
     return StoredVersion(version, manifest.parent if manifest.kind == "delta" else None)
 
 
-def retain(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
+def delete_versions(store: ObjectStore, plan: RetentionPlan, term: int) -> None:
     """Delete the versions of the plan, newest first, the manifest of each version first.
 
     Idempotent, also after an interruption. Raises `Fenced` if `term` lost the pointer.

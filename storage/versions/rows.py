@@ -15,10 +15,10 @@ from storage.hashing import content_hash
 from storage.manifest import TensorEntry, read_manifest, version_folder
 from storage.objects import ObjectStore
 from storage.tensors import DTYPES, tensor_hash, tensor_of
-from storage.versions.chains import find_ways
-from storage.versions.fetch_plan import Step
+from storage.versions.chains import find_fetch_paths
+from storage.versions.fetch_plan import FetchStep
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 
 def fetch_rows(
@@ -47,8 +47,8 @@ def fetch_rows(
     if start == stop or not entry.bytes:
         return torch.empty((stop - start, *entry.shape[1:]), dtype=DTYPES[entry.dtype])
     row_bytes = entry.bytes // entry.shape[0]
-    first, *deltas = find_ways(store, manifest, [owner])[owner].steps
-    rows = _Rows(entry, start * row_bytes, stop * row_bytes)
+    first, *deltas = find_fetch_paths(store, manifest, [owner])[owner].steps
+    rows = _TensorRows(entry, start * row_bytes, stop * row_bytes)
     rows.begin(store, first)
     for step in deltas:
         rows.change(_payload(store, step), step)
@@ -58,14 +58,14 @@ def fetch_rows(
     return tensor_of(rows.bytes.data, entry.dtype, (stop - start, *entry.shape[1:]))
 
 
-class _Rows:
+class _TensorRows:
     """Bytes `[start, end)` of a tensor, updated step by step."""
 
     def __init__(self, entry: TensorEntry, start: int, end: int) -> None:
         self._entry, self._start, self._end = entry, start, end
         self.bytes: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
-    def begin(self, store: ObjectStore, step: Step) -> None:
+    def begin(self, store: ObjectStore, step: FetchStep) -> None:
         """Start from the anchor's tensor, or from a payload that replaces all of it."""
         size = step.entry.bytes
         if size != self._entry.bytes or step.entry.dtype != self._entry.dtype:
@@ -82,7 +82,7 @@ class _Rows:
             raise CorruptObject(f"object {key} ends before tensor {step.name} does")
         self.bytes = np.array(np.frombuffer(data, np.uint8))
 
-    def change(self, payload: bytes, step: Step) -> None:
+    def change(self, payload: bytes, step: FetchStep) -> None:
         """Apply the changes of a sparse payload to these rows."""
         assert step.delta is not None, "a way starts with at most one complete tensor"
         element = element_of(self._entry.dtype)
@@ -97,7 +97,7 @@ class _Rows:
         bits[changes.indices[low:high] - first] = changes.values[low:high]
 
 
-def _payload(store: ObjectStore, step: Step) -> bytes:
+def _payload(store: ObjectStore, step: FetchStep) -> bytes:
     assert step.delta is not None
     if step.end == step.start:
         return b""

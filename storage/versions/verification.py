@@ -6,12 +6,12 @@ from storage.hashing import content_hash
 from storage.manifest import FileEntry, Manifest, read_manifest, version_folder
 from storage.objects import ObjectStore
 from storage.tensors import tensor_hash
-from storage.versions.held import HeldWeights
+from storage.versions.held import ResidentWeights
 from streams.errors import CorruptObject, ObjectMissing
-from streams.records import Version
+from streams.values import Version
 
 
-def verify(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
+def verify_version(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
     """The manifest and "", or the first problem, which names the tensor and the object.
 
     (1) every file and, if one differs, the tensor in it; (2) every tensor, made from the stored
@@ -22,7 +22,7 @@ def verify(store: ObjectStore, version: Version) -> tuple[Manifest | None, str]:
         manifest = read_manifest(store, version)
         for problem in _files(store, manifest):  # 1
             return manifest, problem
-        HeldWeights().move(store, version)  # 2
+        ResidentWeights().move(store, version)  # 2
     except (ObjectMissing, CorruptObject) as error:
         return manifest, str(error)
     return manifest, ""

@@ -71,7 +71,7 @@ class Secrets:
     key_password: str = field(default="", repr=False)
 
 
-def parse(url: str) -> KafkaAddress:
+def parse_kafka_url(url: str) -> KafkaAddress:
     """The address of a URL. `ConfigurationError` names the wrong part and repeats no secret."""
     parts = urlsplit(url)
     where = f"kafka://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -89,12 +89,12 @@ def parse(url: str) -> KafkaAddress:
             f"{where}: {prefix!r} cannot prefix topic names; use A-Z a-z 0-9 . _ -"
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
-    address = KafkaAddress(servers, prefix, **_checked(where, options))
+    address = KafkaAddress(servers, prefix, **_parse_options(where, options))
     _check_together(where, address)
     return address
 
 
-def secrets_of(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
+def read_secrets(address: KafkaAddress, environment: Mapping[str, str]) -> Secrets:
     """The secrets that the address needs, from the environment. `ConfigurationError` names missing
     ones.
     """
@@ -151,7 +151,7 @@ def _is_server(server: str) -> bool:
     return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
-def _checked(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
+def _parse_options(where: str, options: list[tuple[str, str]]) -> dict[str, Any]:
     """Options by name and in their types. An error about an unknown option repeats only its
     name.
     """

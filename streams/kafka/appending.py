@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from streams.deadline import Deadline
 from streams.errors import BusError, BusTimeout
 from streams.kafka.address import WhenFull
-from streams.kafka.bound import ByteBound
+from streams.kafka.bound import ByteSemaphore
 from streams.kafka.client import DELIVERY_S, KafkaError, Producer
-from streams.kafka.control import insisting
+from streams.kafka.control import call_with_retries
 
 log = logging.getLogger(__name__)
 
-Sent = tuple[int, bytes, bytes | None]
+RecordToSend = tuple[int, bytes, bytes | None]
 """Partition, key and value of one record."""
 
 RECORD_COST_BYTES = 2_000  # memory of futures and batches per record
@@ -28,18 +28,18 @@ COPIES = 2  # the caller's value, and the batch that it is copied into
 SLACK_S = 30.0  # beyond the producer's own limit: without an answer by then its thread is dead
 
 
-def cost(record: Sent) -> int:
+def record_cost_bytes(record: RecordToSend) -> int:
     """Bytes of memory that a record takes until it is acknowledged."""
     return RECORD_COST_BYTES + COPIES * (len(record[1]) + len(record[2] or b""))
 
 
-def waves(records: Sequence[Sent], limit: int) -> Iterator[tuple[int, int, int]]:
+def bounded_batches(records: Sequence[RecordToSend], limit: int) -> Iterator[tuple[int, int, int]]:
     """Start, stop and cost of runs of records that fit the bound; a single record may be above
     it.
     """
     start = total = 0
     for index, record in enumerate(records):
-        amount = cost(record)
+        amount = record_cost_bytes(record)
         if index > start and total + amount > limit:
             yield start, index, total
             start, total = index, 0
@@ -48,7 +48,7 @@ def waves(records: Sequence[Sent], limit: int) -> Iterator[tuple[int, int, int]]
         yield start, len(records), total
 
 
-class _Wave:
+class _BatchInFlight:
     """Records in flight together: their offsets as they arrive, and the first error."""
 
     def __init__(self, count: int, finished: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Appender:
         self,
         where: str,
         make: Callable[[], Producer],
-        bound: ByteBound,
+        bound: ByteSemaphore,
         when_full: WhenFull,
         answer_s: float,
     ) -> None:
@@ -95,12 +95,12 @@ class Appender:
         self._lock = threading.Lock()
         self._producer: Producer | None = None
 
-    def append(self, topic: str, records: Sequence[Sent], timestamp_ms: int) -> list[int]:
+    def append(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int) -> list[int]:
         """Append the records and return their offsets once all are acknowledged. `BusTimeout`
         states whether they are in doubt.
         """
         offsets: list[int] = []
-        for start, stop, amount in waves(records, self._bound.limit):
+        for start, stop, amount in bounded_batches(records, self._bound.limit):
             amount = min(amount, self._bound.limit)
             self._take(topic, amount, bool(offsets))
             wave = self._send(topic, records[start:stop], timestamp_ms, amount)
@@ -116,7 +116,7 @@ class Appender:
         with self._lock:
             producer, self._producer = self._producer, None
         if producer is not None:
-            _closed(producer, wait_s)
+            _close_producer(producer, wait_s)
 
     def _take(self, topic: str, amount: int, begun: bool) -> None:
         wait_s = 0.0 if self._when_full == "raise" and not begun else DELIVERY_S
@@ -128,8 +128,8 @@ class Appender:
                 f"acknowledge them; {state}"
             )
 
-    def _send(self, topic: str, records: Sequence[Sent], timestamp_ms: int, amount: int) -> _Wave:
-        wave = _Wave(len(records), lambda: self._bound.give_back(amount))
+    def _send(self, topic: str, records: Sequence[RecordToSend], timestamp_ms: int, amount: int) -> _BatchInFlight:
+        wave = _BatchInFlight(len(records), lambda: self._bound.give_back(amount))
         try:
             producer = self._current(topic)
         except BusError as error:  # none could be made, so nothing was sent
@@ -150,7 +150,7 @@ class Appender:
             self._failed(producer, wave, error, len(records) - sent)
         return wave
 
-    def _failed(self, producer: Producer, wave: _Wave, error: Exception, count: int = 1) -> None:
+    def _failed(self, producer: Producer, wave: _BatchInFlight, error: Exception, count: int = 1) -> None:
         """Stop this producer, so that it sends nothing after a failed record."""
         producer.abort()
         with self._lock:
@@ -162,7 +162,7 @@ class Appender:
         with self._lock:
             if self._producer is None:
                 what = f"append to {topic!r} at {self._where} (nothing was sent)"
-                self._producer = insisting(what, self._answer_s, self._make, lambda _: None)
+                self._producer = call_with_retries(what, self._answer_s, self._make, lambda _: None)
             return self._producer
 
     def _in_doubt(self, topic: str, why: str) -> BusTimeout:
@@ -172,7 +172,7 @@ class Appender:
         )
 
 
-def _closed(producer: Producer, wait_s: float) -> None:
+def _close_producer(producer: Producer, wait_s: float) -> None:
     deadline = Deadline(wait_s)
     try:
         producer.close(deadline.remaining_s())

@@ -5,7 +5,7 @@ import threading
 from streams.deadline import Deadline
 
 
-class ByteBound:
+class ByteSemaphore:
     """At most `limit` bytes are taken at any time. A request above `limit` is a programmer
     error.
     """

@@ -24,7 +24,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from streams.bus import Message
 from streams.deadline import Deadline
 from streams.kafka.address import KafkaAddress, Secrets, client_settings
-from streams.kafka.quiet import quieten
+from streams.kafka.quiet import limit_kafka_log
 from streams.kafka.topic_settings import BATCH_ROOM_BYTES, RECORD_BYTES_LIMIT
 
 DELIVERY_S = 120.0  # for this long the producer itself repeats a batch before it is in doubt
@@ -33,7 +33,7 @@ FETCH_BYTES = (
 )  # of one response; a cursor holds at most two, plus one record above the limit
 PARTITION_BYTES = 4 << 20
 FETCH_WAIT_MS = 250  # a reader that seeks elsewhere first waits for the response in flight
-BEAT_S = 0.02
+HEARTBEAT_S = 0.02
 SETTLE_S = 1.0
 POLL_EVERY_S = 300.0  # a group member that works longer on one poll's records loses its partitions
 
@@ -42,35 +42,35 @@ LOST_MEMBERSHIP = tuple(getattr(errors, f"{name}Error") for name in _LOST.split(
 Offsets = dict[int, tuple[int, str]]  # by partition, with the text stored beside the offset
 
 
-class OutOfRange(Exception):
+class OffsetOutOfRange(Exception):
     """A position is outside of what a partition holds; `places` are the partitions that the
     client's error names.
     """
 
-    def __init__(self, text: str, places: Collection["Place"] = ()) -> None:
+    def __init__(self, text: str, places: Collection["PartitionId"] = ()) -> None:
         super().__init__(text)
         self.places = frozenset(places)
 
 
-class Unplaced(Exception):
+class NoCommittedPosition(Exception):
     """The group has no committed position in a partition that was assigned to this member."""
 
 
-def is_refusal(error: KafkaError) -> bool:
+def is_permanent(error: KafkaError) -> bool:
     """Whether a broker rejected the request for good, so that a retry is of no use."""
     return isinstance(error, errors.BrokerResponseError) and not error.retriable
 
 
 def base_settings(address: KafkaAddress, secrets: Secrets) -> dict[str, Any]:
     """Settings that all clients share. Also limits kafka-python's log."""
-    quieten()
+    limit_kafka_log()
     settings: dict[str, Any] = client_settings(address, secrets)
     if settings.get("sasl_mechanism") == "OAUTHBEARER":
-        settings["sasl_oauth_token_provider"] = _Token(address.token, secrets.token_file)
+        settings["sasl_oauth_token_provider"] = _TokenProvider(address.token, secrets.token_file)
     return settings
 
 
-class _Token(AbstractTokenProvider):
+class _TokenProvider(AbstractTokenProvider):
     """An OAuth token that is read again for each connection."""
 
     def __init__(self, function: str, file: str) -> None:
@@ -216,7 +216,7 @@ class Producer:
         self._producer.close(timeout=wait_s)
 
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 """A topic, by our name, and a partition."""
 
 
@@ -252,7 +252,7 @@ class Consumer:
             metrics_enabled=False,
         )
 
-    def assign(self, places: Collection[Place]) -> None:
+    def assign(self, places: Collection[PartitionId]) -> None:
         """Read these partitions from now on; those already assigned keep their positions."""
         self._topic_by_cluster_name |= {self._cluster_name(topic): topic for topic, _ in places}
         self._consumer.assign([TopicPartition(self._cluster_name(t), p) for t, p in places])
@@ -263,7 +263,7 @@ class Consumer:
         """
         self._topic = self._cluster_name(topic)
         self._topic_by_cluster_name[self._topic] = topic
-        self._consumer.subscribe([self._topic], listener=_Listener(on_revoked))
+        self._consumer.subscribe([self._topic], listener=_RebalanceListener(on_revoked))
         # A group leader that joins before it has the topic's metadata assigns no partitions, and
         # may never repeat the assignment; so the metadata is fetched first.
         self._consumer.end_offsets([TopicPartition(self._topic, 0)])
@@ -271,19 +271,19 @@ class Consumer:
     def assignment(self) -> list[int]:
         return [at.partition for at in self._consumer.assignment()]
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: PartitionId, offset: int) -> None:
         self._consumer.seek(TopicPartition(self._cluster_name(place[0]), place[1]), offset)
 
     def poll(self, wait_s: float, records_max: int) -> list[Message]:
-        """Records that came within `wait_s`, in order per partition. Raises `OutOfRange` or
-        `Unplaced` if a partition has no valid position.
+        """Records that came within `wait_s`, in order per partition. Raises `OffsetOutOfRange` or
+        `NoCommittedPosition` if a partition has no valid position.
         """
         try:
             found = self._poll(wait_s, records_max)
         except (errors.OffsetOutOfRangeError, errors.LogTruncationError) as error:
-            raise OutOfRange(str(error), self._partitions_of(error)) from error
+            raise OffsetOutOfRange(str(error), self._partitions_of(error)) from error
         except errors.NoOffsetForPartitionError as error:
-            raise Unplaced(str(error)) from error
+            raise NoCommittedPosition(str(error)) from error
         return [
             Message(topic, row.partition, row.offset, row.timestamp, row.key or b"", row.value)
             for at, rows in found.items()
@@ -291,7 +291,7 @@ class Consumer:
             for row in rows
         ]
 
-    def _partitions_of(self, error: Exception) -> list[Place]:
+    def _partitions_of(self, error: Exception) -> list[PartitionId]:
         """The partitions that the error names; both errors carry a mapping by partition."""
         named: Any = error.args[0] if error.args else ()
         return [
@@ -321,7 +321,7 @@ class Consumer:
         held = self._consumer.assignment()
         self._consumer.pause(*held)
         try:
-            for at, rows in self._poll(BEAT_S, 1).items():  # of a partition assigned just now
+            for at, rows in self._poll(HEARTBEAT_S, 1).items():  # of a partition assigned just now
                 self._consumer.seek(at, rows[0].offset)
         except (
             errors.OffsetOutOfRangeError,
@@ -343,7 +343,7 @@ class Consumer:
         self._consumer.close(autocommit=False, timeout_ms=5_000)
 
 
-class _Listener(kafka.ConsumerRebalanceListener):
+class _RebalanceListener(kafka.ConsumerRebalanceListener):
     """Reports revoked and lost partitions; their uncommitted records are left to the next owner."""
 
     def __init__(self, on_revoked: Callable[[Collection[int]], None]) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from streams.deadline import Deadline
 from streams.errors import BusError, BusTimeout
-from streams.kafka.client import Admin, KafkaError, is_refusal
+from streams.kafka.client import Admin, KafkaError, is_permanent
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ PAUSE_S = 0.05
 PAUSE_S_MAX = 2.0
 
 
-def insisting(
+def call_with_retries(
     what: str, answer_s: float, once: Callable[[], T], repair: Callable[[Exception], None]
 ) -> T:
     """The result of `once`, retried after `repair` while the cluster does not answer.
@@ -36,7 +36,7 @@ def insisting(
             if isinstance(error, BusError):
                 raise
             repair(error)
-            if isinstance(error, KafkaError) and is_refusal(error):
+            if isinstance(error, KafkaError) and is_permanent(error):
                 raise BusError(f"cannot {what}: the broker refuses it ({error})") from error
             if deadline.passed():
                 raise BusTimeout(
@@ -47,7 +47,7 @@ def insisting(
         pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
-class Control:
+class RetryingAdmin:
     """One admin client at a time, which threads share."""
 
     def __init__(self, where: str, make: Callable[[], Admin], answer_s: float) -> None:
@@ -58,10 +58,10 @@ class Control:
         self._admin: Admin | None = None
 
     def call(self, what: str, request: Callable[[Admin], T]) -> T:
-        """The result of `request`, retried as in `insisting`."""
+        """The result of `request`, retried as in `call_with_retries`."""
         with self._lock:
             what = f"{what} at {self._where}"
-            return insisting(what, self._answer_s, lambda: request(self._client()), self._drop)
+            return call_with_retries(what, self._answer_s, lambda: request(self._client()), self._drop)
 
     def close(self) -> None:
         with self._lock:

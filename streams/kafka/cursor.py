@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from streams.bus import Bus, Message
 from streams.deadline import Deadline
 from streams.errors import BusTimeout
-from streams.kafka.client import Consumer, OutOfRange
+from streams.kafka.client import Consumer, OffsetOutOfRange
 from streams.refusals import check_position
 
 SLICE_S = 0.5  # a waiting reader checks this often that its position still exists
@@ -110,7 +110,7 @@ class Cursor:
         """
         try:
             messages = self._consumer.poll(wait_s, RECORDS_MAX)
-        except OutOfRange:
+        except OffsetOutOfRange:
             check_kept(self._bus, self._topic, positions)
             return False  # in range by now: a partition leader was behind
         for message in messages:

@@ -17,7 +17,7 @@ PER_TOPIC_MAX = 2
 CURSORS_MAX = 16
 
 
-class Cursors:
+class CursorPool:
     """Threads share the pool; each cursor is lent to one of them at a time."""
 
     def __init__(self, make: Callable[[str, Consumer | None], Cursor]) -> None:

@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 
 from streams.bus import Message
 from streams.deadline import Deadline
-from streams.kafka.client import Consumer, KafkaError, OutOfRange
+from streams.kafka.client import Consumer, KafkaError, OffsetOutOfRange
 
 log = logging.getLogger(__name__)
 
 # After a response the next fetch waits until a reader has polled, so a topic that is read once a
 # second is fetched once a second; and it waits `PAUSE_S`, so that records arrive in batches.
-ASK_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
+POLL_S = 0.5  # one poll; also how long a topic that is new here may wait for its first fetch
 PAUSE_S = 0.05
 RECORDS_MAX = 10_000
 WAITING_BYTES_MAX = 8 << 20  # of one topic; it is fetched again when its reader has caught up
 UNUSED_S = 10.0  # a feed without a reader is dropped after this time
-TAKEN_S = 1.0  # for this long after its last use a feed belongs to its reader
-RESTED_S = 1.0  # pause after an error
+IN_USE_S = 1.0  # for this long after its last use a feed belongs to its reader
+RESTART_PAUSE_S = 1.0  # pause after an error
 
 
 @dataclass(slots=True, eq=False)
-class _Feed:
+class _TopicBuffer:
     """One topic. `at` is the next offset of its reader by partition, `end` the offset after the
     last fetched record.
     """
@@ -43,7 +43,7 @@ class _Feed:
     used_s: float
     waiting: dict[int, deque[Message]] = field(default_factory=dict[int, deque[Message]])
     bytes: int = 0
-    lost: OutOfRange | None = None
+    lost: OffsetOutOfRange | None = None
     """Set when the position was truncated; records fetched before are handed out first."""
 
     def add(self, message: Message) -> None:
@@ -79,13 +79,13 @@ class _Feed:
         return taken
 
 
-class Followed:
+class PrefetchConsumer:
     """Threads share it; only its own thread uses the consumer."""
 
     def __init__(self, make: Callable[[int], Consumer]) -> None:
         self._make = make
         self._changed = threading.Condition()
-        self._feeds: dict[str, _Feed] = {}
+        self._feeds: dict[str, _TopicBuffer] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._polls = self._waiting = 0
@@ -103,7 +103,7 @@ class Followed:
         wait_s: float,
     ) -> list[Message] | None:
         """As `Bus.read` with `exact=False`; None if the reader has to use a cursor. Raises
-        `OutOfRange` if a position is outside of the topic.
+        `OffsetOutOfRange` if a position is outside of the topic.
         """
         deadline = Deadline(wait_s)
         with self._changed:
@@ -131,7 +131,7 @@ class Followed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
         if thread is not None:
-            thread.join(2 * ASK_S + 5.0)
+            thread.join(2 * POLL_S + 5.0)
 
     def _acquire_feed(self, topic: str, positions: Mapping[int, int]) -> bool:
         """Whether this reader has the topic's feed. A feed without recent use is given to the new
@@ -139,9 +139,9 @@ class Followed:
         """
         now_s, feed = time.monotonic(), self._feeds.get(topic)
         if feed is None or not feed.continues_at(positions):
-            if feed is not None and feed.lost is None and now_s - feed.used_s < TAKEN_S:
+            if feed is not None and feed.lost is None and now_s - feed.used_s < IN_USE_S:
                 return False
-            self._feeds[topic] = feed = _Feed(dict(positions), dict(positions), now_s)
+            self._feeds[topic] = feed = _TopicBuffer(dict(positions), dict(positions), now_s)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
                 self._thread.start()
@@ -152,8 +152,8 @@ class Followed:
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._follow(self._make(int(1000 * ASK_S)))
-            except (KafkaError, OSError, OutOfRange) as error:
+                self._follow(self._make(int(1000 * POLL_S)))
+            except (KafkaError, OSError, OffsetOutOfRange) as error:
                 log.info("prefetch consumer restarted: %s", error)
                 self._drop_and_pause()
             except Exception:
@@ -161,16 +161,16 @@ class Followed:
                 self._drop_and_pause()
 
     def _follow(self, consumer: Consumer) -> None:
-        reading: dict[str, _Feed] = {}
+        reading: dict[str, _TopicBuffer] = {}
         try:
             while not self._closed:
                 feeds = self._wait_for_growing()
                 if feeds != reading:
-                    _place(consumer, feeds, reading)
+                    _assign(consumer, feeds, reading)
                     reading = feeds
                 try:
-                    messages = consumer.poll(ASK_S, RECORDS_MAX)
-                except OutOfRange as error:
+                    messages = consumer.poll(POLL_S, RECORDS_MAX)
+                except OffsetOutOfRange as error:
                     self._end_lost(error, reading)
                     continue
                 if messages:
@@ -180,7 +180,7 @@ class Followed:
         finally:
             consumer.close()
 
-    def _wait_for_growing(self) -> dict[str, _Feed]:
+    def _wait_for_growing(self) -> dict[str, _TopicBuffer]:
         """The feeds that may grow now, waiting for one; feeds without a reader are dropped."""
         with self._changed:
             while not self._closed:
@@ -189,10 +189,10 @@ class Followed:
                 growing = {t: f for t, f in self._feeds.items() if f.may_grow()}
                 if growing:
                     return growing
-                self._changed.wait(ASK_S)
+                self._changed.wait(POLL_S)
         return {}
 
-    def _store(self, messages: list[Message], reading: Mapping[str, _Feed]) -> None:
+    def _store(self, messages: list[Message], reading: Mapping[str, _TopicBuffer]) -> None:
         with self._changed:
             for message in messages:
                 if (feed := reading.get(message.topic)) is not None:
@@ -203,10 +203,10 @@ class Followed:
         with self._changed:
             polls = self._polls
             self._changed.wait_for(
-                lambda: self._waiting or self._polls != polls or self._closed, ASK_S
+                lambda: self._waiting or self._polls != polls or self._closed, POLL_S
             )
 
-    def _end_lost(self, error: OutOfRange, reading: Mapping[str, _Feed]) -> None:
+    def _end_lost(self, error: OffsetOutOfRange, reading: Mapping[str, _TopicBuffer]) -> None:
         """End the feeds of the partitions that the error names; if it names none, raise it so that
         the consumer restarts.
         """
@@ -227,10 +227,10 @@ class Followed:
             self.restarts += 1
             self._feeds.clear()
             self._changed.notify_all()
-        time.sleep(RESTED_S)
+        time.sleep(RESTART_PAUSE_S)
 
 
-def _place(consumer: Consumer, feeds: Mapping[str, _Feed], reading: Mapping[str, _Feed]) -> None:
+def _assign(consumer: Consumer, feeds: Mapping[str, _TopicBuffer], reading: Mapping[str, _TopicBuffer]) -> None:
     """Assign these feeds to the consumer; feeds that it did not read before start at their ends."""
     consumer.assign([(topic, p) for topic, feed in feeds.items() for p in feed.at])
     for topic, feed in feeds.items():

@@ -14,8 +14,8 @@ from typing import TypeVar
 from streams.bus import Bus, Message
 from streams.deadline import Deadline
 from streams.errors import BusError
-from streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError, OutOfRange, Unplaced
-from streams.kafka.control import insisting
+from streams.kafka.client import LOST_MEMBERSHIP, Consumer, KafkaError, OffsetOutOfRange, NoCommittedPosition
+from streams.kafka.control import call_with_retries
 from streams.refusals import check_position
 
 JOIN_S = 0.02  # joining a group happens within polls, so each poll takes at least this long
@@ -110,15 +110,15 @@ class KafkaGroupReader:
             return {p: at for p, at in self._read.items() if self._stored.get(p) != at}
 
     def _retry(self, once: Callable[[], T]) -> T:
-        return insisting(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)
+        return call_with_retries(f"read {self._topic!r} as a group", self._answer_s, once, self._replace)
 
     def _poll_once(self, deadline: Deadline, records_max: int) -> list[Message]:
         consumer = self._joined_consumer()
         try:
             return consumer.poll(max(deadline.remaining_s(), JOIN_S), records_max)
-        except Unplaced:
+        except NoCommittedPosition:
             self._start_uncommitted(consumer)
-        except OutOfRange:
+        except OffsetOutOfRange:
             self._check_commits(consumer)
         return []
 

@@ -11,7 +11,7 @@ EVERY_S = 30.0
 KINDS_MAX = 1000
 
 
-class Seldom(logging.Handler):
+class RateLimitedHandler(logging.Handler):
     """Passes a record to the root logger's handlers unless one of the same kind was passed within
     `EVERY_S`.
     """
@@ -32,12 +32,12 @@ class Seldom(logging.Handler):
         logging.getLogger().handle(record)
 
 
-def quieten() -> None:
+def limit_kafka_log() -> None:
     """Set up once per process; a handler that the application has set on `kafka` stays."""
     log = logging.getLogger("kafka")
     if all(isinstance(handler, logging.NullHandler) for handler in log.handlers):
         log.setLevel(logging.WARNING)
         log.propagate = False
-        log.addHandler(Seldom())
+        log.addHandler(RateLimitedHandler())
         # It warns of each callback above 0.1 s, which is normal when many roles share few cores.
         logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)

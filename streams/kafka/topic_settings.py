@@ -20,8 +20,8 @@ BATCH_ROOM_BYTES = (1 << 20) - KEY_BYTES_MAX
 record of a log with an object store this makes exactly the 2 MiB that managed services allow.
 """
 RECORD_BYTES_LIMIT = 64 << 20  # brokers take requests of 100 MiB (`socket.request.max.bytes`)
-KNOWN = {topic.name: topic for topic in catalogue()}
-KEPT_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
+CATALOGUE = {topic.name: topic for topic in catalogue()}
+UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1"}
 SEGMENT_BYTES = 128 << 20  # a truncation frees whole segments
 
 
@@ -54,7 +54,7 @@ def configs_of(topic: Topic, min_isr: int = 0) -> dict[str, str]:
         "cleanup.policy": "compact" if topic.cleanup == "compact" else "delete",
         "max.message.bytes": str(topic.record_bytes_max + BATCH_ROOM_BYTES),
         "message.timestamp.type": "CreateTime",
-        **KEPT_FOR_EVER,
+        **UNLIMITED_RETENTION,
     }
     if topic.cleanup == "compact":
         configs |= {
@@ -81,7 +81,7 @@ def topic_of(name: str, partitions: int, configs: Mapping[str, str]) -> Topic:
         cast(Any, {"delete": "time" if timed else "safe"}.get(policy, policy)),
         retention_ms / 1000 if timed else None,
         int(configs["max.message.bytes"]) - BATCH_ROOM_BYTES,
-        KNOWN[name].writer if name in KNOWN else "",
+        CATALOGUE[name].writer if name in CATALOGUE else "",
     )
 
 
@@ -98,17 +98,17 @@ def check_unbounded(topic: Topic, configs: Mapping[str, str]) -> None:
             )
 
 
-def recorded(found: Topic, partitions: int | None = None) -> Topic:
+def with_recorded_partitions(found: Topic, partitions: int | None = None) -> Topic:
     """The topic with the partitions that keys were spread over from the run's start: `partitions`,
     or the catalogue's. If the broker has fewer, the smaller number stays, and `check_same_settings`
     refuses it.
     """
     if partitions is None:
-        partitions = KNOWN[found.name].partitions if found.name in KNOWN else found.partitions
+        partitions = CATALOGUE[found.name].partitions if found.name in CATALOGUE else found.partitions
     return dataclasses.replace(found, partitions=min(partitions, found.partitions))
 
 
-def single_copies(found: Mapping[str, BrokerTopic], brokers: int) -> str:
+def unreplicated_topics(found: Mapping[str, BrokerTopic], brokers: int) -> str:
     """A warning about topics with one replica, or whose records are acknowledged by one; "" if
     there are none or there is only one broker.
     """

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from streams.claims import Lease, claim
+from streams.claims import PartitionLease, claim_partitions
 from streams.records import Fence, Position
 from streams.sqlite.database import Database, Sync
 
@@ -20,7 +20,7 @@ _TABLES = (
 _OF_GROUP = "WHERE group_name = ? AND topic = ?"
 
 
-class Groups:
+class SqliteGroups:
     """Commits, members and leases. Every change is one transaction; within it a member's commit is
     checked against its lease.
     """
@@ -34,7 +34,7 @@ class Groups:
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:
         with self._database.writing("commit to") as connection:
-            _store(connection, group, topic, positions)
+            _store_commits(connection, group, topic, positions)
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         with self._database.reading("read") as connection:
@@ -52,7 +52,7 @@ class Groups:
                 connection.execute(f"SELECT member, expires_s FROM members {_OF_GROUP}", of_group)
             )
             leases = _leases(connection, group, topic)
-            claimed = claim(member, members, leases, partitions, now_s)
+            claimed = claim_partitions(member, members, leases, partitions, now_s)
             connection.execute(
                 "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (*of_group, member, expires_s)
             )
@@ -72,7 +72,7 @@ class Groups:
         with self._database.writing("commit to") as connection:
             leases = _leases(connection, group, topic)
             held = {p for p, at in leases.items() if at.owner == member and at.expires_s > now_s}
-            _store(connection, group, topic, {p: at for p, at in positions.items() if p in held})
+            _store_commits(connection, group, topic, {p: at for p, at in positions.items() if p in held})
 
     def leave(self, group: str, topic: str, member: str) -> None:
         with self._database.writing("leave a group in") as connection:
@@ -85,14 +85,14 @@ class Groups:
         self._database.close()
 
 
-def _leases(connection: sqlite3.Connection, group: str, topic: str) -> dict[int, Lease]:
+def _leases(connection: sqlite3.Connection, group: str, topic: str) -> dict[int, PartitionLease]:
     rows = connection.execute(
         f"SELECT partition, owner, expires_s FROM leases {_OF_GROUP}", (group, topic)
     )
-    return {partition: Lease(owner, expires_s) for partition, owner, expires_s in rows}
+    return {partition: PartitionLease(owner, expires_s) for partition, owner, expires_s in rows}
 
 
-def _store(
+def _store_commits(
     connection: sqlite3.Connection, group: str, topic: str, positions: Mapping[int, Position]
 ) -> None:
     connection.executemany(

@@ -41,7 +41,7 @@ NETWORK_FUSE = frozenset(
 )
 
 
-def network_type(folder: str, mounts: str) -> str | None:
+def network_file_system(folder: str, mounts: str) -> str | None:
     """The type of the network file system that holds the absolute path `folder`; None for a local
     one.
 
@@ -67,7 +67,7 @@ def _unescaped(point: str) -> str:
     return point
 
 
-def present_mounts() -> str:
+def read_mounts() -> str:
     """This machine's mounts; empty if the system has no such file, so that no folder counts as a
     network folder.
     """

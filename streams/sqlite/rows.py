@@ -11,15 +11,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
 
-from streams.bus import Entry, Message
+from streams.bus import AppendEntry, Message
 
 ROW_BYTES = 64 << 10  # of several records: bounds what a read from the middle of a row skips
 
-Row = tuple[int, int, int, bytes, bytes | None, bytes | None]
+LogRow = tuple[int, int, int, bytes, bytes | None, bytes | None]
 """First offset, count, timestamp in ms, keys, values, sizes."""
 
 
-def pack(entries: Sequence[Entry], first: int, now_ms: int, row_bytes: int) -> Iterator[Row]:
+def pack_rows(entries: Sequence[AppendEntry], first: int, now_ms: int, row_bytes: int) -> Iterator[LogRow]:
     """Rows of `entries` in order, from offset `first` on. Records share a row of less than
     `row_bytes`; a tombstone shares with none.
     """
@@ -33,7 +33,7 @@ def pack(entries: Sequence[Entry], first: int, now_ms: int, row_bytes: int) -> I
     yield _row(entries[start:], first + start, now_ms)
 
 
-def _row(entries: Sequence[Entry], first: int, now_ms: int) -> Row:
+def _row(entries: Sequence[AppendEntry], first: int, now_ms: int) -> LogRow:
     if len(entries) == 1:
         return first, 1, now_ms, entries[0].key, entries[0].value, None
     keys = [entry.key for entry in entries]
@@ -42,7 +42,7 @@ def _row(entries: Sequence[Entry], first: int, now_ms: int) -> Row:
     return first, len(keys), now_ms, b"".join(keys), b"".join(values), sizes
 
 
-def unpack(topic: str, partition: int, row: Row) -> list[Message]:
+def unpack_row(topic: str, partition: int, row: LogRow) -> list[Message]:
     """All records of a row."""
     first, count, timestamp_ms, keys, values, sizes = row
     if sizes is None or values is None:

@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streams.bus import Entry, Message
+from streams.bus import AppendEntry, Message
 from streams.deadline import Deadline
 from streams.errors import BusError
 from streams.refusals import check_entries, check_position, check_same_settings
 from streams.sqlite.database import Database, Sync
-from streams.sqlite.rows import ROW_BYTES, Row, pack, unpack
+from streams.sqlite.rows import ROW_BYTES, LogRow, pack_rows, unpack_row
 from streams.topics import TOMBSTONE_S, Topic, partition_of
 
 _SETTINGS = """
@@ -75,7 +75,7 @@ class TopicLog:
             raise
         return log
 
-    def append(self, entries: Sequence[Entry], now_ms: int) -> list[int]:
+    def append(self, entries: Sequence[AppendEntry], now_ms: int) -> list[int]:
         """Append the entries in one transaction and return their offsets."""
         topic = self.settings
         check_entries(topic, entries)
@@ -92,7 +92,7 @@ class TopicLog:
                 end = _end(connection, partition)
                 for offset, index in enumerate(indices, end):
                     offsets[index] = offset
-                rows = list(pack([entries[index] for index in indices], end, now_ms, row_bytes))
+                rows = list(pack_rows([entries[index] for index in indices], end, now_ms, row_bytes))
                 connection.executemany(f"INSERT INTO log_{partition} VALUES (?,?,?,?,?,?)", rows)
                 if topic.cleanup == "compact":
                     _compact(connection, partition, rows, now_ms)
@@ -152,13 +152,13 @@ class TopicLog:
         topic, taken, before = self.settings.name, 0, len(messages)
         rows = connection.execute(_ROWS_FROM.format(p=partition), (offset, records_max))
         for row in rows:
-            found = unpack(topic, partition, row)
+            found = unpack_row(topic, partition, row)
             if row[0] < offset:
                 del found[: offset - row[0]]
             del found[records_max - len(messages) :]
             size = len(row[3]) + len(row[4] or b"")
             if taken + size > bytes_max:
-                messages += _fitting(found, bytes_max - taken, 0 if messages else 1)
+                messages += _fit_bytes(found, bytes_max - taken, 0 if messages else 1)
                 taken = bytes_max
                 break
             messages += found
@@ -182,7 +182,7 @@ class TopicLog:
         check_position(self.settings.name, partition, offset, begin, end)
 
 
-def _fitting(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
+def _fit_bytes(found: Sequence[Message], bytes_max: int, at_least: int) -> Sequence[Message]:
     """The first messages of `found` that together take at most `bytes_max`, but at least
     `at_least`.
     """
@@ -253,7 +253,7 @@ def _expire(connection: sqlite3.Connection, partition: int, before_ms: int) -> N
 
 
 def _compact(
-    connection: sqlite3.Connection, partition: int, rows: Sequence[Row], now_ms: int
+    connection: sqlite3.Connection, partition: int, rows: Sequence[LogRow], now_ms: int
 ) -> None:
     """Remove the records that these rows (of one record each) supersede, and old tombstones, but
     never the last row.

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollstream.config import load
-from rollstream.folder import run_log
+from rollstream.folder import open_run_log_for_writing
 from storage.metrics import read_metrics
-from streams.bus import Bus, Entry
-from streams.judging import judge
+from streams.bus import Bus, AppendEntry
+from streams.judging import classify_message
 from streams.reader import TopicReader, from_begin
-from streams.records import Dead, Fence, GroupMembers, Take
+from streams.records import Dead, Fence, Take
+from streams.values import GroupMembers
 from streams.topics import partition_of
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.kills.final_counts import audited
@@ -71,7 +72,7 @@ def _run(folder: Path, model: Path, form: str, records: Sequence[Hostile], steps
     with started(folder, model, settings) as process:
         wait_for(lambda: steps_done(folder) >= 1, process)
         if records:
-            bus = run_log(load(folder / "config.json"), folder)
+            bus = open_run_log_for_writing(load(folder / "config.json"), folder)
             _append_all(bus, records, met)
             give_up = time.monotonic() + CONSUME_S
             while time.monotonic() < give_up and process.poll() is None:
@@ -93,10 +94,10 @@ def _append_all(bus: Bus, records: Sequence[Hostile], met: Met) -> None:
         for topic in sorted({one.topic for one in batch}):
             mine = [one for one in batch if one.topic == topic]
             partitions = bus.partitions(topic)
-            entries = [Entry(one.key, one.value, _partition(one, partitions)) for one in mine]
+            entries = [AppendEntry(one.key, one.value, _partition(one, partitions)) for one in mine]
             offsets = bus.append(topic, entries)
             for entry, offset in zip(entries, offsets, strict=True):
-                _, judged = judge(
+                _, judged = classify_message(
                     entry.value or b"", Fence(), topic=topic, fenced=False, compacted=False
                 )
                 if judged.reason:
@@ -133,7 +134,7 @@ def _look(folder: Path, met: Met, hostile: bool) -> None:
     report = audited(folder)
     met.wrong += [o["what"] for line in report["invariants"] for o in line["offenders"]]
     if hostile:
-        bus = run_log(load(folder / "config.json"), folder)
+        bus = open_run_log_for_writing(load(folder / "config.json"), folder)
         for topic in {topic for topic, _, _ in met.expected}:
             reader = TopicReader(bus, f"{topic}.dead", from_begin(bus, f"{topic}.dead"))
             for received in reader.read_to(bus.end(f"{topic}.dead")):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from storage.claim_check import ClaimCheck
 from storage.memory_store import MemoryStore
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.memory_bus import MemoryBus
 from testbed.hostile.records import Hostile, hostile_records
 from testbed.stepped.baton import Baton, Process
@@ -42,7 +42,7 @@ def append_all(bus: Bus, records: Sequence[Hostile]) -> None:
     """Each to its topic, in one append a topic."""
     for topic in {record.topic for record in records}:
         entries = [
-            Entry(record.key, record.value, record.partition)
+            AppendEntry(record.key, record.value, record.partition)
             for record in records
             if record.topic == topic
         ]

@@ -5,7 +5,7 @@ the time: none of it may change a token.
 
 import sys
 
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.drafts.windows import MARGINAL, WindowRule
 from testbed.kills import aimed_role
 from testbed.kills.aimed_moves import AimedMoves
@@ -13,7 +13,7 @@ from testbed.kills.aimed_role import aim_at_history
 from testbed.kills.aims import AimedGate
 
 
-class RestlessSwitch(Switch):
+class RestlessSwitch(DraftGate):
     """On and off in turn, at each look."""
 
     def __init__(self, rule: WindowRule = MARGINAL) -> None:

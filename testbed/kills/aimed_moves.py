@@ -6,7 +6,7 @@ of a move has a kind of its own, so that a test can aim at the middle of one (do
 import sys
 from collections.abc import Sequence
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.codec import decode
 from streams.records import Assignment, Partial, Record
 from testbed.kills import aimed_role
@@ -35,7 +35,7 @@ def kind_of(record: Record) -> str | None:
 class AimedMoves(aimed_role.AimedBus):
     """One kind per append: the first that a record of it has."""
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         kinds = [kind_of(decode(entry.value).record) for entry in entries if entry.value]
         kind = next((kind for kind in kinds if kind), f"append {topic}")
         return self._gate.write(kind, lambda: self._inner.append(topic, entries))

@@ -16,7 +16,7 @@ from typing import Any
 import storage.connect
 import storage.metrics
 import streams.connect
-from streams.bus import Bus, Entry, GroupReader
+from streams.bus import Bus, AppendEntry, GroupReader
 from streams.records import Position
 from streams.topics import Topic
 from testbed.kills.aims import FOLDER, AimedGate
@@ -38,7 +38,7 @@ class AimedBus:
     def create(self, topics: Sequence[Topic]) -> None:
         self._gate.write("create topics", lambda: self._inner.create(topics))
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         return self._gate.write(f"append {topic}", lambda: self._inner.append(topic, entries))
 
     def commit(self, group: str, topic: str, positions: Mapping[int, Position]) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from rollstream.config import load
 from rollstream.folder import store_url
-from storage.archive.names import PREFIX, parsed
+from storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
 from storage.connect import open_store
 from storage.objects import ObjectStore
 from testbed.recount import places_of, recount
@@ -93,8 +93,8 @@ def rows_twice(store: ObjectStore) -> int:
 
 
 def _rows(store: ObjectStore) -> Iterator[tuple[str, int, int]]:
-    for entry in store.list(PREFIX):
-        file = parsed(entry.key, entry.bytes)
+    for entry in store.list(ARCHIVE_PREFIX):
+        file = parse_archive_key(entry.key, entry.bytes)
         if file is not None:
             table = pq.read_table(io.BytesIO(store.get(entry.key)), columns=["offset"])
             for offset in table["offset"].to_pylist():

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from rollstream.config import load
-from rollstream.folder import folder_of, settle
+from rollstream.folder import folder_of_run, write_configuration
 from testbed.kills.aims import AimFolder
 from testbed.run_process import SETTINGS
 from testbed.waiting import WAIT_S, wait_for
@@ -115,7 +115,7 @@ def by_hand(folder: Path, model: Path, more: Sequence[str] = ()) -> Generator[Ru
     configuration.write_text('run = "tiny"\n')
     settings = [*SETTINGS, f"model.path={model}", f"folder={folder}", *more]
     loaded = load(configuration, settings, {})
-    settle(folder_of(loaded), loaded)
+    write_configuration(folder_of_run(loaded), loaded)
     run = RunByHand(folder, AimFolder(folder.parent / "aims"))
     try:
         yield run

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import boto3
 
-from storage.s3.place import parse_place
+from storage.s3.place import parse_s3_url
 from testbed.servers import CACHE, installing, use
 from testbed.waiting import WAIT_S
 
@@ -169,7 +169,7 @@ def new_url(parameters: str = "") -> str:
     if existing is None:
         base, query = f"s3://{BUCKET}", f"endpoint={server().endpoint}"
     else:
-        use(EXISTING, str(parse_place(existing)))
+        use(EXISTING, str(parse_s3_url(existing)))
         base, _, query = existing.partition("?")
     query = "&".join(part for part in (query, parameters) if part)
     return f"{base.rstrip('/')}/{uuid.uuid4().hex[:12]}" + (f"?{query}" if query else "")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streams.bus import Bus, Entry, GroupReader, Message
+from streams.bus import Bus, AppendEntry, GroupReader, Message
 from streams.records import Position
 from streams.topics import Topic
 from testbed.stepped.crashes import Gate
@@ -25,7 +25,7 @@ class CrashingBus:
     def partitions(self, topic: str) -> int:
         return self.inner.partitions(topic)
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         with self.gate.baton.appending():
             return self.gate.write(f"append {topic}", lambda: self.inner.append(topic, entries))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
 from testbed.stepped.crashes import Gate
 
 
@@ -31,7 +31,7 @@ class CrashingStore:
         self.gate.look()
         return self.inner.get(key, start, end)
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         self.gate.look()
         return self.inner.stat(key)
 
@@ -39,7 +39,7 @@ class CrashingStore:
         self.gate.look()
         return self.inner.read(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         self.gate.look()
         return self.inner.list(prefix)
 

@@ -8,10 +8,10 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from producers.engines.base import Compared, Emission, EngineStats, Request, Update, UpdateMode
-from producers.rewards import Outcome, Verdict
+from producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from producers.rewards import RewardOutcome, RewardVerdict
 from producers.tasks.base import Turns
-from streams.records import Tokens, Version
+from streams.values import Tokens, Version
 
 CHUNK = 3  # tokens of each trajectory per emission
 ENDS_ONE_IN = 8
@@ -30,11 +30,11 @@ class FakeEngine:
         self.version = version
         self._slots, self._clock = slots, clock
         self._chunk, self._one_in = (1, 4 * ENDS_ONE_IN) if is_slow else (CHUNK, ENDS_ONE_IN)
-        self._running: dict[str, tuple[Request, int, int]] = {}
+        self._running: dict[str, tuple[GenerationRequest, int, int]] = {}
         self._emitted_s = -1.0
         self._tokens = 0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         self._running[request.trajectory] = (request, len(request.tokens), len(request.logprobs))
 
     def poll(self, deadline_s: float) -> list[Emission]:
@@ -49,15 +49,15 @@ class FakeEngine:
     def abort(self, trajectory: str) -> Emission | None:
         self._running.pop(trajectory, None)
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         return update
 
-    def update(self, update: Update, mode: UpdateMode) -> None:
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         assert mode != "keep_version" or not self._running
         self.version = update.version
 
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
-        return Compared(len(list(names)), ())
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
+        return WeightComparison(len(list(names)), ())
 
     def running(self) -> Sequence[str]:
         return list(self._running)
@@ -93,15 +93,15 @@ class FakeRewards:
     """`RewardPool` at once."""
 
     def __init__(self) -> None:
-        self._decided: list[tuple[str, Outcome]] = []
+        self._decided: list[tuple[str, RewardOutcome]] = []
 
     def can_submit(self) -> bool:
         return True
 
     def submit(self, key: str, reference: str, turns: Turns) -> None:
-        self._decided.append((key, Verdict(float(sum(map(sum, turns)) % 3))))
+        self._decided.append((key, RewardVerdict(float(sum(map(sum, turns)) % 3))))
 
-    def poll(self) -> list[tuple[str, Outcome]]:
+    def poll(self) -> list[tuple[str, RewardOutcome]]:
         decided, self._decided = self._decided, []
         return decided
 

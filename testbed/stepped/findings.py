@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
-from consumers.trainer.poison import Voided
-from consumers.trainer.prepare import rule_of
+from consumers.audit.lag import AuditPolicy
+from consumers.trainer.poison import SupersededTakes
+from consumers.trainer.prepare import training_rule
 from storage.archive.whole import whole_topic
 from storage.objects import ObjectStore
 from streams.bus import Bus
@@ -28,12 +28,12 @@ class Findings:
     """Groups of superseded takes that end dead, and why."""
 
 
-def policy_of(shape: Shape) -> Policy:
+def policy_of(shape: Shape) -> AuditPolicy:
     """What audit knows of the run's settings."""
-    return Policy(
+    return AuditPolicy(
         MAX_LAG,
         shape.keep_version,
-        rule=rule_of(trainer_settings(shape), MAX_LAG, shape.keep_version),
+        rule=training_rule(trainer_settings(shape), MAX_LAG, shape.keep_version),
         checkpoint_every=shape.checkpoint_every,
     )
 
@@ -48,7 +48,7 @@ def findings(bus: Bus, store: ObjectStore, shape: Shape) -> Findings:
     def records(topic: str, kind: type[Kind]) -> list[Kind]:
         return [r for r in whole_topic(bus, store, RUN, topic) if isinstance(r, kind)]
 
-    voided = Voided()
+    voided = SupersededTakes()
     for record in records("ledger", Superseded):
         voided.apply(record)
     takes = [voided.effective(take) for take in records("ledger", Take)]

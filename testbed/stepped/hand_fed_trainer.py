@@ -12,12 +12,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
+from consumers.audit.lag import AuditPolicy
 from consumers.settings import TrainerSettings
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.paced_learner import PacedModel
-from consumers.trainer.prepare import ANY, Rule, rule_of
-from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.prepare import UNBOUNDED, TrainingRule, training_rule
+from consumers.trainer.resume import InitialModel, TrainerPlan, Provenance, build_trainer
 from consumers.trainer.sample import Sample
 from consumers.trainer.service import Trainer
 from storage.connect import open_store
@@ -27,16 +27,8 @@ from streams.admissible import TrainingBounds
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
-from streams.records import (
-    Address,
-    Admitted,
-    Applied,
-    Record,
-    Span,
-    Trajectory,
-    Version,
-    WeightsAnnounced,
-)
+from streams.values import Address, Span, Version
+from streams.records import Admitted, Applied, Record, Trajectory, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
@@ -90,7 +82,7 @@ class HandFed:
     folder: Path
     max_lag: int | None = None
     keep_version: bool = False
-    bounds: TrainingBounds = ANY
+    bounds: TrainingBounds = UNBOUNDED
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     deadline_s: float = 600.0
     bus: Bus = field(default_factory=lambda: open_bus("memory:"))
@@ -119,9 +111,9 @@ class HandFed:
             self.finish(completion(f"{group}.0"), completion(f"{group}.1"))
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> TrainingRule:
         settings = TrainerSettings(**(SETTINGS | self.settings))
-        return rule_of(settings, self.max_lag, self.keep_version, self.bounds)
+        return training_rule(settings, self.max_lag, self.keep_version, self.bounds)
 
     def build(self) -> Trainer:
         self.terms += 1
@@ -129,8 +121,8 @@ class HandFed:
         return build_trainer(
             self.bus,
             self.store,
-            Plan(settings, self.rule, WeightsSettings(), CheckpointSettings()),
-            Begin(MODEL, {"config.json": b"{}"}),
+            TrainerPlan(settings, self.rule, WeightsSettings(), CheckpointSettings()),
+            InitialModel(MODEL, {"config.json": b"{}"}),
             Provenance("hand", self.terms, "configuration", "revision"),
             MetricsFile(self.folder / f"trainer-{self.terms}.jsonl"),
         )
@@ -150,7 +142,7 @@ class HandFed:
     def offences(self) -> list[str]:
         """What an audit finds wrong."""
         self._apply()
-        policy = Policy(self.max_lag, self.keep_version, rule=self.rule)
+        policy = AuditPolicy(self.max_lag, self.keep_version, rule=self.rule)
         tallies = Audit(self.bus, self.store, "hand", policy).check()
         return [offender.what for tally in tallies for offender in tally.offenders]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from producers.engines.drafts.node import NodeHistory
-from producers.rollout.keeping import Keeping
+from producers.rollout.keeping import DraftFeed
 from streams.bus import Bus
 
 TOKENS = 1024
@@ -18,12 +18,12 @@ TOKENS = 1024
 @contextmanager
 def remembering(
     folder: Path, bus: Bus, earlier: Bus, counts: Counter[str], clock: Callable[[], float]
-) -> Generator[Keeping]:
+) -> Generator[DraftFeed]:
     """A rollout's part in it; however that ends, its locks are freed, as a kernel frees those of a
     process.
     """
     node = NodeHistory(folder / "rollstream-stepped-drafts", TOKENS)
-    draft_feed = Keeping(bus, lambda: earlier, node, clock=clock)
+    draft_feed = DraftFeed(bus, lambda: earlier, node, clock=clock)
     try:
         yield draft_feed
     finally:

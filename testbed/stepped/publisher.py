@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from consumers.trainer.copies import Copies
-from consumers.trainer.publisher import QUEUE_MAX, Publisher, Snapshot
+from consumers.trainer.copies import BufferPool
+from consumers.trainer.publisher import QUEUE_MAX, StepPublisher, StepSnapshot
 from testbed.stepped.baton import Baton
 
 WAIT_S = 0.01
@@ -14,9 +14,9 @@ WAIT_S = 0.01
 class SteppedPublisher:
     """What `Trainer` asks of its publisher; `inner` publishes, in the task that calls `run`."""
 
-    inner: Publisher
+    inner: StepPublisher
     baton: Baton
-    _queue: deque[Snapshot] = field(default_factory=deque[Snapshot])
+    _queue: deque[StepSnapshot] = field(default_factory=deque[StepSnapshot])
     _busy: bool = False
     _closed: bool = False
     _failed: BaseException | None = None
@@ -36,11 +36,11 @@ class SteppedPublisher:
             raise
 
     @property
-    def weight_buffers(self) -> Copies:
+    def weight_buffers(self) -> BufferPool:
         return self.inner.weight_buffers
 
     @property
-    def state_buffers(self) -> Copies:
+    def state_buffers(self) -> BufferPool:
         return self.inner.state_buffers
 
     def await_room(self) -> None:
@@ -49,7 +49,7 @@ class SteppedPublisher:
             self.baton.wait(WAIT_S)
         self.check()
 
-    def submit(self, snapshot: Snapshot) -> None:
+    def submit(self, snapshot: StepSnapshot) -> None:
         self._queue.append(snapshot)
 
     def check(self) -> None:

@@ -6,27 +6,27 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.moves import Plan, Repacking, is_begun
-from consumers.dispatch.orders import is_serving, release
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.moves import RepackPlan, RepackPlanner, is_generating
+from consumers.dispatch.orders import is_serving, release_record
 from consumers.dispatch.state import DispatchState
 from streams.records import Assignment
 
 
 @dataclass(slots=True, kw_only=True)
-class Restless(Repacking):
+class Restless(RepackPlanner):
     """One in three of what runs is asked back at each look."""
 
     random: random.Random
     asked: Counter[str]
 
-    def plan(self, state: DispatchState, lengths: Lengths, now_s: float) -> Plan:
-        begun = [t for t, o in sorted(state.orders.items()) if is_begun(state, t, o)]
+    def plan(self, state: DispatchState, lengths: LengthHistory, now_s: float) -> RepackPlan:
+        begun = [t for t, o in sorted(state.orders.items()) if is_generating(state, t, o)]
         chosen = [t for t in begun if self.random.random() < 0.3]
         deferred = tuple(t for t in chosen if self.random.random() < 0.2)
         releases = [self._release(state, t) for t in chosen if t not in deferred]
         self.asked.update({"asked back": len(releases), "put off": len(deferred)})
-        return Plan(tuple(r for r in releases if r is not None), deferred)
+        return RepackPlan(tuple(r for r in releases if r is not None), deferred)
 
     def _release(self, state: DispatchState, trajectory: str) -> Assignment | None:
         """To anyone who serves; one of another version must be found out later."""
@@ -34,4 +34,4 @@ class Restless(Repacking):
         others = [n for n, s in sorted(state.rollouts.items()) if is_serving(s)]
         if group.prompt is None or not others:
             return None
-        return release(group.prompt, trajectory, order, self.random.choice(others))
+        return release_record(group.prompt, trajectory, order, self.random.choice(others))

@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from consumers.archive.service import Archive
-from consumers.dispatch.admit import Pace
+from consumers.archive.service import ArchiveService
+from consumers.dispatch.admit import AdmissionPace
 from consumers.dispatch.service import Dispatch
 from consumers.settings import ArchiveSettings, DispatchSettings, TrainerSettings
 from consumers.trainer.compute_failure import ComputeFailed
-from consumers.trainer.prepare import rule_of
-from consumers.trainer.resume import Begin, Provenance, build_trainer
-from consumers.trainer.resume import Plan as TrainerPlan
+from consumers.trainer.prepare import training_rule
+from consumers.trainer.resume import InitialModel, Provenance, build_trainer
+from consumers.trainer.resume import TrainerPlan
 from producers.prompt_source import PromptOrder, PromptSource
-from producers.rollout.judging import Judging
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import AtOnce
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
-from producers.rollout.weights import WeightsFollower, compared_whole
-from producers.rollout.worker import Rollout
+from producers.rollout.judging import EndedTurns
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import SynchronousSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
+from producers.rollout.weights import WeightsFollower, compare_all_tensors
+from producers.rollout.worker import RolloutLoop
 from producers.settings import RolloutSettings, TaskSettings
 from producers.tasks.base import Task
 from producers.tasks.registry import load_task
-from storage.archive.whole_log import WholeLog
-from storage.leases import Candidate, Claim
+from storage.archive.whole_log import LogWithArchive
+from storage.leases import LeaseCandidate, LeaseClaim
 from storage.metrics import MetricsFile
 from storage.model import build_model, model_files
 from storage.objects import ObjectStore
@@ -41,7 +41,7 @@ from storage.roles import next_term
 from storage.settings import CheckpointSettings, WeightsSettings
 from streams.bus import Bus
 from streams.errors import Fenced, RollstreamError
-from streams.records import Sampling
+from streams.values import Sampling
 from streams.topics import catalogue
 from testbed.stepped.baton import Baton, Crashed, Process, Stop
 from testbed.stepped.crashes import Gate, Plan
@@ -185,8 +185,8 @@ class SteppedRun:
         """With the lease; the nonce of the process before is handed on."""
         count = self.starts[process.name]
         handed = f"{process.name}-{count - 1}"
-        who = Candidate(process.name, "here", f"{process.name}-{count}", 10.0, handed)
-        claim = Claim(store, who, self.baton.clock)
+        who = LeaseCandidate(process.name, "here", f"{process.name}-{count}", 10.0, handed)
+        claim = LeaseClaim(store, who, self.baton.clock)
         while (lease := claim.attempt()) is None:
             self.baton.wait(1.0)
         return lease.term
@@ -206,7 +206,7 @@ class SteppedRun:
             repack=True,
             repack_every_s=0.5,
         )
-        pace = Pace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
+        pace = AdmissionPace(self.shape.groups, MAX_LAG, 64, self.shape.steps)
         term, keep = self._term(process, store), self.shape.keep_version
         dispatch = Dispatch(
             bus, store, settings, pace, keep, term, not self.shape.is_slow, self.baton.clock
@@ -221,7 +221,7 @@ class SteppedRun:
     def _archive(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         self._term(process, store)
         settings = ArchiveSettings(roll_s=1.0)
-        Archive(bus, store, RUN, settings, self.baton.clock).run(self._stops["archive"])  # type: ignore[arg-type]
+        ArchiveService(bus, store, RUN, settings, self.baton.clock).run(self._stops["archive"])  # type: ignore[arg-type]
 
     def _trainer(self, process: Process, bus: Bus, store: ObjectStore) -> None:
         term, shape = self._term(process, store), self.shape
@@ -232,13 +232,13 @@ class SteppedRun:
             store,
             TrainerPlan(
                 settings,
-                rule_of(settings, MAX_LAG, shape.keep_version),
+                training_rule(settings, MAX_LAG, shape.keep_version),
                 WeightsSettings(dtype="float32", versions_max=8),
                 CheckpointSettings(every=shape.checkpoint_every),
                 truncate=not shape.is_slow,
                 archived=ArchiveSettings().topics,
             ),
-            Begin(copy.deepcopy(begin.model), begin.model_files),
+            InitialModel(copy.deepcopy(begin.model), begin.model_files),
             Provenance(RUN, term, "configuration", "revision"),
             MetricsFile(self.folder / "trainer.jsonl"),
             self.baton.clock,
@@ -270,7 +270,7 @@ class SteppedRun:
         )
         clock, pause = self.baton.clock, self.baton.wait
         term = next_term(store, "rollouts", name, self.baton.random.uniform, pause)
-        orders, follower = Orders(bus, name, term), AtOnceFollower(bus, store, clock, pause)
+        orders, follower = AssignmentQueue(bus, name, term), AtOnceFollower(bus, store, clock, pause)
         fetched = None
         while fetched is None and not stop.wait(0.05):
             follower.read()
@@ -280,15 +280,15 @@ class SteppedRun:
             return
         version, slots = fetched.announced.version, settings.slots
         engine = FakeEngine(version, slots, clock, is_slow=is_slow)
-        voice = Voice(bus, AtOnce(bus), name, term, settings, Pulse(settings.status_s), clock)
-        voice.applied(compared_whole(fetched, engine.read_back, clock(), clock))
+        voice = RolloutPublisher(bus, SynchronousSender(bus), name, term, settings, StatusSchedule(settings.status_s), clock)
+        voice.applied(compare_all_tensors(fetched, engine.read_back, clock(), clock))
         rewards = FakeRewards()
-        judging = Judging(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
-        rollout = Rollout(settings, engine, follower, orders, judging, voice, clock, clock, pause)  # type: ignore[arg-type]
+        judging = EndedTurns(rewards, False, term, lambda: engine.version, clock)  # type: ignore[arg-type]
+        rollout = RolloutLoop(settings, engine, follower, orders, judging, voice, clock, clock, pause)  # type: ignore[arg-type]
         if not self.shape.drafts:
             rollout.run(stop)  # type: ignore[arg-type]
             return
-        whole = WholeLog(bus, store, RUN)
+        whole = LogWithArchive(bus, store, RUN)
         with remembering(self.folder, bus, whole, self.asked, clock) as draft_feed:
             rollout.draft_feed = draft_feed
             rollout.run(stop)  # type: ignore[arg-type]
@@ -308,6 +308,6 @@ def _task() -> Task:
 
 
 @cache
-def _begin() -> Begin:
+def _begin() -> InitialModel:
     model = build_model("Qwen3ForCausalLM", SIZES, seed=0)
-    return Begin(model, model_files(model, None, model.dtype))
+    return InitialModel(model, model_files(model, None, model.dtype))

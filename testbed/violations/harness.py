@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from consumers.audit.tally import Tally
+from consumers.audit.tally import InvariantResult
 from testbed.violations.healthy_run import AuditedRun, audited, open_run
 from testbed.violations.planted import PLANTED
 from testbed.violations.planted_fields import OF_FIELDS, UNSEEN, Found
@@ -52,7 +52,7 @@ def missed(kind: Kind, healthy: Path, scratch: Path, seed: int = 0) -> str:
     return ""
 
 
-def unseen(healthy: Path, scratch: Path) -> Iterator[tuple[str, str, dict[int, Tally]]]:
+def unseen(healthy: Path, scratch: Path) -> Iterator[tuple[str, str, dict[int, InvariantResult]]]:
     """The kinds that a log cannot show: name, why, and what audit says."""
     for plant in UNSEEN:
         folder = Path(shutil.copytree(healthy, scratch / plant.__name__))

@@ -17,46 +17,24 @@ import numpy as np
 import torch
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
-from consumers.audit.tally import Tally
+from consumers.audit.lag import AuditPolicy
+from consumers.audit.tally import InvariantResult
 from consumers.settings import TrainerSettings
 from consumers.trainer.checkpoint import TrainerState
-from consumers.trainer.prepare import rule_of
+from consumers.trainer.prepare import training_rule
 from storage.checkpoints import write_checkpoint
 from storage.claim_check import ClaimCheck
 from storage.connect import open_store
 from storage.manifest import Manifest, manifest_key
 from storage.objects import ObjectStore
-from storage.versions.pointer import believe, take_pointer
+from storage.versions.pointer import advance_pointer, take_pointer
 from storage.versions.publish import NewVersion
-from storage.versions.publish import publish as publish_version
+from storage.versions.publish import publish_version
 from streams.bus import Bus
-from streams.codec import content_hash, encode
+from streams.codec import record_hash, encode
 from streams.connect import open_bus
-from streams.records import (
-    Address,
-    Admitted,
-    Annotation,
-    AnnotationUsed,
-    Applied,
-    Assignment,
-    Configured,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Partial,
-    Position,
-    Prompt,
-    ReadTo,
-    Sampling,
-    Span,
-    StepDone,
-    Superseded,
-    Take,
-    Trajectory,
-    Version,
-    WeightsAnnounced,
-)
+from streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Sampling, Span, Version
+from streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, Position, Prompt, StepDone, Superseded, Take, Trajectory, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
@@ -65,13 +43,13 @@ MAX_LAG = 1
 TOKENS = 6  # generated, of each trajectory
 PROMPT = 3  # tokens of each
 TRAINER = TrainerSettings(filter_equal_rewards=True, samples_per_group=2)
-POLICY = Policy(
+POLICY = AuditPolicy(
     MAX_LAG,
     keep_version=False,
-    rule=rule_of(TRAINER, MAX_LAG, keep_version=False),
+    rule=training_rule(TRAINER, MAX_LAG, keep_version=False),
     checkpoint_every=2,
 )
-KEEP = replace(POLICY, keep_version=True, rule=rule_of(TRAINER, MAX_LAG, keep_version=True))
+KEEP = replace(POLICY, keep_version=True, rule=training_rule(TRAINER, MAX_LAG, keep_version=True))
 CONFIGURATION = {
     "run": RUN, "bus": "sqlite:bus", "store": "file:store", "sync": "normal",
     "dispatch": {"max_lag": MAX_LAG}, "rollouts": {"on_update": "in_flight"},
@@ -117,11 +95,11 @@ class AuditedRun:
 
     def complete(self, record: Trajectory) -> Member:
         at = publish(self.bus, "trajectories", str(record.group), record)
-        return Member(record.trajectory, at, content_hash(encode(record)))
+        return Member(record.trajectory, at, record_hash(encode(record)))
 
     def note(self, record: Annotation) -> AnnotationUsed:
         at = publish(self.bus, "annotations", str(record.group), record)
-        return AnnotationUsed(record.trajectory, record.name, at, content_hash(encode(record)))
+        return AnnotationUsed(record.trajectory, record.name, at, record_hash(encode(record)))
 
     def say(self, *records: Take | StepDone | GroupClosed | Configured | Superseded) -> None:
         self.ledger.append([("run", record) for record in records])
@@ -131,7 +109,7 @@ class AuditedRun:
         tensors = {"w": torch.full((8, 8), float(number))}
         new = NewVersion(RUN, version, tensors, {"config.json": b"{}"}, 1 << 20, 1.0)
         manifest = publish_version(self.store, new, parent)
-        believe(self.store, manifest)
+        advance_pointer(self.store, manifest)
         self.weights.append([(RUN, announced(manifest))])
         applied = Applied("rollout-0", 1, version, manifest.hash, "hashes", 1, 0.1, 1.0)
         publish(self.bus, "applied", "rollout-0", applied)
@@ -325,7 +303,7 @@ def close_some(run: AuditedRun) -> None:
     )
 
 
-def audited(folder: Path, policy: Policy = POLICY) -> dict[int, Tally]:
+def audited(folder: Path, policy: AuditPolicy = POLICY) -> dict[int, InvariantResult]:
     """The audit of a folder, by invariant."""
     store = open_store(f"file:{folder / 'store'}")
     bus = ClaimCheck(open_bus(f"sqlite:{folder / 'bus'}"), store)

@@ -5,26 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.documents import encode as document
+from storage.documents import encode_json as document
 from storage.manifest import read_manifest
 from storage.versions.pointer import POINTER_KEY, Pointer
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.codec import Envelope, encode
 from streams.reader import TopicReader, from_begin
-from streams.records import (
-    Address,
-    Annotation,
-    AnnotationUsed,
-    Applied,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Record,
-    Span,
-    Take,
-    Trajectory,
-    Version,
-)
+from streams.values import Address, AnnotationUsed, GroupMembers, Member, Span, Version
+from streams.records import Annotation, Applied, GroupClosed, Record, Take, Trajectory
 from streams.writer import publish
 from testbed.violations.healthy_run import RUN, AuditedRun, admitted, announced, completion, done
 
@@ -234,7 +222,7 @@ def append_raw(
     run: AuditedRun, topic: str, record: Record, role: str, term: int, number: int
 ) -> None:
     value = encode(record, Envelope(role, term, number))
-    run.bus.append(topic, [Entry(b"raw", value, 0)])
+    run.bus.append(topic, [AppendEntry(b"raw", value, 0)])
 
 
 def loses_a_record(run: AuditedRun) -> None:

@@ -9,20 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from storage.manifest import read_manifest
-from streams.records import (
-    Address,
-    Annotation,
-    AnnotationUsed,
-    Applied,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Opened,
-    ReadTo,
-    Superseded,
-    Take,
-    Version,
-)
+from streams.values import Address, AnnotationUsed, GroupMembers, Member, ReadTo, Version
+from streams.records import Annotation, Applied, GroupClosed, Opened, Superseded, Take
 from streams.writer import publish
 from testbed.violations.healthy_run import (
     PROMPT,

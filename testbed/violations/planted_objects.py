@@ -11,9 +11,10 @@ from xxhash import xxh3_64_intdigest
 
 from storage.claim_check import ClaimCheck
 from storage.versions.pointer import POINTER_KEY
-from streams.bus import Entry
-from streams.codec import Envelope, content_hash, encode
-from streams.records import Address, Dead, GroupClosed, Member, Opened
+from streams.bus import AppendEntry
+from streams.codec import Envelope, record_hash, encode
+from streams.values import Address, Member
+from streams.records import Dead, GroupClosed, Opened
 from streams.writer import publish
 from testbed.violations.healthy_run import PROMPT, AuditedRun, completion, order, partial
 from testbed.violations.planted_fields import Found, both, go_on, train
@@ -121,7 +122,7 @@ def damages_what_a_rollout_applied(run: AuditedRun) -> Found:
 
 def changes_what_was_dead_lettered(run: AuditedRun) -> Found:
     """Bytes change after a reader had dead-lettered them."""
-    (offset,) = run.bus.append("trajectories", [Entry(b"6", b"rubbish", 0)])
+    (offset,) = run.bus.append("trajectories", [AppendEntry(b"6", b"rubbish", 0)])
     original = np.frombuffer(b"garbage", np.uint8)
     dead = Dead("trajectories", 0, offset, "starts with b'garb'", original)
     publish(run.bus, "trajectories.dead", "6", dead)
@@ -174,7 +175,7 @@ def claimed(run: AuditedRun) -> tuple[Path, Address]:
     record = completion(6, 0, 2)
     bus = ClaimCheck(run.bus, run.store, bytes_max=100)
     at = publish(bus, "trajectories", "6", record)
-    one = Member("6.0", at, content_hash(encode(record)))
+    one = Member("6.0", at, record_hash(encode(record)))
     train(run, [one, run.complete(completion(6, 1, 2))])
     (blob,) = (run.folder / "store" / "blobs" / "trajectories").rglob(f"*/{'?' * 8}*")
     return blob, at
@@ -270,21 +271,21 @@ def adds_a_record_of_a_newer_release(run: AuditedRun) -> Found:
     value = encode(GroupClosed(6, "dead", "", 3), Envelope("trainer", 2, 1))
     newer = value.replace(b"group_closed/1", b"group_closed/7")
     newer = newer[:8] + xxh3_64_intdigest(newer[16:]).to_bytes(8, "little") + newer[16:]
-    run.bus.append("ledger", [Entry(b"run", newer, 0)])
+    run.bus.append("ledger", [AppendEntry(b"run", newer, 0)])
     return 1, "ledger 0:10: schema 'group_closed/7' is not known here"
 
 
 def needs_what_is_not_known(run: AuditedRun) -> Found:
     """A trainer of a newer release opens the ledger."""
     opened = Opened("trainer", 3, "9.9.9", ("branches/1",), ("branches/1",))
-    run.bus.append("ledger", [Entry(b"run", encode(opened, Envelope("trainer", 3, 0)), 0)])
+    run.bus.append("ledger", [AppendEntry(b"run", encode(opened, Envelope("trainer", 3, 0)), 0)])
     return 1, "release 9.9.9"
 
 
 def orders_behind_its_own_chain(run: AuditedRun) -> Found:
     """An order of a role that was replaced is written without its `Opened`."""
     value = encode(order(6, 0, 3), Envelope("dispatch", 9, 4))
-    run.bus.append("assignments", [Entry(b"6.0", value, 0)])
+    run.bus.append("assignments", [AppendEntry(b"6.0", value, 0)])
     return 7, "dispatch term 9 wrote #4 before any `Opened`"
 
 

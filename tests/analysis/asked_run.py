@@ -11,33 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from consumers.archive.service import Archive
+from consumers.archive.service import ArchiveService
 from consumers.settings import ArchiveSettings
 from producers.tasks.remainder import CHARACTERS
 from producers.tasks.tokenizer import BOS, EOS, CharacterTokenizer
 from storage.connect import open_store
 from storage.metrics import MetricsFile
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.connect import open_bus
-from streams.records import (
-    Address,
-    Admitted,
-    Annotation,
-    Applied,
-    Assignment,
-    Configured,
-    Drafts,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Partial,
-    Sampling,
-    Span,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-)
+from streams.values import Address, Drafts, GroupMembers, Member, Sampling, Span, Version
+from streams.records import Admitted, Annotation, Applied, Assignment, Configured, GroupClosed, Partial, StepDone, Take, Trajectory
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
@@ -85,7 +68,7 @@ def archive(folder: Path) -> None:
     """Archive everything up to the present ends."""
     bus, stop = open_log(folder), threading.Event()
     stop.set()
-    Archive(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
+    ArchiveService(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
     bus.close()
 
 
@@ -124,7 +107,7 @@ def publish_rest(bus: Bus) -> None:
         publish(bus, "trajectories", "1", trajectory(1, index, spans, None))
         publish(bus, "trajectories", "2", trajectory(2, index, ((0, 9, 1),), 1.0))
     publish(bus, "trajectories", "3", dead(3, 0))
-    bus.append("trajectories", [Entry(b"3", b"no record", 0)])
+    bus.append("trajectories", [AppendEntry(b"3", b"no record", 0)])
     for values in ([float("nan")], [0.5], [1.0]):
         publish(bus, "annotations", "1", note("1.0", "reward", values))
     publish(bus, "annotations", "1", note("1.1", "reward", [0.75]))

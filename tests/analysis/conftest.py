@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from rollstream.analysis.place import find_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_run
+from rollstream.analysis.session import QuerySession
 from streams.topics import catalogue
 from tests.analysis.asked_run import (
     CONFIGURATION,
@@ -51,7 +51,7 @@ def folder(request, folders):
 def asked(folder):
     """Rows of a query, and what the person was told."""
     told: list[str] = []
-    with Session(find_place(str(folder)), told.append) as session:
+    with QuerySession(locate_run(str(folder)), told.append) as session:
 
         def ask(sql: str) -> list[tuple]:
             answer = session.answer(sql)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from rollstream.analysis.place import find_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_run
+from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import TOPICS, VIEWS
 from storage.archive.shapes import arrow_schema
 from tests.analysis.document import DOCUMENT, ROOT, blocks, run
@@ -42,7 +42,7 @@ def test_every_view_is_in_the_table_with_its_columns():
         name: columns for names, _, columns in rows for name in re.findall(r"`(\w+)`", names)
     }
     assert documented.keys() == VIEWS.keys()
-    with Session(find_place(str(ROOT / "examples" / "archive")), print) as session:
+    with QuerySession(locate_run(str(ROOT / "examples" / "archive")), print) as session:
         for view in VIEWS:
             columns = list(session.columns(view))
             if view in TOPICS:

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.place import find_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_run
+from rollstream.analysis.session import QuerySession
 from rollstream.main import main
 from streams.errors import CorruptObject
 from tests.analysis.asked_run import archive, open_log
@@ -59,7 +59,7 @@ def test_the_others_answer_without_it_or_the_log_for_it(damaged, spoil):
     folder, file = damaged
     spoil(file)
     told: list[str] = []
-    with Session(find_place(str(folder)), told.append, skip_corrupt=True) as session:
+    with QuerySession(locate_run(str(folder)), told.append, skip_corrupt=True) as session:
         answer = session.answer(
             "SELECT partition, count(*) FROM trajectories GROUP BY 1 ORDER BY 1"
         )
@@ -74,7 +74,7 @@ def test_a_file_that_was_put_there_twice_is_refused(folders, tmp_path):
     (file,) = folder.glob("store/archive/topic=ledger/*/*/*.parquet")
     shutil.copy(file, file.with_name("ledger-00000-00000000000000000002.parquet"))
     with (
-        Session(find_place(str(folder)), print) as session,
+        QuerySession(locate_run(str(folder)), print) as session,
         pytest.raises(CorruptObject, match="the same rows of ledger"),
     ):
         session.answer("FROM steps")
@@ -89,7 +89,7 @@ def test_rows_that_nobody_holds_are_missed_aloud(folders, tmp_path):
     bus.truncate("trajectories", bus.end("trajectories"))
     bus.close()
     told: list[str] = []
-    with Session(find_place(str(folder)), told.append) as session:
+    with QuerySession(locate_run(str(folder)), told.append) as session:
         (rows,) = session.answer("SELECT count(*) FROM trajectories").batches
     assert rows == [(2,)]  # the last record of a partition always stays
     assert "neither the archive nor the log holds offsets partition 1: 0 to 6" in told[0]
@@ -102,7 +102,7 @@ def test_rows_that_leave_the_log_for_the_archive_meanwhile_are_found_there(folde
     folder = tmp_path / "run"
     shutil.copytree(folders["half"], folder)
     told: list[str] = []
-    with Session(find_place(str(folder)), told.append) as session:
+    with QuerySession(locate_run(str(folder)), told.append) as session:
         session.archive.held("ledger")
         archive(folder)
         bus = open_log(folder)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.analysis.fetched import Fetched
-from rollstream.analysis.place import find_place
+from rollstream.analysis.fetched import ArchiveCache
+from rollstream.analysis.place import locate_run
 from rollstream.main import main
-from storage.archive.names import PREFIX, parsed
+from storage.archive.names import ARCHIVE_PREFIX, parse_archive_key
 from storage.connect import open_store
 from storage.memory_store import MemoryStore
 from streams.errors import ConfigurationError
@@ -63,7 +63,7 @@ def test_an_archive_of_several_runs_wants_a_name(folders, tmp_path, capsys):
 def test_rubbish_is_no_run(content, tmp_path):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigurationError, match="not a run's configuration"):
-        find_place(str(tmp_path))
+        locate_run(str(tmp_path))
 
 
 def test_asking_makes_no_folder(folders, tmp_path):
@@ -76,19 +76,19 @@ def test_asking_makes_no_folder(folders, tmp_path):
 
 def test_files_of_other_stores_are_fetched_once_and_forgotten_in_turn(folders, tmp_path):
     local, remote, told = open_store(f"file:{folders['archive']}/store"), MemoryStore(), []
-    files = [f for e in local.list(PREFIX) if (f := parsed(e.key, e.bytes)) is not None]
+    files = [f for e in local.list(ARCHIVE_PREFIX) if (f := parse_archive_key(e.key, e.bytes)) is not None]
     for file in files:
         remote.put(file.key, local.get(file.key))
     size = sum(file.bytes for file in files)
-    fetched = Fetched(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size)
+    fetched = ArchiveCache(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size)
     paths = fetched.paths(files)
     assert [Path(p).read_bytes() for p in paths] == [local.get(f.key) for f in files]
     assert fetched.paths(files) == paths
     assert len(told) == 1
-    other = Fetched(remote, "s3://bucket/other", told.append, tmp_path, bytes_max=size)
+    other = ArchiveCache(remote, "s3://bucket/other", told.append, tmp_path, bytes_max=size)
     assert all(Path(path).exists() for path in other.paths(files[:2]))
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= size
-    small = Fetched(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size - 1)
+    small = ArchiveCache(remote, "s3://bucket/run", told.append, tmp_path, bytes_max=size - 1)
     with pytest.raises(ConfigurationError, match="copy the archive to a folder"):
         small.paths(files)
 
@@ -131,7 +131,7 @@ def test_an_archive_in_a_bucket_is_asked_by_its_url(folders, tmp_path, capsys, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = moto_s3.new_url()
     local, remote = open_store(f"file:{folders['archive']}/store"), open_store(url)
-    for entry in local.list(PREFIX):
+    for entry in local.list(ARCHIVE_PREFIX):
         remote.put(entry.key, local.get(entry.key))
     assert main(["query", COUNT, "--run", url, "--json"]) == 0
     said = capsys.readouterr()

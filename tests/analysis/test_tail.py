@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from rollstream.analysis.fields import TOPICS, condition
-from rollstream.analysis.lines import in_words
+from rollstream.analysis.fields import TOPIC_RECORDS, parse_condition
+from rollstream.analysis.lines import describe
 from rollstream.main import main
 from streams.codec import decode
 from streams.errors import ConfigurationError
@@ -26,7 +26,7 @@ def tail(capsys, *words):
 
 @pytest.mark.parametrize("record", SAMPLES, ids=lambda record: record.schema())
 def test_every_kind_of_record_has_a_line(record):
-    line = in_words(record)
+    line = describe(record)
     assert "\n" not in line
     assert type(record).__name__ not in line
 
@@ -114,11 +114,11 @@ def test_an_archive_has_no_status_to_tail(folders, capsys):
 
 
 def test_the_fields_of_every_topic_are_those_of_its_records():
-    for topic, classes in TOPICS.items():
+    for topic, classes in TOPIC_RECORDS.items():
         for name in classes[0].__struct_fields__:
-            assert condition(f"{name}=null", topic).path == (name,)
+            assert parse_condition(f"{name}=null", topic).path == (name,)
     with pytest.raises(ConfigurationError):
-        condition("reward.x=1", "trajectories")
+        parse_condition("reward.x=1", "trajectories")
 
 
 def test_following_shows_what_comes_and_ends_at_ctrl_c(tmp_path):
@@ -167,8 +167,8 @@ def test_asking_changes_nothing(tmp_path):
     folder = make_run(tmp_path / "run")
     archive(folder)
     bus = open_log(folder)
-    before = {t: bus.end(t) for t in (*TOPICS, *(f"{t}.dead" for t in TOPICS))}
-    for topic in TOPICS:
+    before = {t: bus.end(t) for t in (*TOPIC_RECORDS, *(f"{t}.dead" for t in TOPIC_RECORDS))}
+    for topic in TOPIC_RECORDS:
         main(["tail", topic, str(folder), "--from", "begin"])
     main(["query", "FROM groups", "--run", str(folder)])
     assert {t: bus.end(t) for t in before} == before
@@ -179,9 +179,9 @@ def test_asking_changes_nothing(tmp_path):
 def test_words_survive_any_record_of_the_log(folders):
     """What is in the log can be shown, whatever it is."""
     bus = open_log(folders["live"])
-    for topic in TOPICS:
+    for topic in TOPIC_RECORDS:
         begin = bus.begin(topic)
         for message in bus.read(topic, begin):
             if message.value and message.value.startswith(b"RSR1"):
-                assert in_words(decode(message.value).record)
+                assert describe(decode(message.value).record)
     bus.close()

@@ -5,8 +5,8 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 
-from rollstream.analysis.place import find_place
-from rollstream.analysis.session import Session
+from rollstream.analysis.place import locate_run
+from rollstream.analysis.session import QuerySession
 from rollstream.analysis.views import VIEWS
 from streams.records import GroupClosed, Superseded
 from streams.writer import FencedWriter
@@ -15,7 +15,7 @@ from tests.analysis.asked_run import archive, open_log
 
 
 def rows_of(folder, sql):
-    with Session(find_place(str(folder)), lambda text: None) as session:
+    with QuerySession(locate_run(str(folder)), lambda text: None) as session:
         return [row for rows in session.answer(sql).batches for row in rows]
 
 
@@ -198,8 +198,8 @@ def test_drafts_are_told_by_pass_over_the_prompt(asked):
 
 def test_files_from_before_drafts_have_the_view_without_rows():
     """The shipped archive is older than the field; views made before it are made anew."""
-    place = find_place(str(EXAMPLES / "archive"))
-    with Session(place, lambda text: None) as session:
+    place = locate_run(str(EXAMPLES / "archive"))
+    with QuerySession(place, lambda text: None) as session:
 
         def count(sql: str) -> int:
             return sum(len(rows) for rows in session.answer(sql).batches)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from xxhash import xxh3_64_intdigest
 
-from storage.archive.files import encoded
-from storage.archive.rows import CLASSES, WRITERS
-from streams.bus import Bus, Entry, Message
+from storage.archive.files import encode_file
+from storage.archive.rows import ARCHIVED_CLASSES, TOPIC_WRITERS
+from streams.bus import Bus, AppendEntry, Message
 from streams.codec import Envelope, encode
-from streams.records import Address, Admitted, Fence, Opened, Record, Span, Trajectory, Version
+from streams.values import Address, Span, Version
+from streams.records import Admitted, Fence, Opened, Record, Trajectory
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(max_size=8),
@@ -56,7 +57,7 @@ def values(type_: Any) -> st.SearchStrategy[Any]:
 
 
 def any_record(topic: str) -> st.SearchStrategy[Record]:
-    return st.one_of(*map(records, CLASSES[topic]))
+    return st.one_of(*map(records, ARCHIVED_CLASSES[topic]))
 
 
 def message(topic: str, offset: int, value: bytes | None, timestamp_ms: int = 1000) -> Message:
@@ -65,7 +66,7 @@ def message(topic: str, offset: int, value: bytes | None, timestamp_ms: int = 10
 
 def log_of(topic: str, given: Sequence[Record]) -> list[Message]:
     """Messages as the topic's writer appends them."""
-    writer = WRITERS[topic]
+    writer = TOPIC_WRITERS[topic]
     return [
         message(topic, at, encode(record, Envelope(writer, 1, at) if writer else None))
         for at, record in enumerate(given)
@@ -74,7 +75,7 @@ def log_of(topic: str, given: Sequence[Record]) -> list[Message]:
 
 def through_parquet(topic: str, messages: Sequence[Message]) -> pa.Table:
     """The table of a file that was written and read again."""
-    return pq.read_table(io.BytesIO(encoded(topic, messages, Fence()).data))
+    return pq.read_table(io.BytesIO(encode_file(topic, messages, Fence()).data))
 
 
 def sealed(header: bytes, arrays: bytes = b"") -> bytes:
@@ -101,7 +102,7 @@ def trajectory(group: int, tokens: int = 6) -> Trajectory:
 
 def append(bus: Bus, topic: str, given: Sequence[Record], partition: int = 0) -> None:
     """Append records to a topic of many writers."""
-    bus.append(topic, [Entry(b"key", encode(record), partition) for record in given])
+    bus.append(topic, [AppendEntry(b"key", encode(record), partition) for record in given])
 
 
 def admission(group: int) -> Admitted:
@@ -110,9 +111,9 @@ def admission(group: int) -> Admitted:
 
 def append_of_term(bus: Bus, term: int, first: int, count: int) -> None:
     """Admissions of a term of dispatch: its sequence numbers `first` on, 0 being `Opened`."""
-    entries: list[Entry] = []
+    entries: list[AppendEntry] = []
     for sequence in range(first, first + count):
         record = admission(sequence) if sequence else Opened("dispatch", term)
         value = encode(record, Envelope("dispatch", term, sequence))
-        entries.append(Entry(b"k", value, 0))
+        entries.append(AppendEntry(b"k", value, 0))
     bus.append("admissions", entries)

@@ -10,8 +10,8 @@ import pytest
 
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
-from storage.archive.rows import CLASSES
-from storage.archive.shapes import ENVELOPE, topic_columns
+from storage.archive.rows import ARCHIVED_CLASSES
+from storage.archive.shapes import ENVELOPE_COLUMNS, topic_columns
 from storage.connect import open_store
 from streams.memory_bus import MemoryBus
 from streams.topics import catalogue
@@ -39,10 +39,10 @@ def documented(name: str) -> list[tuple[str, str]]:
 
 
 def test_the_columns_of_every_topic_are_documented() -> None:
-    assert documented("envelope") == [(field.name, written(field.type)) for field in ENVELOPE]
+    assert documented("envelope") == [(field.name, written(field.type)) for field in ENVELOPE_COLUMNS]
 
 
-@pytest.mark.parametrize("topic", CLASSES)
+@pytest.mark.parametrize("topic", ARCHIVED_CLASSES)
 def test_the_columns_of_a_topic_are_documented(topic: str) -> None:
     wanted = [(column.name, written(column.arrow)) for column in topic_columns(topic)]
     assert documented(topic) == wanted

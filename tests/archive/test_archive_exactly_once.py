@@ -22,16 +22,16 @@ from hypothesis.stateful import (
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import originals_of
-from storage.archive.names import size_of
+from storage.archive.names import message_bytes
 from storage.archive.reading import archived_files, archived_to, table_from
-from storage.archive.rows import judge
+from storage.archive.rows import classify_rows
 from storage.memory_store import MemoryStore
 from streams.bus import Message
 from streams.errors import BusError, PositionLost
 from streams.memory_bus import MemoryBus
 from streams.records import Fence
 from streams.topics import catalogue
-from streams.truncation import ARCHIVING, truncate
+from streams.truncation import ARCHIVE_GROUP, truncate
 from tests.archive.archive_samples import append_of_term
 
 TOPIC = "admissions"
@@ -135,7 +135,7 @@ class World:
         values = [value for table in tables for value in originals_of(table, TOPIC)]
         assert values == [message.value for message in wanted]
         voids = [void for table in tables for void in table.column("void").to_pylist()]
-        assert voids == [row.void for row in judge(TOPIC, wanted, {0: Fence()}).rows]
+        assert voids == [row.void for row in classify_rows(TOPIC, wanted, {0: Fence()}).rows]
 
 
 def calls_of_a_life() -> int:
@@ -219,7 +219,7 @@ class Competition(RuleBasedStateMachine):
 
     @rule()
     def truncate(self) -> None:
-        committed = self.world.bus.committed(ARCHIVING, TOPIC)
+        committed = self.world.bus.committed(ARCHIVE_GROUP, TOPIC)
         truncate(self.world.bus, TOPIC, committed)
 
     def finish(self, who: int) -> Callable[[], object]:
@@ -282,11 +282,11 @@ def test_commits_say_how_far_the_log_may_be_truncated() -> None:
     world = World()
     archiver = world.archiver(Boundaries(NEVER, False, die))
     archiver.start()
-    assert world.bus.committed(ARCHIVING, TOPIC)[0].offset == 0
+    assert world.bus.committed(ARCHIVE_GROUP, TOPIC)[0].offset == 0
     archiver.advance()
-    at = world.bus.committed(ARCHIVING, TOPIC)[0]
+    at = world.bus.committed(ARCHIVE_GROUP, TOPIC)[0]
     assert at.offset == archived_to(world.store, "tiny", TOPIC)[0] > 0
-    assert at.fence == judge(TOPIC, world.log()[: at.offset]).fences[0]
+    assert at.fence == classify_rows(TOPIC, world.log()[: at.offset]).fences[0]
 
 
 def test_what_is_held_has_a_bound() -> None:
@@ -296,7 +296,7 @@ def test_what_is_held_has_a_bound() -> None:
         world.grow()
     archiver = world.archiver(Boundaries(NEVER, False, die))
     archiver.start()
-    smallest, largest = (of(map(size_of, world.log())) for of in (min, max))
+    smallest, largest = (of(map(message_bytes, world.log())) for of in (min, max))
     while archiver.advance():
         assert archiver.pending() * smallest < SETTINGS.roll_bytes
     assert len(archived_files(world.store, "tiny", TOPIC)) > 10

@@ -14,17 +14,10 @@ from numpy.testing import assert_array_equal
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
 from storage.archive.columns import records_of
-from storage.archive.files import encoded
-from storage.archive.names import ArchiveFile, day_of, key_of, parsed
-from storage.archive.reading import (
-    archived_files,
-    archived_to,
-    ending,
-    endings,
-    local_path,
-    table_from,
-)
-from storage.archive.rows import CLASSES
+from storage.archive.files import encode_file
+from storage.archive.names import ArchiveFile, utc_day, archive_key, parse_archive_key
+from storage.archive.reading import archived_files, archived_to, file_end, partition_ends, local_path, table_from
+from storage.archive.rows import ARCHIVED_CLASSES
 from storage.archive.shapes import arrow_schema
 from storage.connect import open_store
 from storage.objects import ObjectStore
@@ -66,16 +59,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_names_hold_topic_run_day_partition_and_first_offset_never_the_last() -> None:
-    key = key_of("trajectories", "run-1", 3, 1234, FRIDAY_MS + 86_399_999)
+    key = archive_key("trajectories", "run-1", 3, 1234, FRIDAY_MS + 86_399_999)
     assert key == (
         "archive/topic=trajectories/run=run-1/date=2025-11-21/"
         "trajectories-00003-00000000000000001234.parquet"
     )
-    assert parsed(key, 7) == ArchiveFile(key, 7, "trajectories", "run-1", "2025-11-21", 3, 1234)
-    assert parsed(key.replace(".parquet", ".json"), 7) is None
-    assert parsed(key.replace("/trajectories-", "/ledger-"), 7) is None
-    assert day_of(-5) == 0  # a record that a broker stamped with nonsense still has a day
-    assert "date=9999-12-31" in key_of("ledger", "r", 0, 0, 1 << 62)
+    assert parse_archive_key(key, 7) == ArchiveFile(key, 7, "trajectories", "run-1", "2025-11-21", 3, 1234)
+    assert parse_archive_key(key.replace(".parquet", ".json"), 7) is None
+    assert parse_archive_key(key.replace("/trajectories-", "/ledger-"), 7) is None
+    assert utc_day(-5) == 0  # a record that a broker stamped with nonsense still has a day
+    assert "date=9999-12-31" in archive_key("ledger", "r", 0, 0, 1 << 62)
 
 
 def dated(table: pa.Table, date: str) -> list[tuple[int, str]]:
@@ -98,10 +91,10 @@ def test_a_record_of_a_later_day_begins_a_new_file(folder: Path) -> None:
 
 
 def test_a_clock_that_goes_back_over_midnight_makes_no_more_files() -> None:
-    from consumers.archive.pending import Pending
+    from consumers.archive.pending import PendingRecords
     from streams.bus import Message
 
-    held = Pending(0.0)
+    held = PendingRecords(0.0)
     for offset, minutes in enumerate((-1, 1, -1, 1, 2)):
         stamp = FRIDAY_MS + minutes * 60_000
         held.add(Message("applied", 0, offset, stamp, b"", b"x"))
@@ -140,12 +133,12 @@ def test_pandas_reads_the_folder_as_it_is(folder: Path) -> None:
     assert str(frame["timestamp"].dtype) == "datetime64[ms, UTC]"
 
 
-@pytest.mark.parametrize("topic", CLASSES)
+@pytest.mark.parametrize("topic", ARCHIVED_CLASSES)
 def test_files_hold_only_encodings_and_types_that_spark_reads(topic: str) -> None:
     """PySpark is a Java program and not installed here, so its limits are checked by name."""
     samples = {"trajectories": [trajectory(1)], "admissions": [admission(1)]}
     messages = log_of(topic, samples.get(topic, [])) or log_of("applied", [trajectory(1)])
-    parquet = pq.ParquetFile(io.BytesIO(encoded(topic, messages, Fence()).data))
+    parquet = pq.ParquetFile(io.BytesIO(encode_file(topic, messages, Fence()).data))
     group = parquet.metadata.row_group(0)
     for index in range(group.num_columns):
         column = group.column(index)
@@ -184,24 +177,24 @@ def test_a_store_of_files_gives_the_path_and_any_store_the_table(folder: Path) -
 
 def store_with(data: bytes) -> tuple[ObjectStore, ArchiveFile]:
     store = open_store("memory:")
-    key = key_of("trajectories", "tiny", 0, 0, FRIDAY_MS)
+    key = archive_key("trajectories", "tiny", 0, 0, FRIDAY_MS)
     store.create(key, data)
     return store, archived_files(store)[0]
 
 
 def whole_file() -> bytes:
     messages = log_of("trajectories", [trajectory(group) for group in range(3)])
-    return bytes(encoded("trajectories", messages, Fence()).data)
+    return bytes(encode_file("trajectories", messages, Fence()).data)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 11, 200, -1, -9])
 def test_a_truncated_file_is_named_with_what_to_do(kept: int) -> None:
     store, file = store_with(whole_file()[:kept])
-    for read in (ending, table_from):
+    for read in (file_end, table_from):
         with pytest.raises(CorruptObject, match=f"{file.key} is damaged .*; put back a copy"):
             read(store, file)
     with pytest.raises(CorruptObject, match="move it away"):
-        endings(store, "tiny", "trajectories")
+        partition_ends(store, "tiny", "trajectories")
 
 
 def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
@@ -209,16 +202,16 @@ def test_a_damaged_footer_and_foreign_parquet_are_named_too() -> None:
     sink = io.BytesIO()
     pq.write_table(pq.read_table(io.BytesIO(data)).replace_schema_metadata(), sink)
     renamed = bytes(
-        encoded("trajectories", log_of("trajectories", [trajectory(1)])[:1], Fence()).data
+        encode_file("trajectories", log_of("trajectories", [trajectory(1)])[:1], Fence()).data
     )
     for broken in (data[:-200] + b"\x00" * 190 + data[-10:], sink.getvalue(), b"PAR1" * 9):
         store, file = store_with(broken)
         with pytest.raises(CorruptObject, match="is damaged"):
-            ending(store, file)
+            file_end(store, file)
     store = open_store("memory:")
-    store.create(key_of("trajectories", "tiny", 0, 5, FRIDAY_MS), renamed)
+    store.create(archive_key("trajectories", "tiny", 0, 5, FRIDAY_MS), renamed)
     with pytest.raises(CorruptObject, match="holds offsets 0 to 0"):
-        endings(store, "tiny", "trajectories")
+        partition_ends(store, "tiny", "trajectories")
 
 
 def test_data_that_changed_in_the_middle_is_found_when_it_is_read() -> None:

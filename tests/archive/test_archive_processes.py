@@ -12,8 +12,8 @@ from pathlib import Path
 
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
-from rollstream.children import Seat, last_lines
-from rollstream.supervisor import Limits, Supervisor
+from rollstream.children import ProcessSpec, last_lines
+from rollstream.supervisor import SupervisorLimits, Supervisor
 from storage.archive.columns import originals_of
 from storage.archive.reading import archived_files, archived_to, table_from
 from storage.connect import open_store
@@ -137,11 +137,11 @@ while not (pathlib.Path({str(up)!r}).exists() and pathlib.Path({str(up)!r} + "2"
     time.sleep(0.01)
 """
     seats = [
-        Seat("trainer", [sys.executable, "-c", done], ends="run"),
-        Seat("rollout", [sys.executable, "-c", slow]),
-        Seat("archive", [sys.executable, "-c", last], stops_last=True),
+        ProcessSpec("trainer", [sys.executable, "-c", done], ends="run"),
+        ProcessSpec("rollout", [sys.executable, "-c", slow]),
+        ProcessSpec("archive", [sys.executable, "-c", last], stops_last=True),
     ]
-    supervisor = Supervisor(seats, tmp_path / "logs", limits=Limits(tick_s=0.01))
+    supervisor = Supervisor(seats, tmp_path / "logs", limits=SupervisorLimits(tick_s=0.01))
     outcome = supervisor.run(threading.Event(), threading.Event(), lambda states: None)
     assert outcome.kind == "complete"
     assert last_lines(tmp_path / "logs" / "archive.log") == ["saw the last record"]

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.archive.columns import arrow_schema, originals_of, records_of, table_of
-from storage.archive.rows import CLASSES, judge, with_default
+from storage.archive.shapes import arrow_schema
+from storage.archive.columns import originals_of, records_of, table_of
+from storage.archive.rows import ARCHIVED_CLASSES, classify_rows, with_default
 from streams.bus import Message
-from streams.codec import Envelope, content_hash, decode, encode, is_canonical
+from streams.codec import Envelope, record_hash, decode, encode, is_canonical
 from streams.errors import (
     ConfigurationError,
     CorruptObject,
@@ -45,7 +46,7 @@ def all_same(wanted: Iterable[Record], found: Iterable[Record]) -> bool:
     return all(same(one, other) for one, other in zip(wanted, found, strict=True))
 
 
-@pytest.mark.parametrize("topic", CLASSES)
+@pytest.mark.parametrize("topic", ARCHIVED_CLASSES)
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_records_come_back_as_they_were_with_the_bytes_that_the_ledger_names(
@@ -60,7 +61,7 @@ def test_any_records_come_back_as_they_were_with_the_bytes_that_the_ledger_names
     back = list(records_of(table, with_void=True))
     assert all_same(drawn, back)
     hashes = table.column("hash").to_pylist()
-    assert hashes == [content_hash(one.value or b"") for one in messages]
+    assert hashes == [record_hash(one.value or b"") for one in messages]
 
 
 def test_nan_log_probabilities_empty_arrays_and_a_reward_to_come_survive() -> None:
@@ -202,8 +203,8 @@ def test_a_record_that_the_log_lost_is_said_and_not_archived_over() -> None:
     ]
     messages = [message("admissions", at, value) for at, value in enumerate(values)]
     with pytest.raises(SequenceGap, match="#7 where #6 comes next"):
-        judge("admissions", messages)
-    assert judge("admissions", messages[:2]).fences == {0: Fence(1, 6, presumed=True)}
+        classify_rows("admissions", messages)
+    assert classify_rows("admissions", messages[:2]).fences == {0: Fence(1, 6, presumed=True)}
 
 
 def test_a_column_that_an_older_file_has_not_leaves_the_field_its_default() -> None:

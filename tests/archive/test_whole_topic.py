@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.archive.files import encoded
-from storage.archive.names import key_of
+from storage.archive.files import encode_file
+from storage.archive.names import archive_key
 from storage.archive.whole import whole_topic
 from storage.file_store import FileStore
 from streams.records import Fence, GroupClosed
 from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
-from streams.truncation import before_record, truncate
+from streams.truncation import position_before, truncate
 from streams.writer import FencedWriter
 
 RUN = "tiny"
@@ -33,8 +33,8 @@ def store(tmp_path: Path) -> FileStore:
 def archive(bus, store: FileStore, first: int, last: int) -> None:
     messages = bus.read("ledger", {0: first}, records_max=last - first + 1)
     fence = Fence(1, first) if first else Fence()
-    data = encoded("ledger", messages, fence).data
-    store.create(key_of("ledger", RUN, 0, first, messages[0].timestamp_ms), data)
+    data = encode_file("ledger", messages, fence).data
+    store.create(archive_key("ledger", RUN, 0, first, messages[0].timestamp_ms), data)
 
 
 def groups(bus, store: FileStore) -> list[int]:
@@ -50,7 +50,7 @@ def test_each_record_once_from_archive_and_log_wherever_the_log_begins(bus, stor
     archive(bus, store, 4, 6)
     assert groups(bus, store) == list(range(9))
     for gone in (2, 4, 6):  # inside the first file, between two files, inside the second
-        truncate(bus, "ledger", {0: before_record(bus, "ledger", at[gone])})
+        truncate(bus, "ledger", {0: position_before(bus, "ledger", at[gone])})
         assert bus.begin("ledger") == {0: at[gone].offset}
         assert groups(bus, store) == list(range(9))
 
@@ -62,5 +62,5 @@ def test_what_was_forgotten_while_it_was_read_comes_from_the_archive(bus, store)
     archive(bus, store, 0, 2900)
     reading = whole_topic(bus, store, RUN, "ledger")
     found = [next(reading).group for _ in range(10)]
-    truncate(bus, "ledger", {0: before_record(bus, "ledger", at[2500])})
+    truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2500])})
     assert found + [record.group for record in reading] == list(range(3000))

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.archive.service import Archive
+from consumers.archive.service import ArchiveService
 from consumers.audit.audit import Audit
-from consumers.audit.tally import Tally
+from consumers.audit.tally import InvariantResult
 from consumers.settings import ArchiveSettings
 from storage.connect import open_store
 from streams.connect import open_bus
@@ -28,14 +28,14 @@ def archive(folder: Path) -> None:
     """Everything is archived, and the log keeps the last record of each partition."""
     bus, stop = open_bus(f"sqlite:{folder / 'bus'}"), threading.Event()
     stop.set()
-    Archive(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
+    ArchiveService(bus, open_store(f"file:{folder / 'store'}"), RUN, ArchiveSettings()).run(stop)
     for topic in TOPICS:
         ends = bus.end(topic).items()
         bus.truncate(topic, {partition: max(0, end - 1) for partition, end in ends})
     bus.close()
 
 
-def found(tallies: dict[int, Tally]) -> list[object]:
+def found(tallies: dict[int, InvariantResult]) -> list[object]:
     return [
         (t.number, dict(t.counts), t.violations, t.offenders, t.unchecked, t.notes)
         for number, t in tallies.items()

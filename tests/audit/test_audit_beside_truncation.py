@@ -6,11 +6,11 @@ import pytest
 
 from consumers.archive.topic import TopicArchive
 from consumers.audit import messages
-from consumers.audit.messages import Source
-from consumers.audit.tally import Tally
+from consumers.audit.messages import AuditSource
+from consumers.audit.tally import InvariantResult
 from consumers.settings import ArchiveSettings
-from streams.records import Address
-from streams.truncation import before_record, truncate
+from streams.values import Address
+from streams.truncation import position_before, truncate
 from testbed.violations.healthy_run import RUN, open_run
 
 
@@ -24,11 +24,11 @@ def test_what_was_read_before_is_no_second_copy(
         run.admit(group)
         archive.finish()
     monkeypatch.setattr(messages, "RECORDS_MAX", 1)
-    source = Source(run.bus, run.store, RUN, Tally(0, "the records that were read are complete"))
+    source = AuditSource(run.bus, run.store, RUN, InvariantResult(0, "the records that were read are complete"))
     source.fix_end("admissions")
     reading = source.messages("admissions")
     begun = [next(reading) for _ in range(4)]
-    truncate(run.bus, "admissions", {0: before_record(run.bus, "admissions", Address(0, 6))})
+    truncate(run.bus, "admissions", {0: position_before(run.bus, "admissions", Address(0, 6))})
     found = [*begun, *reading]
     run.bus.close()
     assert [offender.what for offender in source.tally.offenders] == []

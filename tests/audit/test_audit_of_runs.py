@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from consumers.archive.service import Archive
+from consumers.archive.service import ArchiveService
 from consumers.settings import ArchiveSettings, TrainerSettings
 from producers.settings import RolloutSettings
 from rollstream.main import main
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.records import StepDone
 from streams.topics import catalogue
@@ -85,7 +85,7 @@ def archive(run: TinyRun) -> None:
     """Everything up to the present ends."""
     stop = threading.Event()
     stop.set()
-    Archive(run.bus, run.store, "tiny", ArchiveSettings()).run(stop)
+    ArchiveService(run.bus, run.store, "tiny", ArchiveSettings()).run(stop)
 
 
 @pytest.mark.parametrize("on_update", ["in_flight", "keep_version"])
@@ -188,7 +188,7 @@ def test_a_log_in_kafka_is_audited_and_recounted(tmp_path, capsys) -> None:
         for topic in COPIED:
             for partition, end in run.bus.end(topic).items():
                 read = run.bus.read(topic, {partition: 0}, records_max=end or 1)
-                entries = [Entry(m.key, m.value, partition) for m in read if m.offset < end]
+                entries = [AppendEntry(m.key, m.value, partition) for m in read if m.offset < end]
                 if entries:
                     kafka.append(topic, entries)
         kafka.close()

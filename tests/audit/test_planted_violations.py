@@ -4,9 +4,10 @@ the place.
 
 from pathlib import Path
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, GroupClosed, Opened, StepDone, Version
+from streams.records import Admitted, GroupClosed, Opened, StepDone
+from streams.values import Version
 from testbed.violations.healthy_run import KEEP, audited, completion, open_run
 from testbed.violations.planted import append_raw
 
@@ -73,7 +74,7 @@ def test_a_step_done_again_with_other_bits_is_a_fork_and_is_said(folder: Path) -
 def test_audit_writes_nothing(folder: Path) -> None:
     """Not even bytes that are no record are buried."""
     run = open_run(folder, 2)
-    run.bus.append("trajectories", [Entry(b"6", b"rubbish", 0)])
+    run.bus.append("trajectories", [AppendEntry(b"6", b"rubbish", 0)])
     run.bus.close()
     found = audited(folder)
     assert found[0].counts["no records"] == 1

@@ -7,37 +7,28 @@ import pytest
 import torch
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
+from consumers.audit.lag import AuditPolicy
 from consumers.trainer.checkpoint import TrainerState, restore_intake, trainer_state
-from consumers.trainer.forgetting import Forgetting
-from consumers.trainer.intake import Intake
+from consumers.trainer.forgetting import LogTruncation
+from consumers.trainer.intake import GroupIntake
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import Publisher, Retention
+from consumers.trainer.publisher import StepPublisher, CheckpointRetention
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import stored_checkpoints, write_checkpoint
 from storage.manifest import version_folder
 from storage.memory_store import MemoryStore
 from storage.metrics import MetricsFile
 from storage.settings import WeightsSettings
-from storage.versions.pointer import believe, take_pointer
+from storage.versions.pointer import advance_pointer, take_pointer
 from storage.versions.publish import NewVersion
-from storage.versions.publish import publish as publish_version
+from storage.versions.publish import publish_version
 from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
 from streams.reader import from_begin, from_end
-from streams.records import (
-    Address,
-    Admitted,
-    GroupClosed,
-    Position,
-    Span,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-)
+from streams.values import Address, Span, Version
+from streams.records import Admitted, GroupClosed, Position, StepDone, Take, Trajectory
 from streams.topics import catalogue
-from streams.truncation import REBUILDING
+from streams.truncation import DISPATCH_GROUP
 from streams.writer import FencedWriter, publish
 
 
@@ -67,12 +58,12 @@ def test_nothing_is_truncated_while_a_checkpoint_has_takes_of_later_steps_ahead(
     for group in range(4):
         publish(bus, "trajectories", str(group), completion(group))
     end = {"trajectories": from_end(bus, "trajectories")}
-    bus.commit(REBUILDING, "trajectories", end["trajectories"])
+    bus.commit(DISPATCH_GROUP, "trajectories", end["trajectories"])
     for ahead, begin in ((True, 0), (False, 3)):
-        intake = Intake(bus, end | beginnings(bus), lambda: 0.0)
+        intake = GroupIntake(bus, end | beginnings(bus), lambda: 0.0)
         state = trainer_state(2, 2, Position(), intake, "", ahead)
         kept = write_checkpoint(store, 2 + (not ahead), 1, {}, state.encode())
-        Forgetting(bus, store, ()).run([kept])
+        LogTruncation(bus, store, ()).run([kept])
         assert bus.begin("trajectories")[0] == begin
 
 
@@ -100,11 +91,11 @@ def test_a_close_that_is_still_ahead_counts_as_ahead() -> None:
 def test_a_group_that_ended_before_its_admission_was_read_stays_ended_over_a_checkpoint() -> None:
     """Invariant 2: its successor reads the admission, and must not train the group again."""
     bus = memory_bus()
-    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
-    intake = Intake(bus, positions, lambda: 0.0)
+    positions = {topic: from_begin(bus, topic) for topic in GroupIntake.TOPICS}
+    intake = GroupIntake(bus, positions, lambda: 0.0)
     intake.end(5)
     kept = TrainerState.decode(trainer_state(1, 1, Position(), intake, "").encode())
-    after = Intake(bus, kept.intake_positions(), lambda: 0.0)
+    after = GroupIntake(bus, kept.intake_positions(), lambda: 0.0)
     restore_intake(after, kept)
     admissions = FencedWriter(bus, "admissions", "dispatch", 1)
     admissions.open()
@@ -125,7 +116,7 @@ def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_viola
     believed = publish_version(
         store, NewVersion("run", Version(1, 2), tensors, files, 1 << 20, 1.0)
     )
-    believe(store, believed)
+    advance_pointer(store, believed)
     ledger = Ledger(bus, 2)
     ledger.open(Position())
     ledger.append([StepDone(1, believed.version, "", 0, {}, {}, 0.0)])
@@ -136,7 +127,7 @@ def test_a_manifest_that_a_zombie_wrote_after_its_files_were_cleared_is_no_viola
 
 
 def missing_files(bus: MemoryBus, store: MemoryStore) -> list[str]:
-    tallies = Audit(bus, store, "run", Policy(1, False)).check()
+    tallies = Audit(bus, store, "run", AuditPolicy(1, False)).check()
     offenders = [offender for tally in tallies for offender in tally.offenders]
     return [offender.key for offender in offenders if offender.what == "it is missing"]
 
@@ -150,7 +141,7 @@ def test_a_trainer_that_stood_still_before_it_cleared_up_clears_nothing_up(tmp_p
         store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
     )
     with MetricsFile(tmp_path / "lines") as lines:
-        publisher = Publisher(store, versions, Ledger(bus, 1), lines, Retention(1))
+        publisher = StepPublisher(store, versions, Ledger(bus, 1), lines, CheckpointRetention(1))
         take_pointer(store, "run", 2)
         with pytest.raises(Fenced, match="term 2 decides"):
             publisher._clean_up()
@@ -174,7 +165,7 @@ def test_a_trainer_that_is_replaced_between_two_deletions_deletes_no_more(tmp_pa
         store, FencedWriter(bus, "weights", "trainer", 1), "run", 1, WeightsSettings(), {}, set
     )
     with MetricsFile(tmp_path / "lines") as lines:
-        publisher = Publisher(store, versions, Ledger(bus, 1), lines, Retention(1))
+        publisher = StepPublisher(store, versions, Ledger(bus, 1), lines, CheckpointRetention(1))
         with pytest.raises(Fenced, match="term 2 decides"):
             publisher._clean_up()
         publisher.close()

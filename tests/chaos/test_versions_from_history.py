@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
-from consumers.audit.tally import Tally
+from consumers.audit.lag import AuditPolicy
+from consumers.audit.tally import InvariantResult
 from storage.archive.whole import whole_topic
 from storage.memory_store import MemoryStore
 from streams.memory_bus import MemoryBus
@@ -41,8 +41,8 @@ def killed_run(seed: int, folder: Path) -> SteppedRun:
     return run
 
 
-def audited(run: SteppedRun) -> list[Tally]:
-    return Audit(run.bus, run.store, RUN, Policy(MAX_LAG, keep_version=True)).check()
+def audited(run: SteppedRun) -> list[InvariantResult]:
+    return Audit(run.bus, run.store, RUN, AuditPolicy(MAX_LAG, keep_version=True)).check()
 
 
 def test_who_loses_the_only_holder_of_its_version_goes_on_under_it_or_starts_again(

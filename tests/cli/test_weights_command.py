@@ -11,9 +11,9 @@ from rollstream.main import main
 from storage.file_store import FileStore
 from storage.manifest import read_manifest, version_folder
 from storage.model import build_model, model_files, published_tensors
-from storage.versions.pointer import believe, take_pointer
-from storage.versions.publish import NewVersion, publish
-from streams.records import Version
+from storage.versions.pointer import advance_pointer, take_pointer
+from storage.versions.publish import NewVersion, publish_version
+from streams.values import Version
 
 SIZES = {
     "vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -40,8 +40,8 @@ def run(tmp_path: Path) -> Path:
     for number in range(VERSIONS):
         version = Version(number, 1)
         new = NewVersion("run", version, tensors, files, 4000, 0.0)
-        parent = publish(store, new, parent, before, False)
-        believe(store, parent)
+        parent = publish_version(store, new, parent, before, False)
+        advance_pointer(store, parent)
         before, tensors = tensors, stepped(tensors)
     return tmp_path / "run"
 

@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 
 from storage.objects import ObjectStore
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.errors import BusError, StoreError
 from streams.topics import Topic
 from testbed.waiting import WAIT_S
@@ -72,7 +72,7 @@ class Witness:
             number += 1
 
     def _append(self, number: int) -> None:
-        self._bus.append(TOPIC, [Entry(b"k", b"%d" % number + VALUE)])
+        self._bus.append(TOPIC, [AppendEntry(b"k", b"%d" % number + VALUE)])
 
     def _create(self, number: int) -> None:
         self._store.create(f"witness/{number}", b"%d" % number + VALUE)

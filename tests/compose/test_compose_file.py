@@ -11,7 +11,7 @@ import yaml
 from rollstream.config import load
 from rollstream.folder import RunFolder
 from rollstream.main import parser
-from rollstream.roster import seats_of
+from rollstream.roster import process_specs
 from testbed.servers import kafka_broker, versity
 from testbed.waiting import WAIT_S
 from tests.compose.compose_file import FILE, PORT, ROOT, Service, services
@@ -37,7 +37,7 @@ def test_the_program_accepts_the_file() -> None:
 
 def test_every_role_of_the_quickstart_has_a_service() -> None:
     configuration = load(QUICKSTART, environment={})
-    wanted = {seat.command[3] for seat in seats_of(configuration, RunFolder(ROOT))}
+    wanted = {seat.command[3] for seat in process_specs(configuration, RunFolder(ROOT))}
     assert {rollstream_words(service)[0] for service in LONG_LIVED} == wanted
 
 

@@ -3,8 +3,9 @@
 import threading
 from pathlib import Path
 
-from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.folder import RunFolder, write_configuration
 from testbed.waiting import WAIT_S
 
 TIMES = 50
@@ -18,7 +19,7 @@ def test_roles_with_one_process_id_settle_in_one_folder_at_once(tmp_path: Path) 
     def start() -> None:
         try:
             for _ in range(TIMES):
-                settle(folder, configuration)
+                write_configuration(folder, configuration)
         except BaseException as error:
             failed.append(error)
             raise

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import Configuration, essentials, fingerprint, flat, load
+from rollstream.settings import Configuration
+from rollstream.config import essential_settings, fingerprint, flat_settings, load
 from streams.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
@@ -174,13 +175,13 @@ def test_the_fingerprint_follows_what_matters_alone():
     other = Configuration(rollouts={"on_update": "keep_version"})  # pyright: ignore
     assert fingerprint(same) == fingerprint(Configuration())
     assert fingerprint(other) != fingerprint(Configuration())
-    assert "rollouts.on_update" in essentials(other)
-    assert "rollouts.count" not in essentials(other)
+    assert "rollouts.on_update" in essential_settings(other)
+    assert "rollouts.count" not in essential_settings(other)
 
 
 def test_the_quickstart_is_a_configuration():
     configuration = load(EXAMPLES / "quickstart.toml", (), {})
-    assert flat(configuration)["model.config.hidden_size"] == 128
+    assert flat_settings(configuration)["model.config.hidden_size"] == 128
     assert configuration.trainer.steps == 60
 
 

@@ -8,23 +8,17 @@ from pathlib import Path
 import pytest
 
 from consumers.trainer.resume import Provenance, _check_run  # pyright: ignore[reportPrivateUsage]
-from rollstream.accepting import accept_change, key_of
-from rollstream.commands.configured import configured
-from rollstream.config import (
-    Configuration,
-    differences,
-    essentials,
-    fingerprint,
-    load,
-    load_to_look,
-)
-from rollstream.folder import RunFolder, settle
-from rollstream.identity import KEY, agreeing, check_agrees, identify, record
+from rollstream.accepting import accept_change, configuration_key
+from rollstream.commands.configured import load_and_settle
+from rollstream.settings import Configuration
+from rollstream.config import setting_changes, essential_settings, fingerprint, load, load_for_viewing
+from rollstream.folder import RunFolder, write_configuration
+from rollstream.identity import IDENTITY_KEY, watch_configuration, check_configuration, read_or_create_identity, record_configuration
 from rollstream.main import main, parser
 from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
 from storage.connect import open_store
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
 from streams.errors import BusError, ConfigurationError, NewerRelease
@@ -50,8 +44,8 @@ MOVED = {
 
 def test_hosts_endpoints_and_options_may_change(tmp_path: Path) -> None:
     assert fingerprint(of(**CLUSTER)) == fingerprint(of(**MOVED))
-    settle(RunFolder(tmp_path), of(**CLUSTER))
-    settle(RunFolder(tmp_path), of(**MOVED))
+    write_configuration(RunFolder(tmp_path), of(**CLUSTER))
+    write_configuration(RunFolder(tmp_path), of(**MOVED))
     assert load(tmp_path / "config.json", (), {}).bus == MOVED["bus"]
 
 
@@ -65,26 +59,26 @@ def test_hosts_endpoints_and_options_may_change(tmp_path: Path) -> None:
 def test_prefix_and_bucket_may_not_even_when_accepted(
     tmp_path: Path, changed: dict[str, str]
 ) -> None:
-    settle(RunFolder(tmp_path), of(**CLUSTER))
+    write_configuration(RunFolder(tmp_path), of(**CLUSTER))
     with pytest.raises(ConfigurationError, match="cannot change in a run"):
-        settle(RunFolder(tmp_path), of(**(CLUSTER | changed)), accepted=True)
+        write_configuration(RunFolder(tmp_path), of(**(CLUSTER | changed)), accepted=True)
 
 
 def test_a_hash_that_was_recorded_over_whole_urls_is_still_the_runs(store: ObjectStore) -> None:
     """As 0.1.0 recorded it: of the same settings it has another hash, and no difference."""
-    had = essentials(of(**CLUSTER)) | CLUSTER
-    store.create(key_of("of-old"), encode(had))
+    had = essential_settings(of(**CLUSTER)) | CLUSTER
+    store.create(configuration_key("of-old"), encode_json(had))
     assert not accept_change(store, of(**MOVED), False, "of-old")
     with pytest.raises(ConfigurationError, match="store"):
         accept_change(store, of(**(CLUSTER | {"store": "s3://bucket/other"})), False, "of-old")
 
 
 def test_the_id_is_drawn_once_and_another_run_is_refused(store: ObjectStore) -> None:
-    drawn = identify(store, "one")
-    assert identify(store, "one") == drawn
-    assert identify(MemoryStore(), "one").id != drawn.id
+    drawn = read_or_create_identity(store, "one")
+    assert read_or_create_identity(store, "one") == drawn
+    assert read_or_create_identity(MemoryStore(), "one").id != drawn.id
     with pytest.raises(ConfigurationError, match="the store holds the run 'one', not 'two'"):
-        identify(store, "two")
+        read_or_create_identity(store, "two")
 
 
 def test_a_ledger_of_another_run_is_refused() -> None:
@@ -96,20 +90,20 @@ def test_a_ledger_of_another_run_is_refused() -> None:
 
 
 def test_a_role_with_another_max_lag_is_refused_by_name(store: ObjectStore) -> None:
-    identify(store, "run")
-    record(store, of())
+    read_or_create_identity(store, "run")
+    record_configuration(store, of())
     other = of(dispatch={"max_lag": 3}, rollouts={"on_update": "keep_version"})
     with pytest.raises(ConfigurationError) as refused:
-        check_agrees(store, other)
+        check_configuration(store, other)
     assert "dispatch.max_lag: 4 in the run, 3 asked for" in str(refused.value)
     assert "rollouts.on_update" in str(refused.value)
-    assert check_agrees(store, of(rollouts={"slots": 3}))
+    assert check_configuration(store, of(rollouts={"slots": 3}))
 
 
 def test_every_role_compares_before_it_takes_a_lease(tmp_path: Path) -> None:
     store = open_store(f"file:{tmp_path / 'store'}")
-    identify(store, "run")
-    record(store, of())
+    read_or_create_identity(store, "run")
+    record_configuration(store, of())
     before = sorted(entry.key for entry in store.list())
     launch = partial(RoleLaunch, folder=tmp_path, stop=threading.Event(), nonce="n", name="one")
     other = of(dispatch={"max_lag": 3}, metrics={"enabled": False})
@@ -122,9 +116,9 @@ def test_every_role_compares_before_it_takes_a_lease(tmp_path: Path) -> None:
 def test_before_the_trainer_recorded_a_configuration_any_role_may_start(
     store: ObjectStore,
 ) -> None:
-    with agreeing(store, of(dispatch={"max_lag": 3}), threading.Event(), False):
+    with watch_configuration(store, of(dispatch={"max_lag": 3}), threading.Event(), False):
         pass
-    assert not check_agrees(store, of())
+    assert not check_configuration(store, of())
 
 
 def test_a_role_that_started_first_stops_when_the_trainer_records_another(
@@ -132,11 +126,11 @@ def test_a_role_that_started_first_stops_when_the_trainer_records_another(
 ) -> None:
     monkeypatch.setattr("rollstream.identity.UNRECORDED_S", 0.01)
     stop = threading.Event()
-    identify(store, "run")
+    read_or_create_identity(store, "run")
 
     def work() -> None:
-        with agreeing(store, of(dispatch={"max_lag": 3}), stop, False):
-            record(store, of())
+        with watch_configuration(store, of(dispatch={"max_lag": 3}), stop, False):
+            record_configuration(store, of())
             assert stop.wait(30)
 
     with pytest.raises(ConfigurationError, match="max_lag"):
@@ -144,27 +138,27 @@ def test_a_role_that_started_first_stops_when_the_trainer_records_another(
 
 
 def test_an_accepted_change_is_what_roles_compare_with(store: ObjectStore) -> None:
-    identify(store, "run")
-    record(store, of())
+    read_or_create_identity(store, "run")
+    record_configuration(store, of())
     changed = of(trainer={"lr": 1e-3})
-    assert check_agrees(store, changed, accepted=True)
-    record(store, changed)
-    assert check_agrees(store, changed)
+    assert check_configuration(store, changed, accepted=True)
+    record_configuration(store, changed)
+    assert check_configuration(store, changed)
     with pytest.raises(ConfigurationError, match=r"trainer\.lr"):
-        check_agrees(store, of())
+        check_configuration(store, of())
 
 
 def test_a_run_that_needs_a_newer_release_is_refused_before_any_lease(store: ObjectStore) -> None:
-    identify(store, "run")
-    record(store, of())
-    found = json.loads(store.get(KEY))
+    read_or_create_identity(store, "run")
+    record_configuration(store, of())
+    found = json.loads(store.get(IDENTITY_KEY))
     assert found["release"] == RELEASE
     found |= {"release": "7.1", "needs": ["merged_groups"]}
-    store.put(KEY, encode(found))
+    store.put(IDENTITY_KEY, encode_json(found))
     with pytest.raises(NewerRelease, match=r"merged_groups; .* run release 7\.1 or a later"):
-        identify(store, "run")
+        read_or_create_identity(store, "run")
     with pytest.raises(NewerRelease):
-        record(store, of())
+        record_configuration(store, of())
 
 
 def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path) -> None:
@@ -174,7 +168,7 @@ def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path
 
     def asked(bus: str) -> None:
         line = ["warmup", str(toml), "--run", str(folder), "--set", f"bus={bus}"]
-        configured(parser().parse_args(line))
+        load_and_settle(parser().parse_args(line))
 
     with pytest.raises(BusError, match=r"no broker of kafka://127.0.0.1:1/run can be reached"):
         asked("kafka://127.0.0.1:1/run")
@@ -186,14 +180,14 @@ def test_a_folder_is_claimed_only_once_log_and_store_were_reached(tmp_path: Path
 def test_who_only_looks_warns_of_unknown_keys_and_roles_refuse_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settle(RunFolder(tmp_path), of())
+    write_configuration(RunFolder(tmp_path), of())
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())
     values["novel"] = 1
     values["trainer"]["magic"] = {"deep": True}
     path.write_text(json.dumps(values))
-    assert load_to_look(path).trainer == of().trainer
-    load_to_look(path)
+    assert load_for_viewing(path).trainer == of().trainer
+    load_for_viewing(path)
     assert capsys.readouterr().err.count("trainer.magic") == 1
     with pytest.raises(ConfigurationError, match="unknown key"):
         load(path, (), {})
@@ -204,19 +198,19 @@ def test_who_only_looks_warns_of_unknown_keys_and_roles_refuse_them(
 def test_a_removed_setting_is_ignored_in_a_recorded_configuration_at_its_default_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settle(RunFolder(tmp_path), of())
+    write_configuration(RunFolder(tmp_path), of())
     path, toml = tmp_path / "config.json", tmp_path / "new.toml"
     values = json.loads(path.read_text())
     values["rollouts"]["vllm"]["kv_handover"] = False
     path.write_text(json.dumps(values))
-    assert load(path, (), {}).rollouts == load_to_look(path).rollouts == of().rollouts
+    assert load(path, (), {}).rollouts == load_for_viewing(path).rollouts == of().rollouts
     assert "kv_handover" not in capsys.readouterr().err
-    settle(RunFolder(tmp_path), of())
+    write_configuration(RunFolder(tmp_path), of())
     values["rollouts"]["vllm"]["kv_handover"] = True
     path.write_text(json.dumps(values))
     with pytest.raises(ConfigurationError, match=r"kv_handover = true, .* set it to false there"):
         load(path, (), {})
-    assert load_to_look(path).rollouts == of().rollouts
+    assert load_for_viewing(path).rollouts == of().rollouts
     assert "kv_handover" in capsys.readouterr().err
     toml.write_text("[rollouts.vllm]\nkv_handover = false\n")
     with pytest.raises(ConfigurationError, match=r"key rollouts\.vllm\.kv_handover in new\.toml"):
@@ -226,6 +220,6 @@ def test_a_removed_setting_is_ignored_in_a_recorded_configuration_at_its_default
 def test_a_removed_setting_in_recorded_essentials_is_a_difference_unless_it_is_the_default() -> (
     None
 ):
-    now, key = essentials(of()), "rollouts.vllm.kv_handover"
-    assert differences(now | {key: False}, now) == []
-    assert [found.key for found in differences(now | {key: True}, now)] == [key]
+    now, key = essential_settings(of()), "rollouts.vllm.kv_handover"
+    assert setting_changes(now | {key: False}, now) == []
+    assert [found.key for found in setting_changes(now | {key: True}, now)] == [key]

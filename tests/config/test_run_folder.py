@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from rollstream.config import Configuration, load
-from rollstream.folder import RunFolder, bus_url, folder_of, model_folder, settle, store_url
+from rollstream.settings import Configuration
+from rollstream.config import load
+from rollstream.folder import RunFolder, bus_url, folder_of_run, model_folder, write_configuration, store_url
 from rollstream.lock import RunLock
 from streams.errors import ConfigurationError, LeaseHeld
 
@@ -17,35 +18,35 @@ def configured(path, **settings) -> Configuration:
 
 def test_the_resolved_configuration_is_loadable(tmp_path):
     configuration = configured(tmp_path, seed=4)
-    settle(folder_of(configuration), configuration)
+    write_configuration(folder_of_run(configuration), configuration)
     assert load(tmp_path / "config.json", (), {}) == configuration
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
-    settle(RunFolder(tmp_path), configured(tmp_path))
+    write_configuration(RunFolder(tmp_path), configured(tmp_path))
     with pytest.raises(ConfigurationError) as error:
-        settle(RunFolder(tmp_path), configured(tmp_path, seed=9, trainer={"lr": 1e-3}))
+        write_configuration(RunFolder(tmp_path), configured(tmp_path, seed=9, trainer={"lr": 1e-3}))
     assert "  seed: 0 in the run, 9 asked for" in str(error.value)
     assert "  trainer.lr: 0.0005 in the run, 0.001 asked for" in str(error.value)
     assert load(tmp_path / "config.json", (), {}).seed == 0
 
 
 def test_what_only_moves_work_about_may_change(tmp_path):
-    settle(RunFolder(tmp_path), configured(tmp_path))
-    settle(RunFolder(tmp_path), configured(tmp_path, rollouts={"count": 3}))
+    write_configuration(RunFolder(tmp_path), configured(tmp_path))
+    write_configuration(RunFolder(tmp_path), configured(tmp_path, rollouts={"count": 3}))
     assert load(tmp_path / "config.json", (), {}).rollouts.count == 3
 
 
 def test_a_moved_run_knows_its_new_folder(tmp_path):
-    settle(RunFolder(tmp_path / "old"), configured(tmp_path / "old"))
+    write_configuration(RunFolder(tmp_path / "old"), configured(tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")
-    assert folder_of(load(tmp_path / "new" / "config.json", (), {})).path == tmp_path / "new"
+    assert folder_of_run(load(tmp_path / "new" / "config.json", (), {})).path == tmp_path / "new"
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"choose another with --run"):
-        settle(RunFolder(tmp_path / "file" / "run"), Configuration())
+        write_configuration(RunFolder(tmp_path / "file" / "run"), Configuration())
 
 
 def test_relative_urls_are_inside_the_folder(tmp_path):

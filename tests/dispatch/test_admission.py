@@ -5,36 +5,36 @@ it.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.admit import Pace, admissible, version_needed, wave_of
+from consumers.dispatch.admit import AdmissionPace, admissible_groups, version_needed, wave_of
 
-ETA = Pace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
-FREE = Pace(groups_per_step=4, max_lag=None, ready_groups_max=10, waves_max=100)
+ETA = AdmissionPace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
+FREE = AdmissionPace(groups_per_step=4, max_lag=None, ready_groups_max=10, waves_max=100)
 
 counts = st.integers(0, 500)
 
 
 def test_a_fresh_run_admits_eta_plus_one_waves():
-    assert admissible(ETA, version=0, admitted=0, closed=0, trained=0) == 3 * 4
+    assert admissible_groups(ETA, version=0, admitted=0, closed=0, trained=0) == 3 * 4
 
 
 def test_max_lag_zero_is_synchronous():
-    sync = Pace(4, 0, 10, 100)
-    assert admissible(sync, version=0, admitted=4, closed=0, trained=0) == 0
-    assert admissible(sync, version=1, admitted=4, closed=0, trained=4) == 4
+    sync = AdmissionPace(4, 0, 10, 100)
+    assert admissible_groups(sync, version=0, admitted=4, closed=0, trained=0) == 0
+    assert admissible_groups(sync, version=1, admitted=4, closed=0, trained=4) == 4
 
 
 def test_groups_closed_untrained_make_room_for_refills():
-    assert admissible(ETA, version=0, admitted=12, closed=5, trained=0) == 5
+    assert admissible_groups(ETA, version=0, admitted=12, closed=5, trained=0) == 5
 
 
 def test_the_last_waves_are_not_overshot():
-    short = Pace(4, 2, 10, waves_max=2)
-    assert admissible(short, version=1, admitted=6, closed=0, trained=4) == 2
+    short = AdmissionPace(4, 2, 10, waves_max=2)
+    assert admissible_groups(short, version=1, admitted=6, closed=0, trained=4) == 2
 
 
 def test_without_a_lag_limit_the_ready_groups_are_bounded():
-    assert admissible(FREE, version=0, admitted=0, closed=0, trained=0) == 10
-    assert admissible(FREE, version=50, admitted=30, closed=0, trained=22) == 2
+    assert admissible_groups(FREE, version=0, admitted=0, closed=0, trained=0) == 10
+    assert admissible_groups(FREE, version=50, admitted=30, closed=0, trained=22) == 2
 
 
 @given(version=st.integers(0, 90), admitted=counts, closed=counts, seen=st.integers(1, 5))
@@ -42,9 +42,9 @@ def test_a_version_seen_twice_or_late_changes_nothing(
     version: int, admitted: int, closed: int, seen: int
 ):
     closed = min(closed, admitted)
-    once = admissible(ETA, version, admitted, closed, 0)
-    assert all(admissible(ETA, version, admitted, closed, 0) == once for _ in range(seen))
-    assert admissible(ETA, version + 1, admitted, closed, 0) >= once
+    once = admissible_groups(ETA, version, admitted, closed, 0)
+    assert all(admissible_groups(ETA, version, admitted, closed, 0) == once for _ in range(seen))
+    assert admissible_groups(ETA, version + 1, admitted, closed, 0) >= once
 
 
 @given(version=st.integers(0, 90), closed=st.integers(0, 50))
@@ -53,7 +53,7 @@ def test_a_group_admitted_at_the_limit_obeys_max_lag_when_it_is_trained(version:
     lag η.
     """
     admitted = closed
-    while admissible(ETA, version, admitted, closed, 0):
+    while admissible_groups(ETA, version, admitted, closed, 0):
         admitted += 1
     assert ETA.max_lag is not None
     last = wave_of(ETA, admitted - 1, closed)
@@ -69,13 +69,13 @@ def test_groups_that_end_untrained_never_stall_a_run(max_lag: int | None, ends: 
     """However many are filtered, expired or dead: once nothing is open, more may be admitted, and
     in the end the last step has its groups.
     """
-    pace = Pace(groups_per_step=4, max_lag=max_lag, ready_groups_max=8, waves_max=6)
+    pace = AdmissionPace(groups_per_step=4, max_lag=max_lag, ready_groups_max=8, waves_max=6)
     admitted = trained = closed = 0
     for end in [*ends, *["trained"] * 24]:
         if trained == 24:
             break
         if admitted == trained + closed:
-            more = admissible(pace, trained // 4, admitted, closed, trained)
+            more = admissible_groups(pace, trained // 4, admitted, closed, trained)
             assert more > 0
             admitted += more
         trained, closed = trained + (end == "trained"), closed + (end == "closed")

@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from rollstream.report.dropped import DROPPED_MIN, Compared, Dropped, biases
-from rollstream.report.history import History
+from rollstream.report.dropped import DROPPED_MIN, DropComparison, DroppedSamples, drop_bias_warnings
+from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
-from rollstream.report.write import report
-from streams.records import (
-    Address,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-)
+from rollstream.report.write import report_page
+from streams.values import Address, GroupMembers, Member, Version
+from streams.records import GroupClosed, StepDone, Take, Trajectory
 
 V0 = Version(0, 1)
 
@@ -40,8 +32,8 @@ def done(step: int, dropped: int) -> StepDone:
     return StepDone(step, Version(step, 1), "h", 1, {}, {"dropped": dropped}, 1.0)
 
 
-def compared(*records: object) -> Compared:
-    fold = Dropped()
+def compared(*records: object) -> DropComparison:
+    fold = DroppedSamples()
     for record in records:
         fold.apply(record)  # type: ignore[arg-type]
     return fold.compared()
@@ -78,7 +70,7 @@ def test_who_was_left_out_for_another_reason_or_may_still_be_trained_is_not_drop
 def test_one_sentence_says_which_medians_differ_by_more_than_a_tenth(
     length: float, reward: float, said: list[str]
 ):
-    found = biases(Compared(DROPPED_MIN, 500, length, 100.0, reward, 1.0))
+    found = drop_bias_warnings(DropComparison(DROPPED_MIN, 500, length, 100.0, reward, 1.0))
     whole = f"{DROPPED_MIN} answers dropped for age differ from the 500 trained: "
     assert [concern.what for concern in found] == [whole + what for what in said]
 
@@ -96,16 +88,16 @@ def test_one_sentence_says_which_medians_differ_by_more_than_a_tenth(
 def test_a_few_dropped_answers_or_a_small_share_warn_of_nothing(
     dropped: int, trained: int, warns: bool
 ):
-    found = Compared(dropped, trained, 900.0, 100.0, 0.0, 1.0)
-    assert len(list(biases(found))) == warns
+    found = DropComparison(dropped, trained, 900.0, 100.0, 0.0, 1.0)
+    assert len(list(drop_bias_warnings(found))) == warns
 
 
 def test_nothing_trained_or_nothing_judged_warns_of_nothing():
-    assert list(biases(Compared(100, 0, 90.0, None, None, None))) == []
+    assert list(drop_bias_warnings(DropComparison(100, 0, 90.0, None, None, None))) == []
 
 
 def test_the_report_and_the_last_words_show_both():
-    history = History()
+    history = RunHistory()
     for record in (
         taken(1, 0, 3, used=2), done(1, dropped=1),
         finished(0, 0, 10), finished(0, 1, 12), finished(0, 2, 80, 0.0),
@@ -113,6 +105,6 @@ def test_the_report_and_the_last_words_show_both():
         history.apply(record)
     summary = summarise(history)
     assert dict(summary.rows())["dropped for age"] == "1 answers, median 80 tokens (trained 11)"
-    page = report(history, summary)
+    page = report_page(history, summary)
     assert "Samples dropped for their age" in page
-    assert "Samples dropped for their age" not in report(History(), summarise(History()))
+    assert "Samples dropped for their age" not in report_page(RunHistory(), summarise(RunHistory()))

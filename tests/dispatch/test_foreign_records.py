@@ -9,32 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from consumers.dispatch.inbox import Inbox
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.memory import Memory
-from consumers.dispatch.moves import Repacking
-from consumers.dispatch.ordering import Ordering
-from consumers.dispatch.plausible import LOOK_S, Terms
+from consumers.dispatch.inbox import DispatchInbox
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.memory import DispatchPersistence
+from consumers.dispatch.moves import RepackPlanner
+from consumers.dispatch.ordering import AssignmentPlanner
+from consumers.dispatch.plausible import LOOKUP_S, RoleTerms
 from consumers.dispatch.state import DispatchState
-from consumers.dispatch.waves import Waves
+from consumers.dispatch.waves import WaveLayouts
 from storage.memory_store import MemoryStore
 from storage.roles import next_term
 from streams.memory_bus import MemoryBus
-from streams.records import (
-    Address,
-    Admitted,
-    Applied,
-    Drafts,
-    Partial,
-    Prompt,
-    Record,
-    RelayStatus,
-    RolloutStatus,
-    Sampling,
-    Span,
-    Trajectory,
-    Version,
-)
+from streams.values import Address, Drafts, Sampling, Span, Version
+from streams.records import Admitted, Applied, Partial, Prompt, Record, RelayStatus, RolloutStatus, Trajectory
 from streams.topics import catalogue, partition_of
 from streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import PACE, V3, partial, status
@@ -87,17 +74,17 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.bus.create(catalogue(2))
-        self.state, self.lengths = DispatchState(version=Version(4, 1)), Lengths()
+        self.state, self.lengths = DispatchState(version=Version(4, 1)), LengthHistory()
         self.admissions = FencedWriter(self.bus, "admissions", "dispatch", 1)
         self.assignments = FencedWriter(self.bus, "assignments", "dispatch", 1)
         own = {"admissions": self.admissions.open(), "assignments": self.assignments.open()}
-        self.memory = Memory(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
+        self.memory = DispatchPersistence(self.bus, self.store, 1, True, 0.0, lambda: self.now_s)
         self.memory.recall()
-        taken = Terms(self.store, lambda: self.now_s).has_taken
-        self.inbox = Inbox(self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken)
+        taken = RoleTerms(self.store, lambda: self.now_s).has_taken
+        self.inbox = DispatchInbox(self.bus, self.state, lambda: self.now_s, self.lengths, has_taken=taken)
         self.inbox.rebuild(own, {})
-        self.ordering = Ordering(PACE, self.keep_version, 1.0, Waves(self.keep_version, 2))
-        self.repacking = Repacking(0.0, 2, 2)
+        self.ordering = AssignmentPlanner(PACE, self.keep_version, 1.0, WaveLayouts(self.keep_version, 2))
+        self.repacking = RepackPlanner(0.0, 2, 2)
         for name in NAMES:
             next_term(self.store, "rollouts", name)
             self.append(status(name, slots=4, running=1, kv_used=5, kv_previous=50))
@@ -114,7 +101,7 @@ class Scene:
 
     def round(self) -> None:
         """As the service's loop: read, plan, order, repack, keep."""
-        self.now_s += LOOK_S
+        self.now_s += LOOKUP_S
         self.inbox.read()
         orders = [o.record for o in self.ordering.plan(self.state, self.lengths, [], self.now_s)]
         plan = self.repacking.plan(self.state, self.lengths, self.now_s)

@@ -8,84 +8,85 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.history import Behind, Emptied, cost, worth_loading
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.ordering import Ordering
-from consumers.dispatch.orders import free_rooms
+from consumers.dispatch.history import UnheldTrajectory, IdleRollout, reload_cost, trajectories_to_reload
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.ordering import AssignmentPlanner
+from consumers.dispatch.orders import free_room
 from consumers.dispatch.state import DispatchState
-from consumers.dispatch.stranded import PATIENCE_S, History
-from consumers.dispatch.waves import Waves
-from streams.records import Address, Assignment, Version
+from consumers.dispatch.stranded import IDLE_WAIT_S, VersionReload
+from consumers.dispatch.waves import WaveLayouts
+from streams.values import Address, Version
+from streams.records import Assignment
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status
 
 V4, V6 = Version(4, 1), Version(6, 1)
-FAST = Emptied(slots=8, load_s=1.0, speed=50.0, is_wanted=True, refills=False)
+FAST = IdleRollout(slots=8, load_s=1.0, speed=50.0, is_wanted=True, refills=False)
 
 behinds = st.lists(st.tuples(st.integers(1, 500), st.floats(1, 500)), min_size=1, max_size=6).map(
-    lambda pairs: [Behind(f"0.{i}", gained, left) for i, (gained, left) in enumerate(pairs)]
+    lambda pairs: [UnheldTrajectory(f"0.{i}", gained, left) for i, (gained, left) in enumerate(pairs)]
 )
 emptied = st.builds(
-    Emptied, st.integers(1, 8), st.floats(0, 10), st.floats(1, 100), st.booleans(), st.booleans()
+    IdleRollout, st.integers(1, 8), st.floats(0, 10), st.floats(1, 100), st.booleans(), st.booleans()
 )
 
 
 def test_a_long_answer_that_is_nearly_done_is_loaded_for_and_one_that_just_began_is_not():
-    done, begun = Behind("0.0", 8000, 500.0), Behind("0.1", 40, 2000.0)
-    assert worth_loading([done, begun], FAST) == ("0.0",)
-    assert worth_loading([begun], FAST) == ()
+    done, begun = UnheldTrajectory("0.0", 8000, 500.0), UnheldTrajectory("0.1", 40, 2000.0)
+    assert trajectories_to_reload([done, begun], FAST) == ("0.0",)
+    assert trajectories_to_reload([begun], FAST) == ()
 
 
 def test_many_bytes_make_it_dearer():
-    behind = [Behind("0.0", 400, 100.0)]
-    slow = Emptied(slots=8, load_s=60.0, speed=50.0, is_wanted=True, refills=False)
-    assert worth_loading(behind, FAST) == ("0.0",)
-    assert worth_loading(behind, slow) == ()
+    behind = [UnheldTrajectory("0.0", 400, 100.0)]
+    slow = IdleRollout(slots=8, load_s=60.0, speed=50.0, is_wanted=True, refills=False)
+    assert trajectories_to_reload(behind, FAST) == ("0.0",)
+    assert trajectories_to_reload(behind, slow) == ()
 
 
 def test_slots_that_nobody_wants_cost_nothing():
-    behind = [Behind("0.0", 100, 4000.0)]
-    idle = Emptied(slots=8, load_s=1.0, speed=50.0, is_wanted=False, refills=False)
-    assert worth_loading(behind, FAST) == ()
-    assert worth_loading(behind, idle) == ("0.0",)
+    behind = [UnheldTrajectory("0.0", 100, 4000.0)]
+    idle = IdleRollout(slots=8, load_s=1.0, speed=50.0, is_wanted=False, refills=False)
+    assert trajectories_to_reload(behind, FAST) == ()
+    assert trajectories_to_reload(behind, idle) == ("0.0",)
 
 
 @given(behind=behinds, one=emptied)
 def test_never_more_than_there_are_slots_and_never_dearer_than_all_or_nothing(
-    behind: list[Behind], one: Emptied
+    behind: list[UnheldTrajectory], one: IdleRollout
 ):
-    chosen = worth_loading(behind, one)
+    chosen = trajectories_to_reload(behind, one)
     assert len(chosen) <= one.slots
     mine = [b for b in behind if b.trajectory in chosen]
     rest = [b for b in behind if b.trajectory not in chosen]
-    assert cost(mine, rest, one) <= cost([], behind, one)
+    assert reload_cost(mine, rest, one) <= reload_cost([], behind, one)
     if len(behind) <= one.slots:
-        assert cost(mine, rest, one) <= cost(behind, [], one)
+        assert reload_cost(mine, rest, one) <= reload_cost(behind, [], one)
 
 
 @given(behind=behinds, one=emptied)
-def test_without_a_limit_of_slots_no_other_choice_is_cheaper(behind: list[Behind], one: Emptied):
+def test_without_a_limit_of_slots_no_other_choice_is_cheaper(behind: list[UnheldTrajectory], one: IdleRollout):
     if len(behind) > one.slots or one.refills:
         return
-    chosen = worth_loading(behind, one)
-    mine = cost([b for b in behind if b.trajectory in chosen],
+    chosen = trajectories_to_reload(behind, one)
+    mine = reload_cost([b for b in behind if b.trajectory in chosen],
                 [b for b in behind if b.trajectory not in chosen], one)  # fmt: skip
     for count in range(len(behind) + 1):
         for some in combinations(behind, count):
             rest = [b for b in behind if b not in some]
-            assert mine <= cost(some, rest, one) + 1e-6
+            assert mine <= reload_cost(some, rest, one) + 1e-6
 
 
 # ---- from the state to orders --------------------------------------------------------------------
 
 
-def history(size: int | None = 1000, max_lag: int | None = 2) -> History:
-    return History(lambda version: size, 1e6, max_lag)
+def history(size: int | None = 1000, max_lag: int | None = 2) -> VersionReload:
+    return VersionReload(lambda version: size, 1e6, max_lag)
 
 
-def give(state: DispatchState, known: History, now_s: float = 0.0) -> list[Assignment]:
+def give(state: DispatchState, known: VersionReload, now_s: float = 0.0) -> list[Assignment]:
     """Order what can be ordered, as the service does."""
-    ordering = Ordering(PACE, True, 0.25, Waves(True, 4), known)
-    records = [o.record for o in ordering.plan(state, Lengths(), (), now_s)]
+    ordering = AssignmentPlanner(PACE, True, 0.25, WaveLayouts(True, 4), known)
+    records = [o.record for o in ordering.plan(state, LengthHistory(), (), now_s)]
     for record in records:
         state.apply_assignment(record, Address(0, 1))
     return records
@@ -118,10 +119,10 @@ def test_who_loads_a_version_takes_nothing_new_until_it_serves_it():
     state = stranded(("b", V4), ("c", V4))
     give(state, history())
     (loading,) = state.loading()
-    assert loading not in free_rooms(state, 0.25).new
+    assert loading not in free_room(state, 0.25).new
     state.apply_status(status(loading, version=V3, health="generating", quota_left=6), 1.0)
     assert state.loading() == {}
-    assert free_rooms(state, 0.25).new[loading] == 6 - 2
+    assert free_room(state, 0.25).new[loading] == 6 - 2
 
 
 def test_what_else_is_left_of_that_version_follows_to_who_loads_it():
@@ -154,8 +155,8 @@ def test_nobody_empty_is_waited_for_a_while_and_then_all_start_again():
     state.apply_status(status("b", version=V4, running=3), 0.0)
     assert give(state, known, 1.0) == []
     state.apply_status(status("c", version=V4, running=1), 0.0)
-    assert give(state, known, 1.0 + PATIENCE_S / 2) == []
-    assert {o.kind for o in give(state, known, 1.0 + PATIENCE_S)} == {"start"}
+    assert give(state, known, 1.0 + IDLE_WAIT_S / 2) == []
+    assert {o.kind for o in give(state, known, 1.0 + IDLE_WAIT_S)} == {"start"}
 
 
 def test_one_that_comes_back_from_who_was_to_load_its_version_starts_again():

@@ -9,13 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.layout import Layout, Worker, lay_out
-from consumers.dispatch.lengths import Length, Lengths
-from consumers.dispatch.outliers import Running, plan_outliers
-from consumers.dispatch.place import Room, Work, place
+from consumers.dispatch.layout import WaveLayout, RolloutSpeed, lay_out_wave
+from consumers.dispatch.lengths import ExpectedLength, LengthHistory
+from consumers.dispatch.outliers import RunningRequest, plan_outliers
+from consumers.dispatch.place import RolloutRoom, PlacementWork, place_samples
 from consumers.dispatch.ramp import end_times, share_out
-from consumers.dispatch.repack import Load
-from streams.records import Prompt, Sampling, Version
+from consumers.dispatch.repack import RolloutLoad
+from streams.records import Prompt
+from streams.values import Sampling, Version
 
 V3 = Version(3, 1)
 
@@ -25,11 +26,11 @@ def prompt(number: int, task: str = "remainder") -> Prompt:
 
 
 def test_earlier_passes_over_a_prompt_tell_its_length():
-    lengths = Lengths()
+    lengths = LengthHistory()
     for tokens in (90, 110):
         lengths.note(prompt(1), tokens)
     expected = lengths.expected(prompt(1))
-    assert expected == Length(100.0, 10.0, 2)
+    assert expected == ExpectedLength(100.0, 10.0, 2)
     assert lengths.expected(replace_group(prompt(1), 77)) == expected
 
 
@@ -39,7 +40,7 @@ def replace_group(known: Prompt, group: int) -> Prompt:
 
 
 def test_without_an_earlier_pass_the_longest_of_the_group_so_far_is_the_estimate():
-    lengths = Lengths()
+    lengths = LengthHistory()
     for tokens in (10, 80):
         lengths.note(prompt(1), tokens)
     expected = lengths.expected(prompt(1), finished=[10, 80])
@@ -48,7 +49,7 @@ def test_without_an_earlier_pass_the_longest_of_the_group_so_far_is_the_estimate
 
 
 def test_an_unknown_prompt_is_expected_as_its_task_is_and_an_unknown_task_not_at_all():
-    lengths = Lengths()
+    lengths = LengthHistory()
     lengths.note(prompt(1), 50)
     expected = lengths.expected(prompt(2))
     assert expected is not None
@@ -57,16 +58,16 @@ def test_an_unknown_prompt_is_expected_as_its_task_is_and_an_unknown_task_not_at
 
 
 def test_a_history_is_the_same_after_it_was_written_down():
-    lengths = Lengths()
+    lengths = LengthHistory()
     for number in range(20):
         lengths.note(prompt(number % 3), number)
-    again = Lengths(lengths.known())
+    again = LengthHistory(lengths.known())
     assert again.known() == lengths.known()
 
 
 @given(samples=st.lists(st.integers(1, 1000), min_size=40, max_size=80))
 def test_a_mean_follows_the_newest_samples(samples: list[int]):
-    lengths = Lengths()
+    lengths = LengthHistory()
     for tokens in [*samples, *[5000] * 200]:
         lengths.note(prompt(1), tokens)
     expected = lengths.of_prompt(prompt(1))
@@ -101,16 +102,16 @@ def test_long_groups_get_more_rollouts_so_that_they_end_in_a_ramp():
 
 
 workers_ = st.lists(st.tuples(st.floats(0.5, 4), st.booleans()), min_size=1, max_size=12).map(
-    lambda many: [Worker(f"r{i:02d}", s, p) for i, (s, p) in enumerate(many)]
+    lambda many: [RolloutSpeed(f"r{i:02d}", s, p) for i, (s, p) in enumerate(many)]
 )
 means_ = st.lists(st.floats(1, 1e4), min_size=1, max_size=40)
 
 
 @given(means=means_, workers=workers_, ascending=st.booleans())
 def test_a_layout_names_every_rollout_once(
-    means: list[float], workers: list[Worker], ascending: bool
+    means: list[float], workers: list[RolloutSpeed], ascending: bool
 ):
-    layout = lay_out(means, workers, ascending, samples=8, slots=16)
+    layout = lay_out_wave(means, workers, ascending, samples=8, slots=16)
     if layout is None:
         return
     named = [name for group in layout.groups for name in group]
@@ -119,48 +120,48 @@ def test_a_layout_names_every_rollout_once(
 
 
 def test_consecutive_waves_are_laid_out_in_opposite_directions():
-    workers = [Worker(f"r{i}") for i in range(4)]
-    one = lay_out([10, 20, 30, 4000], workers, True, 8, 16)
-    other = lay_out([10, 20, 30, 4000], workers, False, 8, 16)
+    workers = [RolloutSpeed(f"r{i}") for i in range(4)]
+    one = lay_out_wave([10, 20, 30, 4000], workers, True, 8, 16)
+    other = lay_out_wave([10, 20, 30, 4000], workers, False, 8, 16)
     assert one is not None
     assert other is not None
     assert one.groups[0][0] == other.groups[-1][-1] == "r0"
 
 
 def test_preemptible_rollouts_keep_the_short_end_in_every_wave():
-    workers = [Worker("a"), Worker("b"), Worker("c", preemptible=True), Worker("d")]
+    workers = [RolloutSpeed("a"), RolloutSpeed("b"), RolloutSpeed("c", preemptible=True), RolloutSpeed("d")]
     for ascending in (True, False):
-        layout = lay_out([10, 20, 30, 4000], workers, ascending, 8, 16)
+        layout = lay_out_wave([10, 20, 30, 4000], workers, ascending, 8, 16)
         assert layout is not None
         assert "c" in layout.groups[0]
 
 
 def test_a_ranked_wave_goes_where_its_lengths_belong_and_elsewhere_before_it_waits():
-    layout = Layout((10.0, 20.0, 100.0, 200.0), (("a",), ("b",)))
-    works = [Work(("short",), 10.0, layout=layout), Work(("x", "y"), 200.0, layout=layout)]
-    plan = place(works, [Room("a", 2), Room("b", 1)])
+    layout = WaveLayout((10.0, 20.0, 100.0, 200.0), (("a",), ("b",)))
+    works = [PlacementWork(("short",), 10.0, layout=layout), PlacementWork(("x", "y"), 200.0, layout=layout)]
+    plan = place_samples(works, [RolloutRoom("a", 2), RolloutRoom("b", 1)])
     assert plan == {"short": "a", "x": "b", "y": "a"}
 
 
 def test_work_goes_to_who_is_done_first_and_fast_rollouts_are_done_sooner():
-    rooms = [Room("slow", 8, 100, 1.0), Room("fast", 8, 150, 2.0)]
-    plan = place([Work(("0.0",), 40.0), Work(("1.0",), 40.0)], rooms)
+    rooms = [RolloutRoom("slow", 8, 100, 1.0), RolloutRoom("fast", 8, 150, 2.0)]
+    plan = place_samples([PlacementWork(("0.0",), 40.0), PlacementWork(("1.0",), 40.0)], rooms)
     assert plan == {"0.0": "fast", "1.0": "fast"}
 
 
 def test_long_and_unknown_work_keeps_off_preemptible_rollouts():
-    rooms = [Room("steady", 1), Room("passing", 8, preemptible=True)]
-    works = [Work(("long",), 900.0), Work(("short",), 10.0, is_short=True)]
-    assert place(works, rooms) == {"long": "steady", "short": "passing"}
+    rooms = [RolloutRoom("steady", 1), RolloutRoom("passing", 8, preemptible=True)]
+    works = [PlacementWork(("long",), 900.0), PlacementWork(("short",), 10.0, is_short=True)]
+    assert place_samples(works, rooms) == {"long": "steady", "short": "passing"}
 
 
-def running(name: str, rollout: str, generated: int, **changed: object) -> Running:
-    one = Running(name, rollout, V3, generated, generated + 10, Length(100, 10, 8), 0.05, 2)
+def running(name: str, rollout: str, generated: int, **changed: object) -> RunningRequest:
+    one = RunningRequest(name, rollout, V3, generated, generated + 10, ExpectedLength(100, 10, 8), 0.05, 2)
     return replace(one, **changed)  # type: ignore[arg-type]
 
 
-def load(name: str, count: int, kv: int) -> Load:
-    return Load(name, V3, count, 0, kv, kv + 1, 1000, 8)
+def load(name: str, count: int, kv: int) -> RolloutLoad:
+    return RolloutLoad(name, V3, count, 0, kv, kv + 1, 1000, 8)
 
 
 def test_outliers_gather_where_most_of_them_are():
@@ -191,7 +192,7 @@ def test_gathering_keeps_versions_apart_and_bounds(tail: list[tuple[int, int, in
     ]
     held = {n: [r for r in many if r.rollout == n] for n in versions}
     loads = [
-        Load(n, versions[n], len(held[n]), 0, sum(r.kv for r in held[n]), 99999, 1000, 6)
+        RolloutLoad(n, versions[n], len(held[n]), 0, sum(r.kv for r in held[n]), 99999, 1000, 6)
         for n in versions
     ]
     plan = plan_outliers(many, loads)

@@ -4,30 +4,31 @@
 
 from msgspec.structs import replace
 
-from consumers.dispatch.kept import kept_state, restored
-from consumers.dispatch.lengths import Lengths
-from consumers.dispatch.moves import Handed, Repacking
-from consumers.dispatch.ordering import Ordering
+from consumers.dispatch.kept import state_to_persist, restore_state
+from consumers.dispatch.lengths import LengthHistory
+from consumers.dispatch.moves import MoveSummary, RepackPlanner
+from consumers.dispatch.ordering import AssignmentPlanner
 from consumers.dispatch.state import DispatchState
-from consumers.dispatch.waves import Waves
-from streams.records import Address, Admitted, Assignment, Version
+from consumers.dispatch.waves import WaveLayouts
+from streams.values import Address, Version
+from streams.records import Admitted, Assignment
 from tests.dispatch.test_recovery import PACE, V3, partial, state_with_group, status
 
 V4 = Version(4, 1)
 TAIL = {"health": "draining", "quota_left": 0, "running": 1, "decode_batch_max": 8}
 
 
-def ordering() -> Ordering:
-    return Ordering(PACE, True, 0.25, Waves(True, PACE.groups_per_step))
+def ordering() -> AssignmentPlanner:
+    return AssignmentPlanner(PACE, True, 0.25, WaveLayouts(True, PACE.groups_per_step))
 
 
-def repacking() -> Repacking:
-    return Repacking(every_s=5.0, max_lag=2, groups_per_wave=PACE.groups_per_step)
+def repacking() -> RepackPlanner:
+    return RepackPlanner(every_s=5.0, max_lag=2, groups_per_wave=PACE.groups_per_step)
 
 
 def give(state: DispatchState) -> list[Assignment]:
     """Order what can be ordered, as the service does."""
-    records = [o.record for o in ordering().plan(state, Lengths(), ())]
+    records = [o.record for o in ordering().plan(state, LengthHistory(), ())]
     for record in records:
         state.apply_assignment(record)
     return records
@@ -58,7 +59,7 @@ def replace_order(state: DispatchState, trajectory: str, rollout: str) -> Assign
 
 
 def asked_back(state: DispatchState) -> Assignment:
-    plan = repacking().plan(state, Lengths(), now_s=2.0)
+    plan = repacking().plan(state, LengthHistory(), now_s=2.0)
     assert plan is not None
     (release,) = plan.releases
     state.apply_assignment(release)
@@ -77,9 +78,9 @@ def test_a_tail_is_asked_back_given_up_and_goes_on_from_its_last_partial():
 
 
 def test_a_plan_says_who_hands_how_much_to_whom():
-    plan = repacking().plan(tails(), Lengths(), 10.0)
+    plan = repacking().plan(tails(), LengthHistory(), 10.0)
     assert plan is not None
-    assert plan.handed() == (Handed("a", "b", 1),)
+    assert plan.handed() == (MoveSummary("a", "b", 1),)
 
 
 def test_a_completion_that_is_faster_ends_the_move():
@@ -122,10 +123,10 @@ def test_a_move_survives_the_death_of_dispatch_at_every_point():
     """What was asked back and given up is in the kept state and in the log."""
     state = tails()
     release = asked_back(state)
-    again = restored(kept_state(state, 1, {}))
+    again = restore_state(state_to_persist(state, 1, {}))
     assert again.orders["0.0"].onward == release.onward
     state.apply_partial(partial("0.0", 1, last=True), Address(0, 7))
-    again = restored(kept_state(state, 1, {}))
+    again = restore_state(state_to_persist(state, 1, {}))
     again.groups[0].prompt = state.groups[0].prompt
     for name in ("a", "b"):
         again.apply_status(status(name, **TAIL), now_s=1.0)
@@ -138,7 +139,7 @@ def test_what_was_moved_is_not_moved_again_before_it_spoke():
     asked_back(state)
     state.apply_partial(partial("0.0", 1, last=True), Address(0, 7))
     give(state)
-    plan = repacking().plan(state, Lengths(), now_s=9.0)
+    plan = repacking().plan(state, LengthHistory(), now_s=9.0)
     assert plan is not None
     assert plan.releases == ()
 
@@ -146,7 +147,7 @@ def test_what_was_moved_is_not_moved_again_before_it_spoke():
 def test_nothing_moves_while_nobody_would_pull():
     state = tails()
     state.version = V3
-    plan = repacking().plan(state, Lengths(), now_s=2.0)
+    plan = repacking().plan(state, LengthHistory(), now_s=2.0)
     assert plan is not None
     assert plan.releases == ()
 
@@ -155,7 +156,7 @@ def test_a_rollout_that_runs_what_no_partial_has_shown_is_left_alone():
     """Its request could not be asked back, so it would not stand empty."""
     state = tails()
     del state.chains["0.0"]
-    plan = repacking().plan(state, Lengths(), now_s=2.0)
+    plan = repacking().plan(state, LengthHistory(), now_s=2.0)
     assert plan is not None
     assert plan.releases == ()
 
@@ -171,11 +172,11 @@ def test_orders_that_only_wait_for_newer_weights_stay_where_they_are():
 
 def test_it_is_time_every_few_seconds_and_when_a_version_is_out():
     state, when = tails(), repacking()
-    assert when.plan(state, Lengths(), now_s=2.0) is not None
-    assert when.plan(state, Lengths(), now_s=3.0) is None
+    assert when.plan(state, LengthHistory(), now_s=2.0) is not None
+    assert when.plan(state, LengthHistory(), now_s=3.0) is None
     state.version = Version(5, 1)
-    assert when.plan(state, Lengths(), now_s=3.1) is not None
-    assert when.plan(state, Lengths(), now_s=9.0) is not None
+    assert when.plan(state, LengthHistory(), now_s=3.1) is not None
+    assert when.plan(state, LengthHistory(), now_s=9.0) is not None
 
 
 def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
@@ -195,7 +196,7 @@ def test_who_leaves_is_forgotten_only_after_its_last_words_were_read():
 def test_what_is_put_off_starts_again_on_the_newest_version():
     state = tails()
     state.apply_status(status("c", version=V4), now_s=1.0)
-    (order,) = ordering().put_off(state, ["0.0"], Lengths())
+    (order,) = ordering().put_off(state, ["0.0"], LengthHistory())
     assert order.again
     record = order.record
     assert (record.kind, record.rollout, record.version, record.attempt) == ("start", "c", V4, 2)

@@ -10,15 +10,8 @@ import pytest
 from consumers.settings import DispatchSettings
 from producers.settings import TaskSettings
 from storage.roles import next_term
-from streams.records import (
-    Admitted,
-    Assignment,
-    GroupClosed,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-)
+from streams.records import Admitted, Assignment, GroupClosed, StepDone, Take, Trajectory
+from streams.values import Version
 from streams.writer import publish
 from testbed.waiting import WAIT_S, wait_for
 from tests.dispatch.test_recovery import status

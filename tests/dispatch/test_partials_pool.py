@@ -6,32 +6,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from consumers.dispatch.admit import Pace, admissible
-from consumers.dispatch.inbox import Inbox
-from consumers.dispatch.memory import Memory
-from consumers.dispatch.state import DispatchState, Order
+from consumers.dispatch.admit import AdmissionPace, admissible_groups
+from consumers.dispatch.inbox import DispatchInbox
+from consumers.dispatch.memory import DispatchPersistence
+from consumers.dispatch.state import DispatchState, CurrentAssignment
 from storage.memory_store import MemoryStore
 from streams.memory_bus import MemoryBus
-from streams.records import Address, Admitted, Version
+from streams.values import Address, Version
+from streams.records import Admitted
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 from tests.dispatch.test_recovery import partial
 
-PACE = Pace(groups_per_step=2, max_lag=1, ready_groups_max=5, waves_max=1000)
-FREE = Pace(groups_per_step=2, max_lag=None, ready_groups_max=5, waves_max=1000)
+PACE = AdmissionPace(groups_per_step=2, max_lag=1, ready_groups_max=5, waves_max=1000)
+FREE = AdmissionPace(groups_per_step=2, max_lag=None, ready_groups_max=5, waves_max=1000)
 SAMPLES = 3
 events = st.lists(st.tuples(st.sampled_from("pctx"), st.integers(0, 50)), max_size=200)
 
 
-def admit_all(state: DispatchState, pace: Pace, version: int) -> None:
-    for _ in range(admissible(pace, version, state.admitted, state.closed, state.trained)):
+def admit_all(state: DispatchState, pace: AdmissionPace, version: int) -> None:
+    for _ in range(admissible_groups(pace, version, state.admitted, state.closed, state.trained)):
         group = state.next_group
         names = tuple(f"{group}.{i}" for i in range(SAMPLES))
         state.apply_admitted(Admitted(group, 0, names, 60.0, Address(0, group)))
 
 
 @given(events=events, pace=st.sampled_from([PACE, FREE]))
-def test_only_open_trajectories_have_a_place_in_it(events: list[tuple[str, int]], pace: Pace):
+def test_only_open_trajectories_have_a_place_in_it(events: list[tuple[str, int]], pace: AdmissionPace):
     """Partials, completions, takes and closings in any order, of groups that are open or not."""
     state = DispatchState()
     most = pace.ready_groups_max if pace.max_lag is None else (pace.max_lag + 1) * 2
@@ -57,12 +58,12 @@ def test_the_topic_is_truncated_up_to_the_oldest_partial_of_an_open_trajectory()
     assignments = FencedWriter(bus, "assignments", "dispatch", 1)
     own = {"admissions": admissions.open(), "assignments": assignments.open()}
     now = [0.0]
-    memory = Memory(bus, store, 1, True, 1.0, lambda: now[0])
+    memory = DispatchPersistence(bus, store, 1, True, 1.0, lambda: now[0])
     memory.recall()
-    inbox = Inbox(bus, state, lambda: now[0])
+    inbox = DispatchInbox(bus, state, lambda: now[0])
     inbox.rebuild(own, {})
     state.apply_admitted(Admitted(0, 0, ("0.0", "0.1", "0.2"), 60.0, Address(0, 0)))
-    state.orders = {f"0.{n}": Order(1, "a", 1, 0, Version(3, 1)) for n in range(3)}
+    state.orders = {f"0.{n}": CurrentAssignment(1, "a", 1, 0, Version(3, 1)) for n in range(3)}
     for name in ("0.0", "0.1", "0.0", "0.2"):
         publish(bus, "partials", name, partial(name, 1))
     for ended, begin in (((), 0), (("0.0",), 1), (("0.1",), 3), (("0.2",), 4)):

@@ -4,7 +4,7 @@ dispatch has not kept yet, is not deleted.
 
 import pytest
 
-from consumers.dispatch.kept import Keeper, kept_state
+from consumers.dispatch.kept import StateFile, state_to_persist
 from consumers.dispatch.state import DispatchState
 from consumers.trainer.pins import LIVE_S, OVERLAP_S, HeldVersions, PinnedVersions
 from storage.memory_store import MemoryStore
@@ -13,7 +13,8 @@ from storage.versions.pointer import Pointer
 from storage.versions.retention import StoredVersion, plan_retention
 from streams.bus import Bus
 from streams.memory_bus import MemoryBus
-from streams.records import Address, Position, RolloutStatus, Version
+from streams.values import Address, Version
+from streams.records import Position, RolloutStatus
 from streams.topics import catalogue
 from streams.writer import publish
 from tests.dispatch.test_recovery import order_all, partial, state_with_group, status
@@ -43,9 +44,9 @@ def keep(store: ObjectStore, state: DispatchState, bus: Bus | None = None) -> No
     """With `bus` dispatch has read all partials there."""
     ends = {} if bus is None else bus.end("partials")
     partials = {partition: Position(end) for partition, end in ends.items()}
-    keeper = Keeper(store, 1)
+    keeper = StateFile(store, 1)
     keeper.take_over()
-    keeper.keep(kept_state(state, 1, {"partials": partials}))
+    keeper.keep(state_to_persist(state, 1, {"partials": partials}))
 
 
 def heard(bus: Bus, *said: RolloutStatus) -> DispatchState:

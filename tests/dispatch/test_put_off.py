@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.lengths import Length, Lengths
-from consumers.dispatch.moves import Repacking
-from consumers.dispatch.outliers import Running, is_outlier, plan_outliers
-from consumers.dispatch.repack import Load
-from consumers.dispatch.tempo import Budget, Steps, budget_of
-from streams.records import Address, Version
+from consumers.dispatch.lengths import ExpectedLength, LengthHistory
+from consumers.dispatch.moves import RepackPlanner
+from consumers.dispatch.outliers import RunningRequest, is_outlier, plan_outliers
+from consumers.dispatch.repack import RolloutLoad
+from consumers.dispatch.tempo import LagBudget, StepDuration, lag_budget
+from streams.values import Address, Version
 from tests.dispatch.test_recovery import V3, order_all, partial, state_with_group, status
 
-ROOMY = Load("a", V3, 4, 0, 500, 501, 100_000, 64)
-OLD = Running("0.0", "a", V3, 300, 310, Length(100, 10, 8), 0.05, lag_left=-1, longest=16_000)
-FAST = Budget(max_lag=4, step_s=10.0, token_s=0.05)
+ROOMY = RolloutLoad("a", V3, 4, 0, 500, 501, 100_000, 64)
+OLD = RunningRequest("0.0", "a", V3, 300, 310, ExpectedLength(100, 10, 8), 0.05, lag_left=-1, longest=16_000)
+FAST = LagBudget(max_lag=4, step_s=10.0, token_s=0.05)
 """30 s until it is too late: 600 tokens, which is twice what `OLD` has."""
 
 
-def deferred(*running: Running, budget: Budget | None = FAST) -> tuple[str, ...]:
+def deferred(*running: RunningRequest, budget: LagBudget | None = FAST) -> tuple[str, ...]:
     return plan_outliers(running, [ROOMY], budget).deferred
 
 
@@ -37,7 +37,7 @@ def test_what_would_be_in_time_on_the_newest_version_starts_again_there():
         {"lag_left": 0},
         {"lag_left": None},
         {"expected": None},
-        {"expected": Length(1.0, 300.0, 8)},
+        {"expected": ExpectedLength(1.0, 300.0, 8)},
         {"unfinished": 0.5},
         {"whole": False},
     ],
@@ -50,10 +50,10 @@ def test_what_would_be_late_again_is_not_yet_or_holds_up_its_group_is_left_alone
 
 def test_nothing_starts_again_before_steps_and_speeds_were_measured():
     assert deferred(OLD, budget=None) == ()
-    assert budget_of(4, None, [20.0]) is None
-    assert budget_of(4, 10.0, [0.0]) is None
-    assert budget_of(None, 10.0, [20.0]) is None
-    assert budget_of(4, 10.0, [20.0, 0.0, 10.0, 40.0]) == FAST
+    assert lag_budget(4, None, [20.0]) is None
+    assert lag_budget(4, 10.0, [0.0]) is None
+    assert lag_budget(None, 10.0, [20.0]) is None
+    assert lag_budget(4, 10.0, [20.0, 0.0, 10.0, 40.0]) == FAST
 
 
 def test_the_limit_of_an_answer_bounds_what_it_is_taken_to_be():
@@ -62,24 +62,24 @@ def test_the_limit_of_an_answer_bounds_what_it_is_taken_to_be():
 
 
 runs = st.builds(
-    Running,
+    RunningRequest,
     trajectory=st.integers(0, 999).map(lambda n: f"{n}.0"),
     rollout=st.just("a"),
     version=st.just(V3),
     generated=st.integers(1, 5_000),
     kv=st.integers(1, 5_000),
-    expected=st.none() | st.builds(Length, st.floats(1, 500), st.floats(0, 200), st.just(8)),
+    expected=st.none() | st.builds(ExpectedLength, st.floats(1, 500), st.floats(0, 200), st.just(8)),
     unfinished=st.floats(0, 0.2),
     lag_left=st.none() | st.integers(-3, 3),
     longest=st.none() | st.integers(5_000, 9_000),
     whole=st.booleans(),
 )
-budgets = st.builds(Budget, st.integers(0, 8), st.floats(0.1, 1e3), st.floats(1e-4, 1.0))
+budgets = st.builds(LagBudget, st.integers(0, 8), st.floats(0.1, 1e3), st.floats(1e-4, 1.0))
 
 
 @given(running=st.lists(runs, max_size=12, unique_by=lambda r: r.trajectory), budget=budgets)
 def test_only_hopeless_outliers_start_again_and_twice_their_length_is_in_time(
-    running: list[Running], budget: Budget
+    running: list[RunningRequest], budget: LagBudget
 ):
     plan = plan_outliers(running, [ROOMY], budget)
     known = {one.trajectory: one for one in running}
@@ -95,9 +95,9 @@ def test_only_hopeless_outliers_start_again_and_twice_their_length_is_in_time(
 
 @given(running=st.lists(runs, max_size=12, unique_by=lambda r: r.trajectory), budget=budgets)
 def test_slower_rollouts_and_faster_steps_never_put_off_more(
-    running: list[Running], budget: Budget
+    running: list[RunningRequest], budget: LagBudget
 ):
-    tighter = Budget(budget.max_lag, budget.step_s / 2, budget.token_s * 2)
+    tighter = LagBudget(budget.max_lag, budget.step_s / 2, budget.token_s * 2)
     assert {*deferred(*running, budget=tighter)} <= {*deferred(*running, budget=budget)}
 
 
@@ -109,7 +109,7 @@ def test_slower_rollouts_and_faster_steps_never_put_off_more(
 def test_the_time_of_a_step_is_within_what_was_seen_however_often_one_looks(
     lasts: list[float], looks: int, first: int
 ):
-    steps, now_s = Steps(), 7.0
+    steps, now_s = StepDuration(), 7.0
     steps.saw(first, now_s)
     for number, lasted_s in enumerate([1e9, *lasts], first + 1):  # since when was `first` out?
         now_s += lasted_s
@@ -120,7 +120,7 @@ def test_the_time_of_a_step_is_within_what_was_seen_however_often_one_looks(
 
 
 def test_versions_that_come_at_once_count_as_so_many_steps():
-    steps = Steps()
+    steps = StepDuration()
     for number, now_s in ((3, 0.0), (4, 1.0), (7, 31.0)):
         steps.saw(number, now_s)
     assert steps.lasts_s == 10.0
@@ -129,7 +129,7 @@ def test_versions_that_come_at_once_count_as_so_many_steps():
 @pytest.mark.parametrize(("tokens_per_s", "again"), [(100.0, ("0.0", "0.1")), (1.0, ())])
 def test_the_service_measures_steps_and_requests(tokens_per_s: float, again: tuple[str, ...]):
     """300 tokens are too old by one version; steps of 100 s leave as many for 600 of them."""
-    state, lengths = state_with_group(status("a", kv_capacity=1000)), Lengths()
+    state, lengths = state_with_group(status("a", kv_capacity=1000)), LengthHistory()
     prompt = state.groups[0].prompt
     assert prompt is not None
     lengths.note(prompt, 10)
@@ -137,7 +137,7 @@ def test_the_service_measures_steps_and_requests(tokens_per_s: float, again: tup
     state.admitted = 10  # the wave is whole, and all else of it has ended
     for name in ("0.0", "0.1"):
         state.apply_partial(partial(name, 1, tokens=300), Address(0, 1))
-    repacking, plan = Repacking(every_s=5.0, max_lag=2, groups_per_wave=10), None
+    repacking, plan = RepackPlanner(every_s=5.0, max_lag=2, groups_per_wave=10), None
     state.apply_status(status("a", running=2, kv_used=604, kv_capacity=1000), now_s=0.0)
     for number in (3, 4, 5, 6):
         state.version = Version(number, 1)

@@ -4,22 +4,14 @@
 
 import numpy as np
 
-from consumers.dispatch.admit import Pace
-from consumers.dispatch.orders import assignment, continuations, eligible, free_rooms
-from consumers.dispatch.recover import orphans
+from consumers.dispatch.admit import AdmissionPace
+from consumers.dispatch.orders import assignment_record, continuations, eligible_rollouts, free_room
+from consumers.dispatch.recover import unassigned_trajectories
 from consumers.dispatch.state import DispatchState
-from streams.records import (
-    Address,
-    Admitted,
-    Partial,
-    Prompt,
-    RolloutStatus,
-    Sampling,
-    Span,
-    Version,
-)
+from streams.values import Address, Sampling, Span, Version
+from streams.records import Admitted, Partial, Prompt, RolloutStatus
 
-PACE = Pace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
+PACE = AdmissionPace(groups_per_step=4, max_lag=2, ready_groups_max=10, waves_max=100)
 V3 = Version(3, 1)
 
 
@@ -52,21 +44,21 @@ def state_with_group(*rollouts: RolloutStatus) -> DispatchState:
 
 
 def order_all(state: DispatchState, rollout: str, keep_version: bool = False) -> None:
-    for lost in orphans(state):
+    for lost in unassigned_trajectories(state):
         for trajectory, how in continuations(state, lost, keep_version).items():
             state.apply_assignment(
-                assignment(state, PACE, state.groups[0], trajectory, how, rollout)
+                assignment_record(state, PACE, state.groups[0], trajectory, how, rollout)
             )
 
 
 def test_admitted_but_never_ordered_is_an_orphan():
-    assert orphans(state_with_group(status("a"))) == [["0.0", "0.1"]]
+    assert unassigned_trajectories(state_with_group(status("a"))) == [["0.0", "0.1"]]
 
 
 def test_ordered_work_of_a_living_rollout_is_nobodys_orphan():
     state = state_with_group(status("a"))
     order_all(state, "a")
-    assert orphans(state) == []
+    assert unassigned_trajectories(state) == []
 
 
 def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt():
@@ -74,7 +66,7 @@ def test_a_silent_rollouts_work_goes_on_from_its_partial_under_the_next_attempt(
     order_all(state, "a")
     state.apply_partial(partial("0.0", 1), Address(2, 7))
     assert state.forget_rollouts(silent_before_s=1.0) == ["a"]
-    how = continuations(state, orphans(state)[0], keep_version=False)
+    how = continuations(state, unassigned_trajectories(state)[0], keep_version=False)
     assert (how["0.0"].kind, how["0.0"].attempt, how["0.0"].partial) == ("resume", 2, Address(2, 7))
     assert (how["0.1"].kind, how["0.1"].attempt) == ("start", 2)
 
@@ -83,7 +75,7 @@ def test_a_restarted_rollout_holds_nothing_of_its_earlier_term():
     state = state_with_group(status("a", term=1))
     order_all(state, "a")
     state.apply_status(status("a", term=2), now_s=0.0)
-    assert orphans(state) == [["0.0", "0.1"]]
+    assert unassigned_trajectories(state) == [["0.0", "0.1"]]
 
 
 def test_a_zombie_rollouts_status_does_not_bring_it_back():
@@ -102,7 +94,7 @@ def test_keep_version_resumes_only_where_the_version_is_held():
     del state.rollouts["a"]
     how = continuations(state, ["0.0"], keep_version=True)["0.0"]
     assert (how.kind, how.version) == ("resume", V3)
-    assert eligible(state, how.version) == {"b"}
+    assert eligible_rollouts(state, how.version) == {"b"}
 
 
 def test_keep_version_starts_again_when_nobody_holds_the_version_and_says_so():
@@ -131,12 +123,12 @@ def test_a_closed_group_releases_what_still_runs():
     state.apply_completion(0, "0.0")
     released = state.apply_closed(0)
     assert [(r.trajectory, r.order.rollout) for r in released] == [("0.1", "a")]
-    assert orphans(state) == []
+    assert unassigned_trajectories(state) == []
 
 
 def test_a_draining_rollout_takes_resumes_but_nothing_new():
     state = state_with_group(status("a", health="draining"))
-    free = free_rooms(state, queue_per_slot=0.0)
+    free = free_room(state, queue_per_slot=0.0)
     assert free.resumes == {"a": 8}
     assert free.new == {}
 
@@ -144,20 +136,20 @@ def test_a_draining_rollout_takes_resumes_but_nothing_new():
 def test_a_rollout_read_back_from_before_dispatch_started_gets_nothing_new():
     state = state_with_group()
     state.apply_status(status("old"), now_s=0.0, fresh=False)
-    assert free_rooms(state, queue_per_slot=0.0).new == {}
+    assert free_room(state, queue_per_slot=0.0).new == {}
 
 
 def test_work_goes_only_to_rollouts_that_verified_what_they_serve():
     """Neither new trajectories nor resumes, whatever its health; what it has it keeps."""
     state = state_with_group(status("a", verified=False), status("b"))
-    free = free_rooms(state, queue_per_slot=0.25)
+    free = free_room(state, queue_per_slot=0.25)
     assert set(free.new) == set(free.resumes) == {"b"}
     order_all(state, "a")
-    assert orphans(state) == []
+    assert unassigned_trajectories(state) == []
     state.apply_status(status("b", verified=False), now_s=1.0)
-    assert not free_rooms(state, queue_per_slot=0.25).new
+    assert not free_room(state, queue_per_slot=0.25).new
     state.apply_status(status("a"), now_s=2.0)
-    assert set(free_rooms(state, queue_per_slot=0.25).new) == {"a"}
+    assert set(free_room(state, queue_per_slot=0.25).new) == {"a"}
 
 
 def test_under_keep_version_an_unverified_holder_is_no_holder():

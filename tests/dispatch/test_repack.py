@@ -9,12 +9,12 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.dispatch.repack import Load, Move, is_candidate, plan_repack
-from streams.records import Version
+from consumers.dispatch.repack import RolloutLoad, RepackMove, is_candidate, plan_repack
+from streams.values import Version
 
 loads = st.lists(
     st.builds(
-        Load,
+        RolloutLoad,
         rollout=st.just(""),
         version=st.integers(0, 2).map(lambda number: Version(number, 1)),
         running=st.integers(0, 12),
@@ -30,7 +30,7 @@ loads = st.lists(
 ).map(lambda many: [replace(load, rollout=f"r{i:02d}") for i, load in enumerate(many)])
 
 
-def after(many: list[Load], plan: tuple[Move, ...]) -> dict[str, tuple[int, int]]:
+def after(many: list[RolloutLoad], plan: tuple[RepackMove, ...]) -> dict[str, tuple[int, int]]:
     """Requests and KV of each rollout once everything has moved."""
     held = {load.rollout: (load.running, load.kv_used) for load in many}
     for move in plan:
@@ -42,7 +42,7 @@ def after(many: list[Load], plan: tuple[Move, ...]) -> dict[str, tuple[int, int]
 
 
 @given(many=loads)
-def test_no_destination_is_filled_above_its_kv_or_its_batch(many: list[Load]):
+def test_no_destination_is_filled_above_its_kv_or_its_batch(many: list[RolloutLoad]):
     plan = plan_repack(many)
     taking = {move.destination for move in plan}
     held, by_name = after(many, plan), {load.rollout: load for load in many}
@@ -51,7 +51,7 @@ def test_no_destination_is_filled_above_its_kv_or_its_batch(many: list[Load]):
 
 
 @given(many=loads)
-def test_versions_never_mix(many: list[Load]):
+def test_versions_never_mix(many: list[RolloutLoad]):
     """Invariant 4."""
     version = {load.rollout: load.version for load in many}
     assert all(version[m.source] == version[m.destination] for m in plan_repack(many))
@@ -60,11 +60,11 @@ def test_versions_never_mix(many: list[Load]):
 def test_policies_that_change_versions_in_between_may_mix_them():
     pair = [load("a", 40), load("b", 50, version=Version(4, 1))]
     assert plan_repack(pair) == ()
-    assert plan_repack(pair, keep_version=False) == (Move("a", "b", 2, 40),)
+    assert plan_repack(pair, keep_version=False) == (RepackMove("a", "b", 2, 40),)
 
 
 @given(many=loads)
-def test_every_request_moves_at_most_once_and_none_is_lost(many: list[Load]):
+def test_every_request_moves_at_most_once_and_none_is_lost(many: list[RolloutLoad]):
     plan = plan_repack(many)
     sources = Counter(move.source for move in plan)
     assert max(sources.values(), default=1) == 1
@@ -75,7 +75,7 @@ def test_every_request_moves_at_most_once_and_none_is_lost(many: list[Load]):
 
 
 @given(many=loads)
-def test_who_pulls_is_unverified_or_has_requests_waiting_takes_no_part(many: list[Load]):
+def test_who_pulls_is_unverified_or_has_requests_waiting_takes_no_part(many: list[RolloutLoad]):
     by_name = {load.rollout: load for load in many}
     for move in plan_repack(many):
         assert is_candidate(by_name[move.source])
@@ -84,18 +84,18 @@ def test_who_pulls_is_unverified_or_has_requests_waiting_takes_no_part(many: lis
 
 
 @given(many=loads)
-def test_the_order_of_rollouts_does_not_matter(many: list[Load]):
+def test_the_order_of_rollouts_does_not_matter(many: list[RolloutLoad]):
     assert set(plan_repack(many)) == set(plan_repack(list(reversed(many))))
 
 
 @given(many=loads)
-def test_no_two_that_stay_would_have_fitted_into_one(many: list[Load]):
+def test_no_two_that_stay_would_have_fitted_into_one(many: list[RolloutLoad]):
     """Of two destinations the one met later did not fit into what the other has left."""
     plan = plan_repack(many)
     held, gone = after(many, plan), {move.source for move in plan}
     stay = [one for one in many if is_candidate(one) and one.gains and one.rollout not in gone]
 
-    def fits(one: Load, other: Load) -> bool:
+    def fits(one: RolloutLoad, other: RolloutLoad) -> bool:
         requests, kv = held[other.rollout]
         return requests + one.running <= other.batch_max and kv + one.kv_used <= other.kv_capacity
 
@@ -103,16 +103,16 @@ def test_no_two_that_stay_would_have_fitted_into_one(many: list[Load]):
         assert one.version != other.version or not (fits(one, other) and fits(other, one))
 
 
-def load(name: str, kv: int, running: int = 2, **changed: object) -> Load:
+def load(name: str, kv: int, running: int = 2, **changed: object) -> RolloutLoad:
     values: dict[str, object] = {
         "version": Version(3, 1), "waiting": 0, "kv_previous": kv + 1, "kv_capacity": 100,
         "batch_max": 16,
     }  # fmt: skip
-    return Load(name, kv_used=kv, running=running, **(values | changed))  # type: ignore[arg-type]
+    return RolloutLoad(name, kv_used=kv, running=running, **(values | changed))  # type: ignore[arg-type]
 
 
 def test_two_half_full_rollouts_become_one():
-    assert plan_repack([load("a", 40), load("b", 50)]) == (Move("a", "b", 2, 40),)
+    assert plan_repack([load("a", 40), load("b", 50)]) == (RepackMove("a", "b", 2, 40),)
 
 
 def test_nobody_fits_so_nobody_moves():
@@ -129,12 +129,12 @@ def test_the_batch_binds_where_kv_is_loose():
 
 
 def test_ties_go_by_name():
-    assert plan_repack([load("c", 50), load("a", 50), load("b", 50)]) == (Move("b", "a", 2, 50),)
+    assert plan_repack([load("c", 50), load("a", 50), load("b", 50)]) == (RepackMove("b", "a", 2, 50),)
 
 
 def test_the_fullest_that_takes_it_is_chosen():
     plan = plan_repack([load("a", 70), load("b", 60), load("c", 25)])
-    assert plan == (Move("c", "a", 2, 25),)
+    assert plan == (RepackMove("c", "a", 2, 25),)
 
 
 def test_nothing_is_planned_where_nobody_would_gain():
@@ -143,4 +143,4 @@ def test_nothing_is_planned_where_nobody_would_gain():
 
 def test_who_gains_nothing_takes_the_others():
     plan = plan_repack([load("a", 90), load("b", 5, gains=False)])
-    assert plan == (Move("a", "b", 2, 90),)
+    assert plan == (RepackMove("a", "b", 2, 90),)

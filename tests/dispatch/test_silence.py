@@ -2,8 +2,8 @@
 
 import pytest
 
-from consumers.dispatch.inbox import Inbox
-from consumers.dispatch.service import forget_silent
+from consumers.dispatch.inbox import DispatchInbox
+from consumers.dispatch.service import drop_silent_rollouts
 from consumers.dispatch.state import DispatchState
 from streams.bus import Bus
 from streams.memory_bus import MemoryBus
@@ -25,7 +25,7 @@ class Judge:
         self.bus: Bus = MemoryBus(self.clock)
         self.bus.create(catalogue(2))
         self.state = DispatchState(stuck_timeout_s=STUCK_S)
-        self.inbox = Inbox(self.bus, self.state, self.clock, timeout_s=TIMEOUT_S)
+        self.inbox = DispatchInbox(self.bus, self.state, self.clock, timeout_s=TIMEOUT_S)
         own = {topic: {0: -1} for topic in ("admissions", "assignments")}
         self.inbox.rebuild(own, {})
 
@@ -37,7 +37,7 @@ class Judge:
         self.clock.now_s += after_s
         left = self.state.left()
         self.inbox.read()
-        return forget_silent(self.state, self.inbox, TIMEOUT_S, left)
+        return drop_silent_rollouts(self.state, self.inbox, TIMEOUT_S, left)
 
     def look_for(self, seconds: float, *speaking: str) -> list[str]:
         """Rounds of half a second, in each of which these rollouts are heard."""

@@ -8,20 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from producers.engines.drafts import prompt_key
-from producers.engines.drafts.lookup import View, drafted
+from producers.engines.drafts.lookup import HistoryView, look_up_draft
 from streams.bus import Bus
 from streams.connect import open_bus
-from streams.records import (
-    GENERATED,
-    PROMPT,
-    Annotation,
-    Partial,
-    Prompt,
-    Sampling,
-    Span,
-    Trajectory,
-    Version,
-)
+from streams.records import GENERATED, PROMPT, Annotation, Partial, Prompt, Trajectory
+from streams.values import Sampling, Span, Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish_all
 
@@ -106,5 +97,5 @@ def key_of(group: int) -> int:
     return prompt_key(np.array(asked(group), np.uint32), np.full(3, PROMPT, np.uint8))
 
 
-def guessed(view: View, group: int, newest: Sequence[int]) -> list[int]:
-    return list(drafted((view,), key_of(group), newest, 8).tokens)
+def guessed(view: HistoryView, group: int, newest: Sequence[int]) -> list[int]:
+    return list(look_up_draft((view,), key_of(group), newest, 8).tokens)

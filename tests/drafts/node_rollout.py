@@ -14,7 +14,7 @@ from pathlib import Path
 
 from producers.engines.base import DraftStats
 from producers.engines.drafts.node import NodeHistory
-from producers.rollout.keeping import Keeping
+from producers.rollout.keeping import DraftFeed
 from streams.connect import open_bus
 from tests.drafts.drafts_log import guessed
 
@@ -23,7 +23,7 @@ TOKENS = 4096
 
 def main() -> None:
     bus, node = open_bus(sys.argv[1]), NodeHistory(Path(sys.argv[2]), TOKENS)
-    draft_feed = Keeping(bus, lambda: bus, node)
+    draft_feed = DraftFeed(bus, lambda: bus, node)
     asked: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: [asked.put(line) for line in sys.stdin], daemon=True).start()
     while True:

@@ -4,21 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.drafts.chances import EDGES, KEPT, RENEWED, REPLACED, Agreement, Chances
-from producers.engines.drafts.plan import Odds, Row, StepCost, draft_lengths, speed
-from producers.engines.drafts.source import NOTHING, Draft
+from producers.engines.drafts.chances import CURVE_EDGES, KNOWN_TOKENS_MAX, REFRESH_TRIALS, KNOWN_AFTER_MISTAKE, HistoryAgreement, AcceptanceCurve
+from producers.engines.drafts.plan import DraftOdds, DraftRow, StepCost, draft_lengths, tokens_per_s
+from producers.engines.drafts.source import NO_DRAFT, Draft
 
 CHANCES = st.lists(st.floats(0.0, 1.0), min_size=32, max_size=32)
 
 
-def learned(known: int, share: int, chances: Chances) -> None:
+def learned(known: int, share: int, chances: AcceptanceCurve) -> None:
     """Of ten single tokens after so many known ones so many are right, often."""
     for number in range(400):
         chances.add(known, 1, number % 10 < share)
 
 
 def test_chances_are_learned_by_what_was_known_to_agree() -> None:
-    chances = Chances(8)
+    chances = AcceptanceCurve(8)
     learned(3, 3, chances)
     learned(7, 9, chances)
     assert chances.chance(3) == pytest.approx(0.3, abs=0.05)
@@ -28,7 +28,7 @@ def test_chances_are_learned_by_what_was_known_to_agree() -> None:
 
 def test_right_tokens_of_a_draft_are_known_for_those_behind_them() -> None:
     """After 3 known ones: 3, 4 and 5 go right, 6 wrong; what is behind was not tried."""
-    chances = Chances(8)
+    chances = AcceptanceCurve(8)
     before = [chances.chance(known) for known in range(12)]
     chances.add(3, 6, 3)
     after = [chances.chance(known) for known in range(12)]
@@ -37,21 +37,21 @@ def test_right_tokens_of_a_draft_are_known_for_those_behind_them() -> None:
 
 
 def test_odds_are_a_product_along_the_curve_and_are_renewed() -> None:
-    chances = Chances(3)
+    chances = AcceptanceCurve(3)
     learned(4, 5, chances)
     odds = chances.odds(3)
     assert len(odds.whole) == 3
     assert -odds.whole[1] == pytest.approx(chances.chance(3) * chances.chance(4))
     assert odds.gains[2] == pytest.approx(-odds.whole[0] - odds.whole[1])
     assert chances.odds(3) is odds
-    chances.add(3, RENEWED, RENEWED)
+    chances.add(3, REFRESH_TRIALS, REFRESH_TRIALS)
     assert chances.odds(3) is not odds
-    assert chances.odds(KEPT + 100) is chances.odds(KEPT)
-    assert EDGES[-1] <= KEPT
+    assert chances.odds(KNOWN_TOKENS_MAX + 100) is chances.odds(KNOWN_TOKENS_MAX)
+    assert CURVE_EDGES[-1] <= KNOWN_TOKENS_MAX
 
 
 def test_agreement_goes_back_further_than_what_is_looked_up() -> None:
-    agreement, context, tokens = Agreement(), 7, range(8)
+    agreement, context, tokens = HistoryAgreement(), 7, range(8)
     agreement.looked_up(Draft(tokens, 5), context)
     assert agreement.known == 5
     agreement.verified(8, 8)  # 5, 8 right ones, and one more that fits if the whole context does
@@ -65,29 +65,29 @@ def test_agreement_goes_back_further_than_what_is_looked_up() -> None:
 
 
 def test_behind_a_mistake_the_last_draft_goes_on_until_something_is_recognised() -> None:
-    agreement, context = Agreement(), 7
+    agreement, context = HistoryAgreement(), 7
     assert list(agreement.looked_up(Draft([1, 2, 3, 4, 5, 6, 7, 8], 7), context)) == [*range(1, 9)]
     agreement.verified(6, 2)  # 3 was another token
-    assert list(agreement.looked_up(NOTHING, context)) == [4, 5, 6, 7, 8]
+    assert list(agreement.looked_up(NO_DRAFT, context)) == [4, 5, 6, 7, 8]
     assert agreement.known == 1
     agreement.verified(2, 1)  # 4 was right, 5 another token
-    assert list(agreement.looked_up(NOTHING, context)) == [6, 7, 8]
+    assert list(agreement.looked_up(NO_DRAFT, context)) == [6, 7, 8]
     agreement.verified(0, 0)  # not worth it: the model drew one token
-    assert list(agreement.looked_up(NOTHING, context)) == [7, 8]
-    assert agreement.known == REPLACED
+    assert list(agreement.looked_up(NO_DRAFT, context)) == [7, 8]
+    assert agreement.known == KNOWN_AFTER_MISTAKE
     assert list(agreement.looked_up(Draft([5], 3), context)) == [5]
     assert agreement.known == 3
     agreement.verified(1, 1)
-    assert list(agreement.looked_up(NOTHING, context)) == []
+    assert list(agreement.looked_up(NO_DRAFT, context)) == []
 
 
 @given(CHANCES, st.floats(1e-4, 1.0), st.integers(0, 32))
 def test_a_draft_is_cut_where_its_odds_fall_below_the_price(
     chances: list[float], price: float, window: int
 ) -> None:
-    row = Row(window, 0.0, Odds.of(chances))
+    row = DraftRow(window, 0.0, DraftOdds.of(chances))
     length = row.worth_while(price)
-    whole = [-one for one in Odds.of(chances).whole]
+    whole = [-one for one in DraftOdds.of(chances).whole]
     assert length <= window
     assert all(one >= price for one in whole[:length])
     assert length == window or whole[length] <= price
@@ -101,11 +101,11 @@ def test_a_draft_is_cut_where_its_odds_fall_below_the_price(
 def test_no_change_of_one_length_makes_a_batch_of_any_odds_faster(
     given_rows: list[tuple[list[float], int]], fixed_s: float, token_s: float
 ) -> None:
-    rows = [Row(window, 0.0, Odds.of(chances)) for chances, window in given_rows]
+    rows = [DraftRow(window, 0.0, DraftOdds.of(chances)) for chances, window in given_rows]
     cost = StepCost(fixed_s, token_s)
     lengths = draft_lengths(rows, cost)
-    best = speed(rows, lengths, cost)
+    best = tokens_per_s(rows, lengths, cost)
     for index, row in enumerate(rows):
         for other in range(row.window + 1):
             changed = [*lengths[:index], other, *lengths[index + 1 :]]
-            assert speed(rows, changed, cost) <= best * (1 + 1e-6)
+            assert tokens_per_s(rows, changed, cost) <= best * (1 + 1e-6)

@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from producers.engines.drafts import History
-from producers.engines.drafts.guessing import TELL_TOKENS, Guessed, Guessing
+from producers.engines.drafts import AnswerHistory
+from producers.engines.drafts.guessing import SHARE_TOKENS_MIN, DraftedSequence, Speculation
 from producers.engines.drafts.plan import StepCost
 from producers.engines.drafts.source import Draft
-from producers.engines.drafts.switch import DECIDE_STEPS, Switch
+from producers.engines.drafts.switch import DECIDE_STEPS, DraftGate
 from producers.engines.drafts.windows import ADDITIVE
-from streams.records import Drafts
+from streams.values import Drafts
 
 PROMPT, VOCABULARY = 7, 1000
 
 
-def guessing(switch: Switch | None = None) -> Guessing:
-    return Guessing(History(1 << 12), switch or Switch(ADDITIVE, forced=True), VOCABULARY)
+def guessing(switch: DraftGate | None = None) -> Speculation:
+    return Speculation(AnswerHistory(1 << 12), switch or DraftGate(ADDITIVE, forced=True), VOCABULARY)
 
 
-def row(window: int = 8, told: int = 0) -> Guessed:
-    return Guessed(PROMPT, 0, window, told)
+def row(window: int = 8, told: int = 0) -> DraftedSequence:
+    return DraftedSequence(PROMPT, 0, window, told)
 
 
 @pytest.mark.parametrize(
@@ -50,23 +50,23 @@ def test_what_was_right_of_a_draft_follows_from_what_the_pass_gave(
 
 
 def test_siblings_hear_of_enough_news_at_once_and_never_of_what_was_all_guessed() -> None:
-    history, one = History(1 << 12), row()
-    engine = Guessing(history, Switch(forced=True), VOCABULARY)
-    answer = np.arange(3 * TELL_TOKENS, dtype=np.int32)
-    engine.tell(one, answer[: TELL_TOKENS - 1])
+    history, one = AnswerHistory(1 << 12), row()
+    engine = Speculation(history, DraftGate(forced=True), VOCABULARY)
+    answer = np.arange(3 * SHARE_TOKENS_MIN, dtype=np.int32)
+    engine.tell(one, answer[: SHARE_TOKENS_MIN - 1])
     assert (history.inserted, one.told) == (0, 0)
-    engine.tell(one, answer[:TELL_TOKENS])
+    engine.tell(one, answer[:SHARE_TOKENS_MIN])
     heard = history.inserted
-    assert (heard > 20, one.told) == (True, TELL_TOKENS)
-    engine.tell(one, answer[: 2 * TELL_TOKENS])
-    assert (history.inserted, one.told) == (heard, 2 * TELL_TOKENS)
+    assert (heard > 20, one.told) == (True, SHARE_TOKENS_MIN)
+    engine.tell(one, answer[: 2 * SHARE_TOKENS_MIN])
+    assert (history.inserted, one.told) == (heard, 2 * SHARE_TOKENS_MIN)
     engine.verified(one, [1], [9])
-    engine.tell(one, answer[: 2 * TELL_TOKENS + 1], least=0)
+    engine.tell(one, answer[: 2 * SHARE_TOKENS_MIN + 1], least=0)
     assert history.inserted == heard + 1
 
 
 def test_what_is_only_compared_is_learned_from_and_counts_as_no_draft() -> None:
-    engine = guessing(Switch())
+    engine = guessing(DraftGate())
     engine.compared(Draft([1, 2, 3], 5), [1, 2, 9])
     assert (engine.switch.right.right, engine.switch.right.tried) == (2, 3)
     engine.compared(Draft([], 0), [1, 2])
@@ -76,7 +76,7 @@ def test_what_is_only_compared_is_learned_from_and_counts_as_no_draft() -> None:
 
 
 def test_the_switch_is_thought_over_now_and_then_and_where_the_batch_changes() -> None:
-    switch = Switch(forced=True)
+    switch = DraftGate(forced=True)
     engine = guessing(switch)
     assert engine.decide(4, False)
     switch.forced = False
@@ -88,7 +88,7 @@ def test_the_switch_is_thought_over_now_and_then_and_where_the_batch_changes() -
 
 
 def test_lengths_are_levelled_where_a_pass_is_padded() -> None:
-    switch = Switch()
+    switch = DraftGate()
     for tokens in (1, 5, 9, 30, 4, 17):
         switch.verified(1, tokens, 1, StepCost(1e-3, 1e-5).seconds(tokens))
     engine, rows = guessing(switch), [row() for _ in range(32)]

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.drafts import Answer, History, prompt_key
-from producers.engines.drafts.history import history_bytes, priority_of
-from producers.engines.drafts.memory import PROBES, Layout, own_memory
-from producers.engines.drafts.ngrams import key_of, keys_of, sums_at
-from producers.engines.drafts.table import Table
-from streams.records import ENVIRONMENT, GENERATED, PROMPT, Tokens
+from producers.engines.drafts import HistoryAnswer, AnswerHistory, prompt_key
+from producers.engines.drafts.history import history_bytes
+from producers.engines.drafts.ranks import reward_priority
+from producers.engines.drafts.memory import PROBES, HistoryLayout, allocate_memory
+from producers.engines.drafts.ngrams import ngram_key, ngram_keys, ngram_sums
+from producers.engines.drafts.table import NgramTable
+from streams.records import ENVIRONMENT, GENERATED, PROMPT
+from streams.values import Tokens
 
 LENGTHS = (3, 4, 5, 6, 7)
 
@@ -38,7 +40,7 @@ def test_a_draft_is_a_true_continuation_of_what_was_inserted(
     inserted: list[tuple[int, list[int], float]], choice: str, seed: int
 ) -> None:
     """Whatever was evicted meanwhile: 64 tokens are kept, and up to 1 200 inserted."""
-    history = History(64, LENGTHS, choice)  # pyright: ignore[reportArgumentType]
+    history = AnswerHistory(64, LENGTHS, choice)  # pyright: ignore[reportArgumentType]
     drawn = np.random.default_rng(seed)
     for group, (prompt, values, reward) in enumerate(inserted):
         history.insert(prompt, group, tokens(*values), len(values) - 1, reward)
@@ -53,7 +55,7 @@ def test_a_draft_is_a_true_continuation_of_what_was_inserted(
 
 
 def test_the_longest_recognised_context_decides() -> None:
-    history = History(1000)
+    history = AnswerHistory(1000)
     history.insert(1, 0, tokens(9, 1, 2, 3, 4, 5), 5)
     history.insert(1, 0, tokens(8, 7, 2, 3, 4, 6), 5)
     assert list(history.draft(1, [1, 2, 3, 4], 9).tokens) == [5]
@@ -62,7 +64,7 @@ def test_the_longest_recognised_context_decides() -> None:
 
 
 def test_a_short_context_reaches_less_far() -> None:
-    history = History(1000, reach=2)
+    history = AnswerHistory(1000, reach=2)
     history.insert(1, 0, np.arange(40, dtype=np.uint32), 39)
     assert list(history.draft(1, [9, 9, 2, 3, 4], 32).tokens) == [5, 6, 7, 8, 9, 10]
     assert len(history.draft(1, list(range(7)), 32).tokens) == 14
@@ -70,7 +72,7 @@ def test_a_short_context_reaches_less_far() -> None:
 
 
 def test_another_prompt_and_an_unknown_context_give_nothing() -> None:
-    history = History(1000)
+    history = AnswerHistory(1000)
     history.insert(1, 0, tokens(1, 2, 3, 4, 5), 4)
     assert not history.draft(2, [1, 2, 3], 4).tokens
     assert not history.draft(1, [2, 2, 3], 4).tokens
@@ -82,14 +84,14 @@ def test_another_prompt_and_an_unknown_context_give_nothing() -> None:
     ("choice", "wanted"), [("priority", [4, 4]), ("newest", [6, 6]), ("count", [5, 5])]
 )
 def test_at_a_branch_the_choice_decides(choice: str, wanted: list[int]) -> None:
-    history = History(1000, choice=choice)  # pyright: ignore[reportArgumentType]
+    history = AnswerHistory(1000, choice=choice)  # pyright: ignore[reportArgumentType]
     for last, reward in [(4, 1.0), (5, 0.0), (5, 0.0), (6, 0.0)]:
         history.insert(1, 0, tokens(1, 2, 3, last, last), 2, reward)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == wanted
 
 
 def test_a_later_pass_over_a_prompt_comes_before_a_better_reward() -> None:
-    history = History(1000)
+    history = AnswerHistory(1000)
     history.insert(1, 10, tokens(1, 2, 3, 4), 1, reward=0.9)
     history.insert(1, 11, tokens(1, 2, 3, 5), 1, reward=-1.0)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
@@ -99,9 +101,9 @@ def test_a_later_pass_over_a_prompt_comes_before_a_better_reward() -> None:
 
 def test_a_late_reward_ranks_an_answer_again() -> None:
     """Up or down, whatever was inserted before or after it."""
-    history = History(1000)
+    history = AnswerHistory(1000)
     for name, last in [("a", 4), ("b", 5), ("c", 6)]:
-        answer = Answer(1, 0, tokens(1, 2, 3, last, last), 2, name=name)
+        answer = HistoryAnswer(1, 0, tokens(1, 2, 3, last, last), 2, name=name)
         history.insert_all([answer])
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [6, 6]  # the last of equal ones
     assert history.judged("a", 1.0)
@@ -116,16 +118,16 @@ def test_a_late_reward_ranks_an_answer_again() -> None:
 
 
 def test_an_answer_that_was_judged_badly_gives_way_to_the_next() -> None:
-    history = History(1000)
-    history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4), 1, name="a")])
+    history = AnswerHistory(1000)
+    history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4), 1, name="a")])
     assert history.judged("a", -5.0)
     history.insert(1, 0, tokens(1, 2, 3, 5), 1, reward=-1.0)
     assert list(history.draft(1, [1, 2, 3], 8).tokens) == [5]
 
 
 def test_a_late_reward_of_a_forgotten_answer_changes_nothing() -> None:
-    history = History(64)
-    history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4, 5), 2, name="a")])
+    history = AnswerHistory(64)
+    history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4, 5), 2, name="a")])
     history.insert(2, 1, np.arange(100, 160, dtype=np.uint32), 59)
     history.insert(2, 2, np.arange(200, 260, dtype=np.uint32), 59)
     assert history.judged("a", 9.0)
@@ -134,16 +136,16 @@ def test_a_late_reward_of_a_forgotten_answer_changes_nothing() -> None:
 
 
 def test_answers_that_wait_for_a_reward_are_bounded() -> None:
-    history = History(64)
+    history = AnswerHistory(64)
     for number in range(100):
-        history.insert_all([Answer(1, 0, tokens(1, 2, 3, 4), 1, name=f"a{number}")])
+        history.insert_all([HistoryAnswer(1, 0, tokens(1, 2, 3, 4), 1, name=f"a{number}")])
     assert history.bytes <= history_bytes(64)
     assert not history.judged("a0", 1.0)
     assert history.judged("a99", 1.0)
 
 
 def test_what_is_finished_comes_before_what_runs_in_the_same_pass() -> None:
-    history = History(1000)
+    history = AnswerHistory(1000)
     history.insert(1, 10, tokens(1, 2, 3, 4), 1, reward=1.0)
     history.insert(1, 11, tokens(1, 2, 3, 5), 1, reward=-1.0)
     history.grown(1, 11, tokens(1, 2, 3, 6), 1)
@@ -154,7 +156,7 @@ def test_what_is_finished_comes_before_what_runs_in_the_same_pass() -> None:
 
 def test_a_sequence_that_still_runs_is_drafted_from() -> None:
     """Seer: siblings of the group; chunk by chunk, each with the few tokens before it."""
-    history, answer = History(1000), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    history, answer = AnswerHistory(1000), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     history.grown(1, 0, tokens(*answer[:6]), 4)
     history.grown(1, 0, tokens(*answer), 6)
     assert list(history.draft(1, answer[:3], 9).tokens) == answer[3:6]
@@ -162,7 +164,7 @@ def test_a_sequence_that_still_runs_is_drafted_from() -> None:
 
 
 def test_memory_is_bounded_and_the_newest_tokens_are_kept() -> None:
-    history = History(4096)
+    history = AnswerHistory(4096)
     drawn = np.random.default_rng(0)
     for group in range(400):
         newest = drawn.integers(0, 50_000, 100).astype(np.uint32)
@@ -176,7 +178,7 @@ def test_memory_is_bounded_and_the_newest_tokens_are_kept() -> None:
 
 
 def test_a_sequence_longer_than_the_history_keeps_its_end() -> None:
-    history = History(64)
+    history = AnswerHistory(64)
     many = np.arange(1000, dtype=np.uint32)
     history.insert(1, 0, many, 999)
     assert list(history.draft(1, [990, 991, 992], 3).tokens) == [993, 994, 995]
@@ -195,21 +197,21 @@ def test_keys_of_all_positions_equal_those_of_each(
     count, before = len(values), len(other)
     prompts = np.array([prompt ^ 1] * before + [prompt] * count, np.uint64)
     places = np.array([*range(before), *[i if i >= first else -1 for i in range(count)]])
-    many = keys_of(prompts, np.concatenate((other, tokens(*values))), places, LENGTHS)
+    many = ngram_keys(prompts, np.concatenate((other, tokens(*values))), places, LENGTHS)
     for index, length in enumerate(LENGTHS):
         keys, at = many[index]
         mine = {int(p) - before: int(k) for k, p in zip(keys, at, strict=True) if p >= before}
         assert sorted(mine) == list(range(max(first, length), count))
         for place, key in mine.items():
-            total = sums_at(values[:place], LENGTHS)[index]
-            assert key_of(prompt, total, LENGTHS[index]) == key
+            total = ngram_sums(values[:place], LENGTHS)[index]
+            assert ngram_key(prompt, total, LENGTHS[index]) == key
 
 
-def table_of(tokens_max: int) -> Table:
-    return Table(own_memory(Layout(tokens_max)))
+def table_of(tokens_max: int) -> NgramTable:
+    return NgramTable(allocate_memory(HistoryLayout(tokens_max)))
 
 
-def place_of(table: Table, key: int) -> int:
+def place_of(table: NgramTable, key: int) -> int:
     exists, at = table.find(np.array([key], np.uint64))
     return int(table.places[at[0]]) if exists[0] else -1
 
@@ -252,8 +254,8 @@ def test_a_prompt_ends_where_something_else_begins() -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
 def test_priority_rises_with_the_reward(a: float, b: float) -> None:
-    assert 0 <= priority_of(a) <= 1
-    assert (priority_of(a) <= priority_of(b)) == (a <= b) or priority_of(a) == priority_of(b)
+    assert 0 <= reward_priority(a) <= 1
+    assert (reward_priority(a) <= reward_priority(b)) == (a <= b) or reward_priority(a) == reward_priority(b)
 
 
 @settings(max_examples=40, deadline=None)
@@ -262,10 +264,10 @@ def test_answers_inserted_together_are_those_inserted_one_by_one(
     inserted: list[tuple[int, list[int], float]], choice: str
 ) -> None:
     """But for which of equally good ones is drafted: what came last, before the whole batch."""
-    together, apart = History(4096, choice=choice), History(4096, choice=choice)  # pyright: ignore[reportArgumentType]
+    together, apart = AnswerHistory(4096, choice=choice), AnswerHistory(4096, choice=choice)  # pyright: ignore[reportArgumentType]
     rewards = np.arange(len(inserted)) / 10  # all different
     answers = [
-        Answer(prompt, 0, tokens(*values), len(values) - 1, float(reward))
+        HistoryAnswer(prompt, 0, tokens(*values), len(values) - 1, float(reward))
         for (prompt, values, _), reward in zip(inserted, rewards, strict=True)
     ]
     together.insert_all(answers[::-1] if choice == "priority" else answers)

@@ -4,21 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.drafts.plan import (
-    Row,
-    StepCost,
-    StepTimes,
-    best_draft,
-    draft_lengths,
-    gain,
-    levelled,
-    speed,
-)
-from producers.engines.drafts.switch import Share
+from producers.engines.drafts.plan import DraftRow, StepCost, StepTimes, best_draft_speed, draft_lengths, expected_gain, level_lengths, tokens_per_s
+from producers.engines.drafts.switch import SuccessRate
 from producers.engines.drafts.windows import ADDITIVE, MARGINAL, MULTIPLICATIVE
 
 ROWS = st.lists(
-    st.builds(Row, st.integers(0, 32), st.floats(0, 1)),
+    st.builds(DraftRow, st.integers(0, 32), st.floats(0, 1)),
     min_size=1,
     max_size=4,
 )
@@ -47,20 +38,20 @@ def test_the_marginal_rule_bounds_nothing_but_the_longest_draft() -> None:
 
 @given(ROWS, st.floats(1e-5, 1e-2), st.floats(0, 1e-3))
 def test_no_change_of_one_length_makes_the_batch_faster(
-    rows: list[Row], fixed_s: float, token_s: float
+    rows: list[DraftRow], fixed_s: float, token_s: float
 ) -> None:
     cost = StepCost(fixed_s, token_s)
     lengths = draft_lengths(rows, cost)
-    best = speed(rows, lengths, cost)
+    best = tokens_per_s(rows, lengths, cost)
     assert all(0 <= n <= row.window for n, row in zip(lengths, rows, strict=True))
     for index, row in enumerate(rows):
         for other in range(row.window + 1):
             changed = [*lengths[:index], other, *lengths[index + 1 :]]
-            assert speed(rows, changed, cost) <= best * (1 + 1e-6)
+            assert tokens_per_s(rows, changed, cost) <= best * (1 + 1e-6)
 
 
 def test_drafts_shrink_as_decoding_becomes_compute_bound() -> None:
-    one = [Row(32, 0.9)]
+    one = [DraftRow(32, 0.9)]
     free = draft_lengths(one, StepCost(1e-3, 1e-6))[0]
     dear = draft_lengths(one, StepCost(1e-3, 5e-4))[0]
     assert free > dear > 0
@@ -69,7 +60,7 @@ def test_drafts_shrink_as_decoding_becomes_compute_bound() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.93, 1.0])
 def test_the_gain_of_a_draft_is_the_sum_of_its_powers(rate: float) -> None:
-    assert gain(rate, 5) == pytest.approx(sum(rate**i for i in range(1, 6)), rel=0.01)
+    assert expected_gain(rate, 5) == pytest.approx(sum(rate**i for i in range(1, 6)), rel=0.01)
 
 
 def test_step_times_find_the_line_and_ignore_an_interruption() -> None:
@@ -93,32 +84,32 @@ def test_fitted_costs_are_never_negative(seen: list[tuple[int, float]]) -> None:
 
 
 def test_a_share_counts_tries_up_to_the_first_mistake() -> None:
-    share = Share()
+    share = SuccessRate()
     share.add(5, 2)
     assert (share.right, share.tried) == (2, 3)
     assert share.rate(0.0) == pytest.approx(2 / 7)
-    assert Share().rate(0.7) == pytest.approx(0.7)
+    assert SuccessRate().rate(0.7) == pytest.approx(0.7)
 
 
 def test_the_best_draft_is_as_long_as_it_pays() -> None:
     cost = StepCost(1e-3, 1e-5)
-    assert best_draft(1, 32, 1.0, 0.95, cost) > 8 * 1 / cost.seconds(1)
-    assert best_draft(1, 32, 0.0, 0.95, cost) == 0
-    assert best_draft(64, 32, 1.0, 0.3, StepCost(1e-5, 1e-3)) == 0
+    assert best_draft_speed(1, 32, 1.0, 0.95, cost) > 8 * 1 / cost.seconds(1)
+    assert best_draft_speed(1, 32, 0.0, 0.95, cost) == 0
+    assert best_draft_speed(64, 32, 1.0, 0.3, StepCost(1e-5, 1e-3)) == 0
 
 
 @given(ROWS, st.floats(1e-5, 1e-2), st.floats(0, 1e-3))
 def test_levelled_lengths_are_cut_to_one_of_them(
-    rows: list[Row], fixed_s: float, token_s: float
+    rows: list[DraftRow], fixed_s: float, token_s: float
 ) -> None:
     lengths = [row.window for row in rows]
-    found = levelled(rows, lengths, StepCost(fixed_s, token_s))
+    found = level_lengths(rows, lengths, StepCost(fixed_s, token_s))
     assert max(found) in lengths
     assert found == [min(n, max(found)) for n in lengths]
 
 
 def test_one_long_draft_is_cut_where_it_leaves_everybody_else_waiting() -> None:
-    rows = [Row(32, 0.9)] + [Row(2, 0.5)] * 31
+    rows = [DraftRow(32, 0.9)] + [DraftRow(2, 0.5)] * 31
     lengths = [row.window for row in rows]
-    assert max(levelled(rows, lengths, StepCost(1e-3, 1e-4))) == 2
-    assert levelled(rows, lengths, StepCost(1e-3, 0.0)) == lengths
+    assert max(level_lengths(rows, lengths, StepCost(1e-3, 1e-4))) == 2
+    assert level_lengths(rows, lengths, StepCost(1e-3, 0.0)) == lengths

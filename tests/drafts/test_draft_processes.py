@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.memory import Layout
+from producers.engines.drafts.memory import HistoryLayout
 from streams.bus import Bus
 from testbed.waiting import WAIT_S, wait_for
 from tests.drafts.drafts_log import answer, ask, asked, log_in, partial, tell
@@ -90,7 +90,7 @@ def test_rollouts_of_a_node_share_one_history_and_the_last_one_removes_it(
         for one in both:
             wait_for(lambda: one.drafts(7, asked(7)) == [4, 5, 6, 7, 8])  # noqa: B023
         (segment,) = folder.iterdir()
-        assert segment.stat().st_size == Layout(4096).bytes
+        assert segment.stat().st_size == HistoryLayout(4096).bytes
         inode = str(segment.stat().st_ino)
         assert set(writer.maps(segment)) == set(reader.maps(segment)) == {inode}
         writer.leave()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from producers.engines.base import DraftStats
-from producers.engines.drafts.history import History
+from producers.engines.drafts.history import AnswerHistory
 from producers.engines.drafts.node import NodeHistory
 from producers.rollout import siblings
-from producers.rollout.keeping import REST, Keeping
-from producers.rollout.remembering import Remembering
+from producers.rollout.keeping import IDLE_POLL_FACTOR, DraftFeed
+from producers.rollout.remembering import HistoryFeed
 from streams.bus import Bus
 from tests.drafts.drafts_log import answer, ask, asked, guessed, log_in, partial, reward, tell
 
@@ -23,8 +23,8 @@ def bus(tmp_path: Path) -> Iterator[Bus]:
     bus.close()
 
 
-def remembering(bus: Bus) -> Remembering:
-    return Remembering(bus, bus, History(4096))
+def remembering(bus: Bus) -> HistoryFeed:
+    return HistoryFeed(bus, bus, AnswerHistory(4096))
 
 
 def test_a_late_reward_decides_between_siblings(bus: Bus) -> None:
@@ -104,7 +104,7 @@ def test_partials_that_come_faster_than_they_are_read_are_passed_over(bus: Bus) 
 
 def test_whoever_fills_the_history_reads_and_the_others_do_not(tmp_path: Path, bus: Bus) -> None:
     first, second = (
-        Keeping(bus, lambda: bus, NodeHistory(tmp_path / "node", 4096)) for _ in range(2)
+        DraftFeed(bus, lambda: bus, NodeHistory(tmp_path / "node", 4096)) for _ in range(2)
     )
     tell(bus, answer(7, [4, 5, 6]))
     for draft_feed in (first, second):
@@ -130,10 +130,10 @@ def test_an_engine_that_drafts_nothing_spends_little_on_remembering(
     """By this clock a look takes as long as asking for one that is not made."""
     node = NodeHistory(tmp_path / "node", 4096)
     ticks = count()
-    draft_feed = Keeping(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)
+    draft_feed = DraftFeed(bus, lambda: bus, node, clock=lambda: next(ticks) / 1024)
     draft_feed.poll(drafts=False)
     tell(bus, answer(7, [4, 5, 6]))
-    for _ in range(REST - 1):
+    for _ in range(IDLE_POLL_FACTOR - 1):
         draft_feed.poll(drafts=False)
     assert guessed(node.view(), 7, asked(7)) == []
     draft_feed.poll(drafts=False)

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.drafts.guessing import Guessed, Guessing
-from producers.engines.drafts.history import History
-from producers.engines.drafts.memory import HEAD, WRITER, Layout
-from producers.engines.drafts.merged import WithRunning, running_tokens
+from producers.engines.drafts.guessing import DraftedSequence, Speculation
+from producers.engines.drafts.history import AnswerHistory
+from producers.engines.drafts.memory import HEAD_WORD, WRITER_WORD, HistoryLayout
+from producers.engines.drafts.merged import CombinedSource, running_tokens
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.segment import lock_folder, make_segment, map_segment, segment_folder
 from producers.engines.drafts.shared import SharedHistory
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.switch import DraftGate
 from streams.errors import StoreError
 from tests.drafts.test_draft_history import SEQUENCES, tokens
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "node"
 
 
-def writing(folder: Path, tokens_max: int = 1000) -> tuple[NodeHistory, History]:
+def writing(folder: Path, tokens_max: int = 1000) -> tuple[NodeHistory, AnswerHistory]:
     node = NodeHistory(folder, tokens_max)
     history = node.take_over()
     assert history is not None
@@ -65,7 +65,7 @@ def test_only_one_writes_and_the_others_see_what_it_writes(folder: Path) -> None
     history.insert(1, 0, ANSWER, 7)
     for other in others:
         assert not other.writes
-        assert WithRunning(other, History(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
+        assert CombinedSource(other, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
     assert [path.name for path in folder.iterdir()] == ["history"]
     for each in (node, *others):
         each.leave()
@@ -77,7 +77,7 @@ def test_a_reader_cannot_write(folder: Path) -> None:
     segment = map_segment(node.path)
     assert segment is not None
     with pytest.raises(TypeError):
-        segment.memory.words[HEAD] = 0
+        segment.memory.words[HEAD_WORD] = 0
     segment.close()
     node.leave()
 
@@ -105,17 +105,17 @@ def test_the_next_writer_goes_on_where_the_others_draft(folder: Path) -> None:
 def test_what_nobody_uses_is_not_gone_on_with(folder: Path) -> None:
     """A killed run leaves its memory; its locks are gone with it."""
     lock = lock_folder(folder)
-    left = make_segment(folder, Layout(1000))
-    History(1000, memory=left.memory).insert(1, 0, ANSWER, 7)
-    left.memory.words[WRITER] = 2**22 + 5  # above the largest process id
+    left = make_segment(folder, HistoryLayout(1000))
+    AnswerHistory(1000, memory=left.memory).insert(1, 0, ANSWER, 7)
+    left.memory.words[WRITER_WORD] = 2**22 + 5  # above the largest process id
     left.close()
     reader = NodeHistory(folder, 1000)
     assert reader.take_over() is None, f"the lock {lock} is held"
-    assert not WithRunning(reader, History(64)).draft(1, [1, 2, 3], 8).tokens
+    assert not CombinedSource(reader, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens
     assert lock is not None
     os.close(lock)
     assert reader.take_over() is not None
-    assert not WithRunning(reader, History(64)).draft(1, [1, 2, 3], 8).tokens
+    assert not CombinedSource(reader, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens
     reader.leave()
 
 
@@ -125,7 +125,7 @@ def test_what_other_runs_left_is_swept_up_and_what_they_use_is_not(tmp_path: Pat
     left, used, mine = (tmp_path / folder.name for folder in (left, used, mine))
     lock = lock_folder(left)
     assert lock is not None
-    make_segment(left, Layout(1000)).close()
+    make_segment(left, HistoryLayout(1000)).close()
     os.close(lock)
     other, history = writing(used)
     history.insert(1, 0, ANSWER, 7)
@@ -218,14 +218,14 @@ def test_without_room_a_process_remembers_alone(folder: Path) -> None:
     node, history = writing(folder)
     history.insert(1, 0, ANSWER, 7)
     assert not node.writes
-    assert WithRunning(node, History(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
+    assert CombinedSource(node, AnswerHistory(64)).draft(1, [1, 2, 3], 8).tokens == [4, 5, 6, 7, 8]
     node.leave()
     assert folder.read_text().startswith("a file")
 
 
 def test_what_runs_here_comes_first_and_stays_here(folder: Path) -> None:
     node, history = writing(folder)
-    here, there = (WithRunning(node, History(64)) for _ in range(2))
+    here, there = (CombinedSource(node, AnswerHistory(64)) for _ in range(2))
     history.insert(1, 0, ANSWER, 7)
     here.grown(1, 1, tokens(1, 2, 3, 9, 9), 2)
     assert here.draft(1, [1, 2, 3], 8).tokens == [9, 9]
@@ -243,7 +243,7 @@ def test_what_runs_takes_a_full_batch_at_most(slots: int, wanted: int) -> None:
 
 
 @pytest.fixture
-def scribbled(folder: Path) -> Iterator[tuple[NodeHistory, History]]:
+def scribbled(folder: Path) -> Iterator[tuple[NodeHistory, AnswerHistory]]:
     """A history of 200 answers over whose memory a thread writes random bytes, the header's
     included.
     """
@@ -269,22 +269,22 @@ def scribble(memory: mmap.mmap, over: threading.Event) -> None:
 
 
 def test_torn_memory_gives_guesses_of_the_vocabulary_or_none(
-    scribbled: tuple[NodeHistory, History],
+    scribbled: tuple[NodeHistory, AnswerHistory],
 ) -> None:
     node, _ = scribbled
     reader, drawn = SharedHistory(node.path), np.random.default_rng(2)
-    engines = [Guessing(s, Switch(), 50) for s in (reader, WithRunning(node, History(64)))]
+    engines = [Speculation(s, DraftGate(), 50) for s in (reader, CombinedSource(node, AnswerHistory(64)))]
     for _ in range(5000):
         newest = drawn.integers(0, 50, drawn.integers(0, 12)).tolist()
         prompt, most = int(drawn.integers(0, 20)), int(drawn.integers(1, 33))
         for engine in engines:
-            draft = engine.ask(Guessed(prompt, 0, most, 0), newest, most)
+            draft = engine.ask(DraftedSequence(prompt, 0, most, 0), newest, most)
             assert len(draft.tokens) <= most
             assert all(0 <= token < 50 for token in draft.tokens)
             assert bool(draft.tokens) == bool(draft.matched)
 
 
-def test_a_writer_over_torn_memory_goes_on(scribbled: tuple[NodeHistory, History]) -> None:
+def test_a_writer_over_torn_memory_goes_on(scribbled: tuple[NodeHistory, AnswerHistory]) -> None:
     _, history = scribbled
     drawn = np.random.default_rng(3)
     for group in range(200, 400):
@@ -305,7 +305,7 @@ def test_the_next_writer_makes_torn_memory_good(folder: Path) -> None:
     for view in (segment.memory.keys, segment.memory.places, segment.memory.ranks):
         noise = drawn.bytes(view.nbytes // 2)
         view.cast("B")[: len(noise)] = noise
-    segment.memory.words[HEAD] = -5
+    segment.memory.words[HEAD_WORD] = -5
     segment.close()
     node.leave()
     again = other.take_over()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from producers.engines.drafts.plan import StepCost
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.switch import DraftGate
 
 MEASURED_EACH = 4  # plain steps, of which the torch engine measures one
 Load = Callable[[float], tuple[float, float]]
@@ -38,7 +38,7 @@ class Machine:
     """When drafting was turned off last."""
     draws: random.Random = field(default_factory=lambda: random.Random(5))
 
-    def run(self, switch: Switch, seconds: float) -> float:
+    def run(self, switch: DraftGate, seconds: float) -> float:
         """Tokens per second."""
         began, tokens, due, measured = self.now_s, self.tokens, 0, 0
         while self.now_s - began < seconds:
@@ -62,7 +62,7 @@ class Machine:
             return self.rows / self.plain.seconds(self.rows)
         return self.rows * (1 + self.right) / self.passes.seconds(self.rows * (1 + self.draft))
 
-    def _plain(self, switch: Switch, is_measured: bool) -> None:
+    def _plain(self, switch: DraftGate, is_measured: bool) -> None:
         took = self._took(self.plain.seconds(self.rows), self.load(self.now_s)[0])
         self.tokens += self.rows
         if is_measured:
@@ -70,7 +70,7 @@ class Machine:
             switch.found.add(1, True)
             switch.right.add(self.draft, round(self.right))
 
-    def _pass(self, switch: Switch) -> None:
+    def _pass(self, switch: DraftGate) -> None:
         size = self.rows * (1 + self.draft)
         took = self._took(self.passes.seconds(size), self.load(self.now_s)[1])
         gained = self.rows + sum(self._right() for _ in range(self.rows))
@@ -106,14 +106,14 @@ def loses(**more: object) -> Machine:
 
 def test_on_a_quiet_machine_drafts_are_on_where_they_pay() -> None:
     machine = pays()
-    assert machine.run(Switch(), 60.0) > 0.97 * machine.best(True) > 1.5 * machine.best(False)
+    assert machine.run(DraftGate(), 60.0) > 0.97 * machine.best(True) > 1.5 * machine.best(False)
 
 
 def test_where_drafts_lose_less_than_a_fiftieth_is_lost_by_trying() -> None:
     machine = loses()
     assert machine.best(True) < 0.85 * machine.best(False)
-    assert machine.run(Switch(), 20.0) > 0.98 * machine.best(False)
-    assert machine.run(Switch(), 60.0) > 0.98 * machine.best(False)
+    assert machine.run(DraftGate(), 20.0) > 0.98 * machine.best(False)
+    assert machine.run(DraftGate(), 60.0) > 0.98 * machine.best(False)
 
 
 @pytest.mark.parametrize("make", [pays, loses])
@@ -123,8 +123,8 @@ def test_noise_and_interruptions_turn_nothing_round(
 ) -> None:
     machine = make(noise=0.2, draws=random.Random(seed))
     steady = make(noise=0.2, draws=random.Random(seed))
-    reference = steady.run(Switch(forced=make is pays), 60.0)
-    assert machine.run(Switch(), 60.0) > 0.96 * reference
+    reference = steady.run(DraftGate(forced=make is pays), 60.0)
+    assert machine.run(DraftGate(), 60.0) > 0.96 * reference
     assert machine.changes < 130  # two for each probe
 
 
@@ -132,8 +132,8 @@ def test_a_neighbour_that_slows_both_alike_changes_nothing() -> None:
     for make in pays, loses:
         machine = make(load=lambda at: (1.8, 1.8) if 20 < at < 40 else (1.0, 1.0))
         steady = make(load=machine.load)
-        reference = steady.run(Switch(forced=make is pays), 60.0)
-        assert machine.run(Switch(), 60.0) > 0.97 * reference
+        reference = steady.run(DraftGate(forced=make is pays), 60.0)
+        assert machine.run(DraftGate(), 60.0) > 0.97 * reference
 
 
 @pytest.mark.parametrize("make", [pays, loses])
@@ -149,8 +149,8 @@ def test_neighbours_that_come_and_go_turn_nothing_round(
         return (1.8, 1.8) if at % period_s < period_s / 2 else (1.0, 1.0)
 
     machine, steady = make(load=load), make(load=load)
-    reference = steady.run(Switch(forced=make is pays), 60.0)
-    assert machine.run(Switch(), 60.0) > 0.97 * reference
+    reference = steady.run(DraftGate(forced=make is pays), 60.0)
+    assert machine.run(DraftGate(), 60.0) > 0.97 * reference
 
 
 def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -> None:
@@ -158,7 +158,7 @@ def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -
     drafts on, or turn them off where all is slower.
     """
     machine = pays(load=lambda at: (1.3, 4.0) if at > 30 else (1.0, 1.0))
-    switch = Switch()
+    switch = DraftGate()
     machine.run(switch, 30.0)
     assert switch.on
     machine.run(switch, 1.0)
@@ -172,7 +172,7 @@ def test_a_sudden_load_that_makes_drafts_lose_turns_them_off_within_a_second() -
 
 def test_drafts_come_back_when_the_load_is_gone() -> None:
     machine = pays(load=lambda at: (1.3, 4.0) if 10 < at < 30 else (1.0, 1.0))
-    switch = Switch()
+    switch = DraftGate()
     machine.run(switch, 30.0)
     machine.run(switch, 20.0)
     assert switch.on
@@ -180,7 +180,7 @@ def test_drafts_come_back_when_the_load_is_gone() -> None:
 
 
 def test_plain_steps_are_probed_seldom_and_cheaply_while_drafts_pay() -> None:
-    machine, switch = pays(), Switch()
+    machine, switch = pays(), DraftGate()
     machine.run(switch, 5.0)
     machine.changes = 0
     machine.run(switch, 60.0)
@@ -190,7 +190,7 @@ def test_plain_steps_are_probed_seldom_and_cheaply_while_drafts_pay() -> None:
 def test_plain_steps_that_became_faster_are_found_by_a_probe() -> None:
     """Nothing that runs tells of it: only a probe can."""
     machine = pays(load=lambda at: (0.3, 1.0) if at > 10 else (1.0, 1.0))
-    switch = Switch()
+    switch = DraftGate()
     machine.run(switch, 10.0)
     assert switch.on
     machine.run(switch, 10.0)
@@ -198,7 +198,7 @@ def test_plain_steps_that_became_faster_are_found_by_a_probe() -> None:
 
 
 def test_the_switch_stays_off_without_history_rows_or_measured_steps() -> None:
-    switch = Switch()
+    switch = DraftGate()
     assert not switch.decide(1, 0.0)
     for _ in range(50):
         switch.found.add(1, True)
@@ -215,6 +215,6 @@ def test_the_switch_stays_off_without_history_rows_or_measured_steps() -> None:
 
 def test_an_interrupted_first_pass_does_not_end_the_trial() -> None:
     machine = pays(load=lambda at: (1.0, 30.0) if 0.2 < at < 0.3 else (1.0, 1.0))
-    switch = Switch()
+    switch = DraftGate()
     machine.run(switch, 5.0)
     assert machine.run(switch, 20.0) > 0.97 * machine.best(True)

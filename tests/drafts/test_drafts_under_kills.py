@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.drafted import right_of
+from streams.drafted import accepted_tokens
 from streams.records import Trajectory
 from testbed.kills.aimed_moves import ASKED, GIVEN_UP, WENT_ON
 from testbed.kills.aims import Aim, AimFolder
@@ -75,5 +75,5 @@ def assert_plain(folder: Path, done: dict[str, Trajectory]) -> None:
     kinds = [sorted(done.keys() & some)[:COMPARED] for some in (moved, recovered, rest)]
     chosen = [[done[name] for name in names] for names in kinds]
     for some in chosen:
-        assert sum(right_of(one.drafts) for one in some if one.drafts is not None) > 0
+        assert sum(accepted_tokens(one.drafts) for one in some if one.drafts is not None) > 0
     assert differing(folder, [one for some in chosen for one in some]) == []

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from producers.engines.drafts.history import History
-from producers.rollout.remembering import Remembering
-from storage.archive.files import encoded
-from storage.archive.names import key_of
-from storage.archive.whole_log import WholeLog
+from producers.engines.drafts.history import AnswerHistory
+from producers.rollout.remembering import HistoryFeed
+from storage.archive.files import encode_file
+from storage.archive.names import archive_key
+from storage.archive.whole_log import LogWithArchive
 from storage.file_store import FileStore
 from streams.bus import Bus
 from streams.records import Fence
@@ -34,14 +34,14 @@ def archived(bus: Bus, store: FileStore) -> str:
     tell(bus, answer(GROUP, [4, 5, 6, 7]), answer(GROUP, [4, 5, 6, 8, 9]))
     partition = partition_of(PARTITION_KEY, bus.partitions("trajectories"))
     (message,) = bus.read("trajectories", {partition: 0}, records_max=1)
-    key = key_of("trajectories", RUN, partition, 0, message.timestamp_ms)
-    store.create(key, encoded("trajectories", [message], Fence()).data)
+    key = archive_key("trajectories", RUN, partition, 0, message.timestamp_ms)
+    store.create(key, encode_file("trajectories", [message], Fence()).data)
     bus.truncate("trajectories", {partition: 1})
     return key
 
 
-def remembered(bus: Bus, store: FileStore) -> Remembering:
-    memory = Remembering(bus, WholeLog(bus, store, RUN), History(4096))
+def remembered(bus: Bus, store: FileStore) -> HistoryFeed:
+    memory = HistoryFeed(bus, LogWithArchive(bus, store, RUN), AnswerHistory(4096))
     for _ in range(3):
         memory.poll()
     return memory

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from producers.engines.drafts import History
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts import AnswerHistory
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.drafts.windows import ADDITIVE
-from producers.engines.vllm_engine.proposer import speculation
-from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
+from producers.engines.vllm_engine.proposer import draft_config
+from producers.engines.vllm_engine.proposer_guesses import ProposerSpeculation, SteppedRequest
 
 PROMPT, VOCABULARY = 7, 1000
 ANSWER = list(range(100, 180))
@@ -37,7 +37,7 @@ class Machine:
 class Decoding:
     """Sequences that go on as `answers` say, verifying what is guessed as vLLM does."""
 
-    guesses: Guesses
+    guesses: ProposerSpeculation
     machine: Machine
     answers: dict[str, list[int]]
     begun: dict[str, list[int]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Decoding:
             self.begun[name] += new
             room = len(self.answers[name]) - len(self.begun[name])
             tokens = np.array(self.begun[name], np.int32)
-            seen.append(Seen(name, PROMPT, 0, verifies, new, tokens, room))
+            seen.append(SteppedRequest(name, PROMPT, 0, verifies, new, tokens, room))
         skipped = self.guesses.skips(names)
         self.looks += not skipped
         drafts = [[] for _ in seen] if skipped else self.guesses.after(seen)
@@ -85,8 +85,8 @@ def verified(answer: Sequence[int], begun: Sequence[int], draft: Sequence[int]) 
     return new
 
 
-def history_of(*answers: list[int]) -> History:
-    history = History(1 << 14)
+def history_of(*answers: list[int]) -> AnswerHistory:
+    history = AnswerHistory(1 << 14)
     for answer in answers:
         tokens = np.array(answer, np.uint32)
         history.insert(PROMPT, 0, tokens, len(tokens) - 3)
@@ -94,15 +94,15 @@ def history_of(*answers: list[int]) -> History:
 
 
 def decoding(
-    history: History, answers: dict[str, list[int]], switch: Switch, machine: Machine | None = None
+    history: AnswerHistory, answers: dict[str, list[int]], switch: DraftGate, machine: Machine | None = None
 ) -> Decoding:
     machine = machine or Machine()
-    return Decoding(Guesses(history, switch, VOCABULARY, machine), machine, answers)
+    return Decoding(ProposerSpeculation(history, switch, VOCABULARY, machine), machine, answers)
 
 
 def test_right_guesses_come_many_per_step_and_are_counted() -> None:
     whole = [1, 2, 3, *ANSWER]
-    d = decoding(history_of(whole), {"a": whole}, Switch(forced=True))
+    d = decoding(history_of(whole), {"a": whole}, DraftGate(forced=True))
     for _ in d.run():
         pass
     stats = d.guesses.stats()
@@ -116,7 +116,7 @@ def test_right_guesses_come_many_per_step_and_are_counted() -> None:
 def test_a_window_shrinks_where_guesses_are_wrong() -> None:
     whole = [1, 2, 3, *ANSWER]
     other = [n if i % 9 else 999 for i, n in enumerate(whole)]
-    d = decoding(history_of(other), {"a": list(whole)}, Switch(ADDITIVE, forced=True))
+    d = decoding(history_of(other), {"a": list(whole)}, DraftGate(ADDITIVE, forced=True))
     longest = 0
     for _ in d.run():
         longest = max([longest, *map(len, d.drafts.values())])
@@ -129,7 +129,7 @@ def test_a_window_shrinks_where_guesses_are_wrong() -> None:
 def test_what_is_no_token_of_the_model_is_cut_off() -> None:
     whole = [1, 2, 3, *ANSWER]
     strange = [*whole[:20], VOCABULARY, *whole[20:]]
-    d = decoding(history_of(strange), {"a": whole}, Switch(forced=True))
+    d = decoding(history_of(strange), {"a": whole}, DraftGate(forced=True))
     for _ in d.run():
         assert all(token < VOCABULARY for token in d.drafts.get("a", []))
     assert d.begun["a"] == whole
@@ -143,7 +143,7 @@ def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not()
     history = history_of(*[np.where(c, 999, answer).tolist() for answer, c in pairs])
     steps = {}
     for each in (0.001, 1.0):
-        d = decoding(history, dict(answers), Switch(), Machine(1e-4, 1e-3 * each))  # seconds
+        d = decoding(history, dict(answers), DraftGate(), Machine(1e-4, 1e-3 * each))  # seconds
         for _ in d.run():
             pass
         steps[each] = d.steps
@@ -154,7 +154,7 @@ def test_the_switch_comes_on_by_itself_where_it_pays_and_not_where_it_does_not()
 def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
     noise = np.random.default_rng(0).integers(VOCABULARY, size=(2, 400)).tolist()
     answers = {"a": [1, 2, 3, *noise[0]], "b": [1, 2, 3, *noise[1][:200]]}
-    found = decoding(history_of([1, 2, 3, *ANSWER]), answers, Switch())
+    found = decoding(history_of([1, 2, 3, *ANSWER]), answers, DraftGate())
     for _ in found.run():
         pass
     assert not found.guesses.switch.on
@@ -165,7 +165,7 @@ def test_the_batch_is_seldom_looked_at_while_nothing_is_guessed() -> None:
 
 def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> None:
     """A history that hears of each token at once is never right about the next ones."""
-    d = decoding(History(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, Switch())
+    d = decoding(AnswerHistory(1 << 12), {"a": [1, 2, 3, *range(10, 300)]}, DraftGate())
     for _ in d.run():
         known = np.array(d.begun["a"], np.uint32)
         d.guesses.source.grown(PROMPT, 0, known, len(known) - 3)
@@ -175,13 +175,13 @@ def test_guesses_that_are_only_compared_do_not_see_what_was_told_meanwhile() -> 
 
 def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
     whole = [1, 2, 3, *ANSWER]
-    history = History(1 << 12)
-    d = decoding(history, {"a": list(whole)}, Switch(forced=True))
+    history = AnswerHistory(1 << 12)
+    d = decoding(history, {"a": list(whole)}, DraftGate(forced=True))
     for _ in d.run():
         pass
     told = history.inserted
     assert told >= 64
-    again = decoding(history, {"b": list(whole)}, Switch(forced=True))
+    again = decoding(history, {"b": list(whole)}, DraftGate(forced=True))
     for _ in again.run():
         pass
     assert again.steps < d.steps / 2
@@ -190,25 +190,25 @@ def test_siblings_hear_of_news_and_of_nothing_that_was_guessed() -> None:
 
 def test_a_step_that_took_prompts_is_not_measured() -> None:
     machine = Machine()
-    guesses = Guesses(History(1 << 10), Switch(), VOCABULARY, machine)
+    guesses = ProposerSpeculation(AnswerHistory(1 << 10), DraftGate(), VOCABULARY, machine)
     tokens = np.arange(5, dtype=np.int32)
     for key in "ab":
         machine.step(500)
-        guesses.after([Seen(key, PROMPT, 0, [], [4], tokens, 9)])
+        guesses.after([SteppedRequest(key, PROMPT, 0, [], [4], tokens, 9)])
     assert guesses.switch.plain.count == 0
     machine.step(1)
     guesses.after(
-        [Seen("b", PROMPT, 0, [], [4], tokens, 9), Seen("c", PROMPT, 0, [], [], tokens, 9)]
+        [SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9), SteppedRequest("c", PROMPT, 0, [], [], tokens, 9)]
     )
     assert guesses.switch.plain.count == 0
     machine.step(1)
-    guesses.after([Seen("b", PROMPT, 0, [], [4], tokens, 9)])
+    guesses.after([SteppedRequest("b", PROMPT, 0, [], [4], tokens, 9)])
     assert guesses.switch.plain.count == 1
 
 
 def test_nothing_is_asked_of_vllm_without_drafts() -> None:
-    assert speculation(0, 8, on_cpu=True) is None
-    said = speculation(32, 8, on_cpu=True)
+    assert draft_config(0, 8, on_cpu=True) is None
+    said = draft_config(32, 8, on_cpu=True)
     assert said is not None
     assert said["num_speculative_tokens_per_batch_size"] == [(1, 8, 32)]
-    assert "num_speculative_tokens_per_batch_size" not in (speculation(32, 8, False) or {})
+    assert "num_speculative_tokens_per_batch_size" not in (draft_config(32, 8, False) or {})

@@ -4,27 +4,27 @@ from pathlib import Path
 
 import numpy as np
 
-from producers.engines.drafts import History
-from producers.engines.drafts.merged import WithRunning
+from producers.engines.drafts import AnswerHistory
+from producers.engines.drafts.merged import CombinedSource
 from producers.engines.drafts.node import NodeHistory
-from producers.engines.drafts.shared import LOOK_EVERY, SharedHistory
+from producers.engines.drafts.shared import REFRESH_EVERY_LOOKUPS, SharedHistory
 
 PROMPT = 7
 FIRST, SECOND = list(range(10, 40)), list(range(50, 80))
 
 
-def mapped(path: Path) -> WithRunning:
-    return WithRunning(SharedHistory(str(path)), History(1 << 10))
+def mapped(path: Path) -> CombinedSource:
+    return CombinedSource(SharedHistory(str(path)), AnswerHistory(1 << 10))
 
 
-def told(history: History | None, answer: list[int]) -> None:
+def told(history: AnswerHistory | None, answer: list[int]) -> None:
     assert history is not None
     history.insert(PROMPT, 0, np.array(answer, np.uint32), len(answer))
 
 
-def drafted(seen: WithRunning, answer: list[int]) -> list[int]:
+def drafted(seen: CombinedSource, answer: list[int]) -> list[int]:
     """What is guessed by the time at which it has looked again."""
-    guesses = [seen.draft(PROMPT, answer[:7], 8).tokens for _ in range(LOOK_EVERY + 1)]
+    guesses = [seen.draft(PROMPT, answer[:7], 8).tokens for _ in range(REFRESH_EVERY_LOOKUPS + 1)]
     return list(guesses[-1])
 
 

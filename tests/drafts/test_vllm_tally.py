@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from producers.engines.base import DraftStats
-from producers.engines.drafts.switch import Switch
-from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
-from producers.engines.vllm_engine.tally import Marks, Tally, new_tally
-from streams.drafted import joined, marks, right_of
-from streams.records import Drafts
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.vllm_engine.proposer_guesses import ProposerSpeculation, SteppedRequest
+from producers.engines.vllm_engine.tally import StayDrafts, DraftCounters, open_draft_counters
+from streams.drafted import join_drafts, accepted_mask, accepted_tokens
+from streams.values import Drafts
 from testbed.waiting import WAIT_S
 from tests.drafts.test_vllm_guesses import ANSWER, PROMPT, VOCABULARY, history_of, verified
 
@@ -20,10 +20,10 @@ SOME = Drafts((1, 3, 2), 2, 5, 2, 1, 0.5)
 
 
 @pytest.fixture
-def both() -> Iterator[tuple[Tally, Tally]]:
+def both() -> Iterator[tuple[DraftCounters, DraftCounters]]:
     """What the worker writes, and what the rollout reads of it."""
-    with new_tally(3) as (mine, path):
-        yield Tally(path), mine
+    with open_draft_counters(3) as (mine, path):
+        yield DraftCounters(path), mine
 
 
 def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone() -> None:
@@ -36,13 +36,13 @@ def test_what_one_process_writes_another_reads_and_keeps_when_the_file_is_gone()
         "tally.write(DraftStats(passes=3, accepted=7, lookup_s=0.25))\n"
         "tally.add(2, 9, Drafts((1, 3, 2), 2, 5, 2, 1, 0.5))\n"
     )
-    with new_tally(3) as (mine, path):
+    with open_draft_counters(3) as (mine, path):
         subprocess.run([sys.executable, "-c", program, path], check=True, timeout=WAIT_S)
     assert mine.stats() == DraftStats(passes=3, accepted=7, lookup_s=0.25)
     assert mine.of(2, 9) == [3, 5, 2, 1, 0.5]
 
 
-def test_a_place_is_its_newest_stay_and_adds_up_for_that(both: tuple[Tally, Tally]) -> None:
+def test_a_place_is_its_newest_stay_and_adds_up_for_that(both: tuple[DraftCounters, DraftCounters]) -> None:
     worker, rollout = both
     for _ in range(2):
         worker.add(1, 4, SOME)
@@ -55,11 +55,11 @@ def test_a_place_is_its_newest_stay_and_adds_up_for_that(both: tuple[Tally, Tall
 
 
 def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
-    both: tuple[Tally, Tally],
+    both: tuple[DraftCounters, DraftCounters],
 ) -> None:
     """A worker in another process is a step or two ahead of what was heard of it."""
     worker, rollout = both
-    one = Marks(rollout, 0, 1)
+    one = StayDrafts(rollout, 0, 1)
     worker.add(0, 1, Drafts((0, 2, 1), 1, 4, 1, 1, 0.1))
     worker.add(0, 1, Drafts((0, 1, 1), 1, 4, 1, 0, 0.1))
     one.gained(3, ended=False)
@@ -70,24 +70,24 @@ def test_counts_are_said_once_also_those_that_are_ahead_of_the_tokens(
 
 @pytest.mark.parametrize(("right", "runs"), [(2, (0, 2)), (1, (0, 1, 1))])
 def test_a_stop_token_is_marked_where_it_was_guessed(
-    both: tuple[Tally, Tally], right: int, runs: tuple[int, ...]
+    both: tuple[DraftCounters, DraftCounters], right: int, runs: tuple[int, ...]
 ) -> None:
     worker, rollout = both
-    one = Marks(rollout, 0, 1)
+    one = StayDrafts(rollout, 0, 1)
     worker.add(0, 1, Drafts((0, right), 1, 3, 1, 1, 0.0))
     one.gained(2, ended=True)
     assert one.say().runs == runs
 
 
 def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
-    both: tuple[Tally, Tally],
+    both: tuple[DraftCounters, DraftCounters],
 ) -> None:
     """Preempted in its middle, so that its row is begun anew and a draft is dropped."""
     worker, rollout = both
     whole = [1, 2, 3, *ANSWER]
     history = history_of([token if i % 9 else 999 for i, token in enumerate(whole)])
-    guesses = Guesses(history, Switch(forced=True), VOCABULARY, tally=worker)
-    one, known, draft, wanted = Marks(rollout, 1, 1), whole[:3], list[int](), list[bool]()
+    guesses = ProposerSpeculation(history, DraftGate(forced=True), VOCABULARY, tally=worker)
+    one, known, draft, wanted = StayDrafts(rollout, 1, 1), whole[:3], list[int](), list[bool]()
     parts: list[tuple[int, Drafts]] = []
     while len(known) < len(whole):
         if len(parts) == 5:
@@ -97,14 +97,14 @@ def test_a_whole_answer_is_marked_token_by_token_as_it_was_guessed(
         known = known + new
         wanted += [True] * (len(new) - 1) + [False]
         tokens, room = np.array(known, np.int32), len(whole) - len(known)
-        (draft,) = guesses.after([Seen("a", PROMPT, 0, draft, new, tokens, room, 1, 1)])
+        (draft,) = guesses.after([SteppedRequest("a", PROMPT, 0, draft, new, tokens, room, 1, 1)])
         one.gained(len(new), ended=len(known) == len(whole))
         parts.append((len(new), one.say()))
-    told = joined(parts)
+    told = join_drafts(parts)
     assert told is not None
-    assert marks(told, len(wanted)).tolist() == wanted
+    assert accepted_mask(told, len(wanted)).tolist() == wanted
     stats = rollout.stats()
-    assert right_of(told) == stats.accepted > 20
+    assert accepted_tokens(told) == stats.accepted > 20
     assert (told.guessed, told.asked, told.found) == (stats.proposed, stats.asked, stats.found)
     assert told.lookup_s == pytest.approx(stats.lookup_s, rel=0.05)
     assert stats == guesses.stats()

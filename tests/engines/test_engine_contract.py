@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.support.contract_engines import KINDS, Kind
 from tests.support.engine_samples import (
     V1,
@@ -75,7 +75,7 @@ def test_an_update_ends_a_span_and_begins_the_next(kind: Kind, mode: str) -> Non
     """Invariant 3."""
     engine = kind.open(emit_every=5)
     gained = half_way(engine)
-    engine.update(Update(V2, kind.weights(1)), mode)
+    engine.update(WeightUpdate(V2, kind.weights(1)), mode)
     assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 
@@ -84,10 +84,10 @@ def test_keep_version_needs_an_empty_engine(kind: Kind) -> None:
     engine = kind.open()
     gained = half_way(engine)
     with pytest.raises(EngineRefused, match="keep_version"):
-        engine.update(Update(V2, kind.weights(1)), "keep_version")
+        engine.update(WeightUpdate(V2, kind.weights(1)), "keep_version")
     gather(gained, engine.poll(10.0))
     assert gained["t"].spans == [(V1, 40)]
-    engine.update(Update(V2, kind.weights(1)), "keep_version")
+    engine.update(WeightUpdate(V2, kind.weights(1)), "keep_version")
     after = run_all(engine, [ask("u", prompt(6), Sampling(temperature=0, tokens_max=3))])
     assert after["u"].spans == [(V2, 3)]
 
@@ -102,10 +102,10 @@ def test_a_failed_update_serves_nothing_until_one_succeeds(kind: Kind, fault: st
         wrong = bad[kind.tensor]
         bad[kind.tensor] = wrong[:-1] if fault == "shape" else wrong * np.nan
     with pytest.raises(EngineRefused, match=kind.tensor):
-        engine.update(Update(V2, bad), "in_flight")
+        engine.update(WeightUpdate(V2, bad), "in_flight")
     assert engine.poll(0.1) == []
     assert engine.version == V1
-    engine.update(Update(V2, kind.weights(1)), "in_flight")
+    engine.update(WeightUpdate(V2, kind.weights(1)), "in_flight")
     assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 
@@ -113,7 +113,7 @@ def test_what_is_served_is_read_back_bit_for_bit(kind: Kind) -> None:
     engine, old, new = kind.open(), kind.weights(0), kind.weights(1)
     assert engine.read_back(old, old).differing == ()
     assert kind.tensor in engine.read_back(new, new).differing
-    engine.update(Update(V2, new), "in_flight")
+    engine.update(WeightUpdate(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
 
 
@@ -186,7 +186,7 @@ def test_abort_after_an_update_gives_the_tokens_of_the_old_version_once(kind: Ki
     engine.submit(ask("t", prompt(6), Sampling(tokens_max=30)))
     while engine.stats().tokens < 9:
         engine.poll(0.0)
-    engine.update(Update(V2, kind.weights(0)), "in_flight")
+    engine.update(WeightUpdate(V2, kind.weights(0)), "in_flight")
     rest = engine.abort("t")
     assert rest is not None
     assert (len(rest.tokens), rest.version) == (9, V1)

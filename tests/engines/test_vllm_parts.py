@@ -11,18 +11,18 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.connect import open_engine
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import environment
-from producers.engines.vllm_engine.chunks import checked, patch_chunks, whole_chunks
-from producers.engines.vllm_engine.messages import stage_patches, stage_tensors, staged_patches
-from producers.engines.vllm_engine.needed import needed_by
-from producers.engines.vllm_engine.sequence import Sequence
+from producers.engines.vllm_engine.chunks import check_update, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.messages import stage_patches, stage_tensors, read_staged_patches
+from producers.engines.vllm_engine.needed import expected_tensors
+from producers.engines.vllm_engine.sequence import VllmSequence
 from producers.engines.vllm_engine.staging import staged_tensors
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 from streams.errors import ConfigurationError, EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, prompt, resumed, tiny_model
 
 READ = """
@@ -33,9 +33,9 @@ print(name, tensor.dtype, tensor.tolist())
 """
 
 
-def changed(name: str, tensor: torch.Tensor, at: list[int]) -> Patch:
+def changed(name: str, tensor: torch.Tensor, at: list[int]) -> TensorPatch:
     indices = torch.tensor(at)
-    return Patch(name, tuple(tensor.shape), tensor.dtype, indices, tensor.reshape(-1)[indices])
+    return TensorPatch(name, tuple(tensor.shape), tensor.dtype, indices, tensor.reshape(-1)[indices])
 
 
 def missing(name: str) -> str:
@@ -57,7 +57,7 @@ def test_a_vllm_that_is_missing_or_another_release_says_what_to_install(
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_a_checkpoint_needs_each_memory_once_under_any_of_its_names(family: str) -> None:
     model = tiny_model(family)
-    needed, state = needed_by(model.config), dict(model.state_dict())
+    needed, state = expected_tensors(model.config), dict(model.state_dict())
     assert set(needed.own(state)) == set(needed.shapes)
     for name, others in needed.tied.items():
         del state[name]
@@ -67,31 +67,31 @@ def test_a_checkpoint_needs_each_memory_once_under_any_of_its_names(family: str)
 
 def test_patches_count_only_where_they_can_be_written_in_place_on_their_base() -> None:
     model = tiny_model("qwen2")
-    needed, state = needed_by(model.config), dict(model.state_dict())
+    needed, state = expected_tensors(model.config), dict(model.state_dict())
     name = "model.layers.0.mlp.up_proj.weight"
-    update = Update(V2, state, V1, (changed(name, state[name], [0, 5]),), ("model.norm.weight",))
-    patches = checked(update, needed, V1, in_place=True).patches
+    update = WeightUpdate(V2, state, V1, (changed(name, state[name], [0, 5]),), ("model.norm.weight",))
+    patches = check_update(update, needed, V1, in_place=True).patches
     assert patches is not None
     assert [patch.name for patch in patches] == [name, "model.norm.weight"]
     assert len(patches[1].indices) == state["model.norm.weight"].numel()
-    assert checked(update, needed, V2, in_place=True).patches is None
-    assert checked(update, needed, V1, in_place=False).patches is None
-    mostly = Update(V2, state, V1, (), tuple(state))
-    assert checked(mostly, needed, V1, in_place=True).patches is None
+    assert check_update(update, needed, V2, in_place=True).patches is None
+    assert check_update(update, needed, V1, in_place=False).patches is None
+    mostly = WeightUpdate(V2, state, V1, (), tuple(state))
+    assert check_update(mostly, needed, V1, in_place=True).patches is None
 
 
 def test_a_wrong_tensor_is_named_before_anything_is_loaded() -> None:
     model = tiny_model("qwen2")
-    needed, state = needed_by(model.config), dict(model.state_dict())
+    needed, state = expected_tensors(model.config), dict(model.state_dict())
     del state["model.norm.weight"]
     with pytest.raises(EngineRefused, match=r"model\.norm\.weight"):
-        checked(Update(V2, state), needed, None, in_place=False)
+        check_update(WeightUpdate(V2, state), needed, None, in_place=False)
 
 
 @pytest.mark.parametrize("bytes_max", [1, 4096, 20_000, 1 << 20])
 def test_chunks_hold_everything_in_order_and_little_more_than_asked(bytes_max: int) -> None:
     model = tiny_model("llama")
-    needed, state = needed_by(model.config), dict(model.state_dict())
+    needed, state = expected_tensors(model.config), dict(model.state_dict())
     cut = list(whole_chunks(needed, state, bytes_max))
     assert [name for chunk in cut for name, _ in chunk] == list(needed.shapes)
     for chunk in cut:
@@ -114,7 +114,7 @@ def test_staged_patches_come_out_as_they_went_in() -> None:
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     patches = [changed("a", tensor, [1, 7]), changed("b", -tensor, [0])]
     staged = stage_patches(patches)
-    back = staged_patches(**staged.message)
+    back = read_staged_patches(**staged.message)
     for one, other in zip(patches, back, strict=True):
         assert (one.name, one.shape, one.dtype) == (other.name, other.shape, other.dtype)
         assert torch.equal(one.indices, other.indices)
@@ -125,20 +125,20 @@ def test_staged_patches_come_out_as_they_went_in() -> None:
 def test_a_moved_trajectory_is_seeded_by_what_it_has_and_nothing_else() -> None:
     """Invariant 10: not by where or how often it moved."""
     request = ask("t", prompt(6), Sampling(tokens_max=30))
-    one, other = Sequence(request, 96), Sequence(request, 96)
+    one, other = VllmSequence(request, 96), VllmSequence(request, 96)
     one.enter("t/1")
     one.gain([3, 4], [-1.0, -2.0])
     emission = one.say(V1)
     moved = resumed(request, Gained([3, 4], [-1.0, -2.0]))
     assert emission.tokens.tolist() == [3, 4]
-    assert Sequence(moved, 96).seed == one.seed != other.seed
-    assert Sequence(ask("u", prompt(6), Sampling()), 96).seed != other.seed
+    assert VllmSequence(moved, 96).seed == one.seed != other.seed
+    assert VllmSequence(ask("u", prompt(6), Sampling()), 96).seed != other.seed
     assert (one.room, other.room) == (28, 30)
 
 
 def test_stamps_tile_the_stay_in_vllm() -> None:
     """Invariant 3."""
-    sequence = Sequence(ask("t", prompt(6), Sampling()), 96)
+    sequence = VllmSequence(ask("t", prompt(6), Sampling()), 96)
     sequence.enter("t/1")
     sequence.gain([1, 2], [-1.0, -1.0])
     sequence.say(V1)

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.rollout.orders import Orders
+from producers.rollout.orders import AssignmentQueue
 from storage.memory_store import MemoryStore
 from storage.relay.relay import Relay
 from storage.relay.settings import RelaySettings
 from streams.bus import Bus
 from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
-from streams.records import Assignment, RelayStatus, Sampling, Version
+from streams.records import Assignment, RelayStatus
+from streams.values import Sampling, Version
 from streams.topics import catalogue, partition_of
 from streams.writer import FencedWriter, publish
 
@@ -37,7 +38,7 @@ def order(bus: Bus, writer: FencedWriter, rollout: str, term: int) -> None:
 def test_a_rollout_exits_at_an_order_to_its_successor_and_at_no_other(bus: Bus) -> None:
     writer = FencedWriter(bus, "assignments", "dispatch", 1)
     writer.open()
-    orders = Orders(bus, "rollout-0", 2)
+    orders = AssignmentQueue(bus, "rollout-0", 2)
     for rollout, term in (("rollout-0", 1), ("rollout-1", 9), ("rollout-0", 2)):
         order(bus, writer, rollout, term)
     assert orders.read() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import load, truncates
+from rollstream.config import load, truncates_log
 from rollstream.folder import store_url
 from storage.connect import open_store
 from testbed.kills.roles_by_hand import by_hand
@@ -50,7 +50,7 @@ def haunted(folder: Path, model: Path, back_end: str, zombies: tuple[Zombie, ...
         run.wait_complete(forward)
     found = assert_no_harm(folder)
     assert_the_log_adds_up(folder, configuration.trainer.steps)
-    forgotten = UNARCHIVED if truncates(configuration) else ()
+    forgotten = UNARCHIVED if truncates_log(configuration) else ()
     kept = [zombie for zombie in zombies if zombie.voids and zombie.kind not in forgotten]
     assert found.void >= len(kept)
 

@@ -7,9 +7,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rollstream.metrics.catalogue import BY_ROLE, FAMILIES, PREFIX
-from rollstream.metrics.collector import WatchCollector
-from rollstream.metrics.watch import Watch
-from streams.figures import SECONDS, Tally
+from rollstream.metrics.collector import MetricsCollector
+from rollstream.metrics.watch import ProcessMetrics
+from streams.figures import SECONDS_BUCKETS, MetricHistogram
 from testbed.repository import ROOT
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -51,12 +51,12 @@ def test_seconds_and_bytes_are_in_the_name():
 
 
 def test_the_whole_catalogue_is_valid_open_metrics():
-    watch = Watch(threading.Event())
+    watch = ProcessMetrics(threading.Event())
     offered = [f for f in FAMILIES.values() if f.name != "scrape_errors_total"]
-    values = {"histogram": Tally(SECONDS), "counter": 1, "gauge": 1}
+    values = {"histogram": MetricHistogram(SECONDS_BUCKETS), "counter": 1, "gauge": 1}
     watch.offer(lambda: {f.name: {"a": 1} if f.label else values[f.kind] for f in offered})
     registry = CollectorRegistry()
-    registry.register(WatchCollector(watch, {"run": 'a "b"\n', "role": "r", "name": "n"}))
+    registry.register(MetricsCollector(watch, {"run": 'a "b"\n', "role": "r", "name": "n"}))
     parsed = text_string_to_metric_families(generate_latest(registry).decode())
     names = {family.name for family in parsed if family.name.startswith(PREFIX)}
     assert names == {PREFIX + name.removesuffix("_total") for name in FAMILIES}

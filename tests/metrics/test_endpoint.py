@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import Configuration
-from rollstream.metrics.endpoint import endpoint_file, port_of, served
-from rollstream.metrics.watch import Watch
+from rollstream.settings import Configuration
+from rollstream.metrics.endpoint import endpoint_file, metrics_port, serve_metrics
+from rollstream.metrics.watch import ProcessMetrics
 from rollstream.settings import MetricsSettings
-from streams.figures import Tally
+from streams.figures import MetricHistogram
 from testbed.scraping import endpoint, get, scrape, value
 
 PLAIN = Configuration(run="tiny")
 
 
 def test_figures_are_served_with_run_role_and_name(tmp_path: Path):
-    watch = Watch(threading.Event())
+    watch = ProcessMetrics(threading.Event())
     watch.offer(lambda: {"prompts_ahead": 3, "dispatch_orders_total": {"start": 2, "resume": 1}})
-    with served(PLAIN, tmp_path, "prompts", "p-1", watch, {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p-1", watch, {}):
         found = scrape(endpoint(tmp_path, "p-1")["url"])
     labels = {"run": "tiny", "role": "prompts", "name": "p-1"}
     assert found["rollstream_prompts_ahead"] == [(labels, 3.0)]
@@ -30,11 +30,11 @@ def test_figures_are_served_with_run_role_and_name(tmp_path: Path):
 
 
 def test_a_tally_is_a_histogram(tmp_path: Path):
-    watch, tally = Watch(threading.Event()), Tally((0, 1, 2))
+    watch, tally = ProcessMetrics(threading.Event()), MetricHistogram((0, 1, 2))
     for lag, tokens in ((0, 5), (1, 3), (2, 1), (7, 2)):
         tally.add(lag, tokens)
     watch.offer(lambda: {"lag_steps": tally})
-    with served(PLAIN, tmp_path, "train", "trainer", watch, {}):
+    with serve_metrics(PLAIN, tmp_path, "train", "trainer", watch, {}):
         found = scrape(endpoint(tmp_path, "trainer")["url"])
     buckets = {given["le"]: v for given, v in found["rollstream_lag_steps_bucket"]}
     assert buckets == {"0.0": 5, "1.0": 8, "2.0": 9, "+Inf": 11}
@@ -46,10 +46,10 @@ def test_a_source_that_fails_costs_its_own_figures_only(tmp_path: Path, caplog):
     def broken() -> dict[str, float]:
         raise RuntimeError("no figures today")
 
-    watch = Watch(threading.Event())
+    watch = ProcessMetrics(threading.Event())
     watch.offer(broken)
     watch.offer(lambda: {"prompts_ahead": 3, "no_such_figure": 1})
-    with served(PLAIN, tmp_path, "prompts", "p", watch, {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", watch, {}):
         scrape(endpoint(tmp_path, "p")["url"])
         found = scrape(endpoint(tmp_path, "p")["url"])
     assert value(found, "rollstream_prompts_ahead") == 3
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_a_warning_and_the_role_goes_on(tmp_path: Path, caplog)
         stale = endpoint_file(tmp_path, "p")
         stale.parent.mkdir(parents=True)
         stale.write_text("{}")
-        with served(configuration, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+        with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
             assert not stale.exists()
     assert f"127.0.0.1 port {port}" in caplog.text
     assert "metrics.port" in caplog.text
@@ -74,7 +74,7 @@ def test_a_port_in_use_is_a_warning_and_the_role_goes_on(tmp_path: Path, caplog)
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
 def test_an_address_that_is_not_ours_is_a_warning(tmp_path: Path, caplog, host):
     configuration = Configuration(run="tiny", metrics=MetricsSettings(host=host))
-    with served(configuration, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         pass
     assert f"no metrics: {host}" in caplog.text
 
@@ -82,7 +82,7 @@ def test_an_address_that_is_not_ours_is_a_warning(tmp_path: Path, caplog, host):
 def test_a_folder_that_cannot_be_written_leaves_the_endpoint(tmp_path: Path, caplog):
     (tmp_path / "metrics").write_text("a file where the folder belongs")
     caplog.set_level(logging.INFO)
-    with served(PLAIN, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         url = caplog.text.partition("/healthz on ")[2].split()[0]
         assert get(f"{url}/healthz")[0] == 200
     assert "cannot be written" in caplog.text
@@ -90,21 +90,21 @@ def test_a_folder_that_cannot_be_written_leaves_the_endpoint(tmp_path: Path, cap
 
 def test_metrics_can_be_switched_off(tmp_path: Path):
     configuration = Configuration(run="tiny", metrics=MetricsSettings(enabled=False))
-    with served(configuration, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(configuration, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         assert not (tmp_path / "metrics").exists()
 
 
 def test_the_endpoint_file_goes_with_its_process_but_not_a_successors(tmp_path: Path):
-    with served(PLAIN, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         assert endpoint_file(tmp_path, "p").exists()
     assert not endpoint_file(tmp_path, "p").exists()
-    with served(PLAIN, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         endpoint_file(tmp_path, "p").write_text('{"pid": 1}')
     assert endpoint_file(tmp_path, "p").exists()
 
 
 def test_a_name_with_slashes_stays_in_the_folder(tmp_path: Path):
-    with served(PLAIN, tmp_path, "prompts", "../../p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "../../p", ProcessMetrics(threading.Event()), {}):
         assert [f.name for f in (tmp_path / "metrics" / "endpoints").iterdir()] == [
             "..%2F..%2Fp.json"
         ]
@@ -113,8 +113,8 @@ def test_a_name_with_slashes_stays_in_the_folder(tmp_path: Path):
 def test_health_follows_the_turns_of_the_loop(tmp_path: Path):
     now = [0.0]
     stop = threading.Event()
-    watch = Watch(stop, lambda: now[0])
-    with served(PLAIN, tmp_path, "train", "trainer", watch, {}):
+    watch = ProcessMetrics(stop, lambda: now[0])
+    with serve_metrics(PLAIN, tmp_path, "train", "trainer", watch, {}):
         url = endpoint(tmp_path, "trainer")["url"]
 
         def health() -> tuple[int, str]:
@@ -134,13 +134,13 @@ def test_health_follows_the_turns_of_the_loop(tmp_path: Path):
 
 
 def test_other_paths_name_what_is_served(tmp_path: Path):
-    with served(PLAIN, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         status, text = get(endpoint(tmp_path, "p")["url"] + "/")
     assert (status, text) == (404, "served here: /healthz, /metrics\n")
 
 
 def test_clients_that_say_nothing_or_rubbish_block_nobody(tmp_path: Path):
-    with served(PLAIN, tmp_path, "prompts", "p", Watch(threading.Event()), {}):
+    with serve_metrics(PLAIN, tmp_path, "prompts", "p", ProcessMetrics(threading.Event()), {}):
         at = endpoint(tmp_path, "p")
         address = (at["host"], at["port"])
         with socket.create_connection(address), socket.create_connection(address) as rude:
@@ -150,7 +150,7 @@ def test_clients_that_say_nothing_or_rubbish_block_nobody(tmp_path: Path):
 
 def test_a_process_is_given_its_port_by_the_environment(caplog):
     configuration = Configuration(metrics=MetricsSettings(port=9464))
-    assert port_of(configuration, {}) == 9464
-    assert port_of(configuration, {"ROLLSTREAM_METRICS_PORT": "9500"}) == 9500
-    assert port_of(configuration, {"ROLLSTREAM_METRICS_PORT": "99999"}) == 9464
+    assert metrics_port(configuration, {}) == 9464
+    assert metrics_port(configuration, {"ROLLSTREAM_METRICS_PORT": "9500"}) == 9500
+    assert metrics_port(configuration, {"ROLLSTREAM_METRICS_PORT": "99999"}) == 9464
     assert "ROLLSTREAM_METRICS_PORT='99999' is not a port" in caplog.text

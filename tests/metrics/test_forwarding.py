@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, write_configuration
 from rollstream.main import parser
 from rollstream.metrics.forwarder import Forwarder
-from rollstream.metrics.lines import READ_BYTES_MAX, Place, lines_from
+from rollstream.metrics.lines import READ_BYTES_MAX, FilePosition, read_lines
 from rollstream.metrics.sinks import TensorBoardSink
 from storage.metrics import MetricsFile
 from streams.errors import CorruptObject
@@ -46,7 +46,7 @@ def init(**given):
 def folder(tmp_path: Path) -> RunFolder:
     """A settled run whose trainer wrote two steps and whose evaluation wrote one line."""
     folder = RunFolder(tmp_path / "run")
-    settle(folder, Configuration(run="tiny", folder=str(folder.path)))
+    write_configuration(folder, Configuration(run="tiny", folder=str(folder.path)))
     write(folder, "trainer", {"step": 1, "time_s": 10.0, "loss": 0.5}, {"step": 2, "loss": 0.25})
     write(folder, "eval", {"step": 2, "accuracy_sampled": 0.75, "shares": {"long": 0.5}})
     return folder
@@ -180,7 +180,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_a_file_without_line_ends_is_damaged(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"x" * (READ_BYTES_MAX + 1))
     with pytest.raises(CorruptObject, match="more than"):
-        list(lines_from(tmp_path / "x.jsonl", Place()))
+        list(read_lines(tmp_path / "x.jsonl", FilePosition()))
 
 
 def test_following_goes_on_until_it_is_told_to_stop_and_loses_nothing_to_kill(folder):

@@ -6,7 +6,8 @@ from consumers.trainer.step_lines import missing_lines, step_line
 from storage.metrics import MetricsFile, read_metrics
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
-from streams.records import StepDone, Version
+from streams.records import StepDone
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 

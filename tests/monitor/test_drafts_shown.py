@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from rollstream.live.snapshot import snapshot
+from rollstream.live.snapshot import take_snapshot
 from rollstream.live.state import RunState
-from rollstream.report.history import History
+from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
-from rollstream.report.write import report
-from streams.records import Drafts, Prompt, Sampling, Trajectory
+from rollstream.report.write import report_page
+from streams.values import Drafts, Sampling
+from streams.records import Prompt, Trajectory
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 
@@ -47,7 +48,7 @@ def run_of_passes(groups: int, tasks: tuple[str, ...] = ("remainder",)) -> Itera
 
 
 def shown(state: RunState) -> str:
-    text = drawn(snapshot(state, planted.plan(), planted.NOW_S), 120, 60)
+    text = drawn(take_snapshot(state, planted.plan(), planted.NOW_S), 120, 60)
     return " ".join(text.split())
 
 
@@ -69,7 +70,7 @@ def test_passes_are_those_that_the_prompts_say():
         state.apply(prompt(group), planted.NOW_S)
         state.apply(drafted(group), planted.NOW_S)
     state.apply(drafted(9000), planted.NOW_S)  # its prompt is not kept any more
-    at = snapshot(state, planted.plan(), planted.NOW_S)
+    at = take_snapshot(state, planted.plan(), planted.NOW_S)
     assert [one.number for one in at.drafts] == [234, 2, None]
     told = msgspec.json.decode(msgspec.json.encode(at))["drafts"][0]
     assert told["guesses"]["guessed"] == 10
@@ -79,9 +80,9 @@ def test_passes_are_those_that_the_prompts_say():
 def test_without_drafts_nothing_of_them_is_shown():
     state = planted.healthy()
     assert "drafts" not in shown(state)
-    history = History()
+    history = RunHistory()
     history.apply(planted.finished(1, 0, 1.0))
-    assert "Drafts" not in report(history, summarise(history))
+    assert "Drafts" not in report_page(history, summarise(history))
 
 
 def test_what_is_known_of_passes_is_bounded():
@@ -93,11 +94,11 @@ def test_what_is_known_of_passes_is_bounded():
 
 
 def test_the_report_has_a_line_per_pass_and_task():
-    history = History()
+    history = RunHistory()
     for record in run_of_passes(4 * PROMPTS, ("long", "short")):
         history.apply(record)
         history.apply(record)  # a second completion is nobody's
-    text = report(history, summarise(history))
+    text = report_page(history, summarise(history))
     assert "Accepted drafts" in text
     assert "Tokens per step" in text
     rows = re.findall(r"<tr>(.*?)</tr>", text[text.index("<h2>Drafts</h2>") :])
@@ -124,9 +125,9 @@ def test_the_report_has_a_line_per_pass_and_task():
 
 
 def test_one_pass_has_a_table_and_no_plot():
-    history = History()
+    history = RunHistory()
     for record in run_of_passes(PROMPTS):
         history.apply(record)
-    text = report(history, summarise(history))
+    text = report_page(history, summarise(history))
     assert "<h2>Drafts</h2>" in text
     assert "Accepted drafts" not in text

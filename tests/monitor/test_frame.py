@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.live.frame import WIDE
+from rollstream.live.frame import WIDE_COLUMNS
 from rollstream.live.state import DeadLetters
-from rollstream.live.table import plain
-from rollstream.live.words import age, brief, clock, flow, shortened, spark
-from rollstream.warnings.all import concerns_of
+from rollstream.live.table import plain_line
+from rollstream.live.words import age, short_number, clock, wrap_parts, shortened, sparkline
+from rollstream.warnings.all import warnings_of
 from tests.support import planted_states as planted
 from tests.support.planted_states import drawn
 
@@ -16,14 +16,14 @@ NBSP = "\N{NO-BREAK SPACE}"
 IMPORTANT = ("reward", "tokens/s", "queue", "groups", "versions", "at finish", "trained")
 
 
-@pytest.mark.parametrize("columns", [80, WIDE - 1, WIDE, 160])
+@pytest.mark.parametrize("columns", [80, WIDE_COLUMNS - 1, WIDE_COLUMNS, 160])
 @pytest.mark.parametrize("lines", [None, 24, 40, 60])
 @pytest.mark.parametrize("rollouts", [1, 4, 40])
 def test_the_frame_fits_its_terminal_and_nothing_that_matters_is_cut(columns, lines, rollouts):
     state = planted.healthy(rollouts, reward=lambda index: 0.0)
     state.dead_letters = {"trajectories": DeadLetters(3, "no record")}
     at = planted.moment(state)
-    text = drawn(replace(at, concerns=concerns_of(at)), columns, lines)
+    text = drawn(replace(at, concerns=warnings_of(at)), columns, lines)
     rows = text.splitlines()
     assert {len(row) for row in rows} == {columns}
     assert lines is None or len(rows) <= lines
@@ -64,7 +64,7 @@ def test_before_the_first_step_there_is_a_frame_too(columns):
     assert {len(row) for row in text.splitlines()} == {columns}
     assert "none yet" in text
     assert "starting" in text
-    assert plain(at).startswith("0:00 step 0/60 starting")
+    assert plain_line(at).startswith("0:00 step 0/60 starting")
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -77,7 +77,7 @@ def test_what_others_wrote_cannot_break_the_frame(columns):
         state.apply(odd, planted.NOW_S)
     state.dead_letters = {"status": DeadLetters(1, "\x07 [/red]")}
     at = planted.moment(state)
-    text = drawn(replace(at, concerns=concerns_of(at), trouble="disk \x1b[0m full"), columns, 60)
+    text = drawn(replace(at, concerns=warnings_of(at), trouble="disk \x1b[0m full"), columns, 60)
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]" in text
@@ -96,18 +96,18 @@ def test_clock_ages_and_sparks():
     assert [clock(5), clock(125), clock(3725)] == ["0:05", "2:05", "1:02:05"]
     said = [f"0.4{NBSP}s", f"42{NBSP}s", "12:31", "3:02:05", f"5{NBSP}d{NBSP}3{NBSP}h"]
     assert [age(s) for s in (0.4, 42, 751, 10_925, 5 * 86_400 + 3 * 3600)] == said
-    assert [brief(n) for n in (0, 940, 9_400, 12_345, 999_600)] == [
+    assert [short_number(n) for n in (0, 940, 9_400, 12_345, 999_600)] == [
         "0",
         "940",
         "9.4k",
         "12k",
         "1.0M",
     ]
-    assert spark((0.0, 1.0, 0.5), 2) == "█▅"
-    assert spark((1.0,)) == ""
+    assert sparkline((0.0, 1.0, 0.5), 2) == "█▅"
+    assert sparkline((1.0,)) == ""
 
 
 def test_parts_are_broken_between_and_names_are_cut_in_the_middle():
-    assert flow(["one", "two", "three"], 9) == ["one · two", "three"]
-    assert flow(["longer than the line"], 5) == ["longer than the line"]
+    assert wrap_parts(["one", "two", "three"], 9) == ["one · two", "three"]
+    assert wrap_parts(["longer than the line"], 5) == ["longer than the line"]
     assert shortened("rollout-of-a-host-17", 12) == "rollo…ost-17"

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from rollstream.config import load
-from rollstream.live.feed import Feed
-from rollstream.live.look import Onlooker
-from rollstream.live.plan import Plan, plan_of
-from rollstream.live.snapshot import Snapshot, snapshot
+from rollstream.live.feed import RunFeed
+from rollstream.live.look import RunObserver
+from rollstream.live.plan import RunSettings, run_settings_of
+from rollstream.live.snapshot import RunSnapshot, take_snapshot
 from rollstream.live.state import RunState
 from rollstream.live.view import LiveView
 from rollstream.supervisor import RoleState
@@ -36,14 +36,14 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 
 @pytest.fixture
-def plan(run_folder) -> Plan:
-    return replace(plan_of(load(run_folder.configuration)), steps=90, groups_per_step=GROUPS)
+def plan(run_folder) -> RunSettings:
+    return replace(run_settings_of(load(run_folder.configuration)), steps=90, groups_per_step=GROUPS)
 
 
 @pytest.fixture
 def state(run_folder, plan) -> RunState:
     followed, bus = plan.state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    feed = Feed(bus, run_folder.metrics)
+    feed = RunFeed(bus, run_folder.metrics)
     while feed.follow(followed, NOW_S):
         pass
     bus.close()
@@ -53,8 +53,8 @@ def state(run_folder, plan) -> RunState:
 
 
 @pytest.fixture
-def shown(state, plan) -> Snapshot:
-    return snapshot(state, plan, NOW_S)
+def shown(state, plan) -> RunSnapshot:
+    return take_snapshot(state, plan, NOW_S)
 
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_the_newest_weights_count_whatever_comes_first(plan):
     state = RunState()
     for number in (2, 1):
         state.apply(announced(number))
-    assert snapshot(state, plan, NOW_S).version == 2
+    assert take_snapshot(state, plan, NOW_S).version == 2
 
 
 # ---- figures -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_speed_and_idle_share_are_means_over_the_last_heartbeats(plan):
     state = RunState()
     for beat in range(9):
         state.apply(status("rollout-0", 60, beat))
-    line = snapshot(state, plan, STARTED_S + 60 * STEP_S + 4).rollouts[0]
+    line = take_snapshot(state, plan, STARTED_S + 60 * STEP_S + 4).rollouts[0]
     assert line.tokens_per_s == pytest.approx(3700)
     assert line.idle_share == pytest.approx(0.02)
     assert line.state == "generating"
@@ -178,7 +178,7 @@ def test_speed_and_idle_share_are_means_over_the_last_heartbeats(plan):
 
 def test_a_rollout_without_heartbeats_is_silent(state, plan):
     state.newest_s["ledger"] = NOW_S + 60  # something is written
-    assert {o.state for o in snapshot(state, plan, NOW_S + 60).rollouts} == {"silent"}
+    assert {o.state for o in take_snapshot(state, plan, NOW_S + 60).rollouts} == {"silent"}
 
 
 def test_lag_is_counted_in_tokens_at_finish_and_when_trained():
@@ -223,7 +223,7 @@ def test_a_run_without_a_supervisor_has_finished_when_all_are_gone():
 def test_the_short_frame_has_the_word_of_the_supervisor(state, plan):
     dead = RoleState("rollout-1", "restarting", 1, "died (SIGKILL), restart 1")
     for columns in (80, 160):
-        text = drawn(snapshot(state, plan, NOW_S, [dead]), columns, None, detailed=False)
+        text = drawn(take_snapshot(state, plan, NOW_S, [dead]), columns, None, detailed=False)
         assert {len(line) for line in text.splitlines()} == {columns}
         assert "! rollout-1 died (SIGKILL), restart 1" in text
         assert "1 restart ·" in text
@@ -233,7 +233,7 @@ def test_the_short_frame_has_the_word_of_the_supervisor(state, plan):
 def test_without_a_terminal_the_view_prints_lines(plan, run_folder, capsys):
     bus = open_bus(f"sqlite:{run_folder.path / 'bus'}")
     for as_json in (False, True):
-        onlooker = Onlooker(plan, run_folder.metrics, lambda: bus, lambda: NOW_S, STARTED_S)
+        onlooker = RunObserver(plan, run_folder.metrics, lambda: bus, lambda: NOW_S, STARTED_S)
         with LiveView(onlooker, Console(file=io.StringIO()), as_json) as view:
             view.show([RoleState("trainer", "running", 0)])
     bus.close()

@@ -3,10 +3,10 @@
 import pytest
 
 from rollstream.live.state import RunState
-from rollstream.report.history import History
+from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
-from rollstream.report.write import report
-from rollstream.warnings.all import concerns_of
+from rollstream.report.write import report_page
+from rollstream.warnings.all import warnings_of
 from tests.support import planted_states as planted
 from tests.support.planted_states import STEPS, drawn, healthy, kinds, moment
 
@@ -48,7 +48,7 @@ def test_a_run_without_such_tokens_says_so():
 )
 def test_what_rounding_cannot_explain_is_a_warning_that_names_the_task(mean, tokens, warned):
     """Few tokens are none: 10 steps of 10 are less than 256."""
-    found = concerns_of(moment(mismatched(mean, tokens, "sums")))
+    found = warnings_of(moment(mismatched(mean, tokens, "sums")))
     assert [one.kind for one in found] == ["mismatch/sums"] * warned
     for concern in found:
         assert "task sums" in concern.what
@@ -70,11 +70,11 @@ def test_16_bits_have_a_wider_bound():
 
 
 def test_the_report_draws_it_by_task():
-    history = History()
+    history = RunHistory()
     for step in range(1, STEPS + 1):
         for task in ("sums", "words"):
             history.apply(planted.done(step, **figures(1e-6, 50.0, task)))
-    page = report(history, summarise(history))
+    page = report_page(history, summarise(history))
     assert "Mismatch of engine and trainer" in page
     assert "words, step 20: 1.0e-06" in page
 
@@ -83,9 +83,9 @@ def test_the_report_draws_rewards_by_task_where_there_are_several():
     """Of one task the curve stands in the report already."""
 
     def page_of(*tasks: str) -> str:
-        history = History()
+        history = RunHistory()
         history.apply(planted.done(1, **{f"reward_mean/{task}": 0.5 for task in tasks}))
-        return report(history, summarise(history))
+        return report_page(history, summarise(history))
 
     assert "Reward by task" not in page_of("sums")
     assert "Reward by task" in page_of("sums", "words")

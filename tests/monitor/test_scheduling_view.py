@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rollstream.live.moves import MOVES, Moved, move_of, moves_of
+from rollstream.live.moves import MOVES_FILE, RequestMove, parse_move, parse_moves
 from rollstream.live.state import MOVES_KEPT
-from rollstream.report.history import History, RolloutHistory, Serving
+from rollstream.report.history import RunHistory, RolloutHistory, ServedVersion
 from rollstream.report.opening import open_history
 from rollstream.report.timeline import draw_timeline
 from storage.metrics import MetricsFile
@@ -64,8 +64,8 @@ def test_a_line_that_is_no_move_is_passed_over_and_memory_is_bounded():
     """Invariant 8; somebody else's file must not end who only looks."""
     good = planted.move(1, "a", "b", 2)
     rubbish = [{}, {**good, "requests": "two"}, {**good, "source": None}, {"time_s": "now"}]
-    assert moves_of([*rubbish, good]) == [Moved(planted.NOW_S - 1, "a", "b", 2, 0.001)]
-    assert move_of({**good, "plan_s": None}) == Moved(planted.NOW_S - 1, "a", "b", 2)
+    assert parse_moves([*rubbish, good]) == [RequestMove(planted.NOW_S - 1, "a", "b", 2, 0.001)]
+    assert parse_move({**good, "plan_s": None}) == RequestMove(planted.NOW_S - 1, "a", "b", 2)
     state = planted.healthy(1)
     for _ in range(MOVES_KEPT + 10):
         state.apply_move(good)
@@ -84,17 +84,17 @@ def test_a_name_cannot_move_the_cursor():
     assert "\x1b[2J" not in drawn(planted.moment(state), 80, 60)
 
 
-def timeline_of(moves: list[Moved]) -> History:
-    history = History(moves=moves)
+def timeline_of(moves: list[RequestMove]) -> RunHistory:
+    history = RunHistory(moves=moves)
     for name in ("a", "b", "<c>"):
-        rollout = RolloutHistory(serving=[Serving(100.0, 0, 1), Serving(130.0, 1, 1)])
+        rollout = RolloutHistory(serving=[ServedVersion(100.0, 0, 1), ServedVersion(130.0, 1, 1)])
         rollout.busy.add(100.0, 160.0)
         history.rollouts[name] = rollout
     return history
 
 
 def test_the_timeline_draws_moves_as_arrows_and_marks_pulls():
-    moves = [Moved(120.0, "a", "b", 9), Moved(125.0, "b", "<c>", 1), Moved(126.0, "gone", "a", 1)]
+    moves = [RequestMove(120.0, "a", "b", 9), RequestMove(125.0, "b", "<c>", 1), RequestMove(126.0, "gone", "a", 1)]
     drawing = draw_timeline(timeline_of(moves))
     ElementTree.fromstring(drawing)
     assert "a handed 9 requests to b" in drawing
@@ -108,22 +108,22 @@ def test_the_timeline_draws_moves_as_arrows_and_marks_pulls():
 
 
 def test_moves_of_one_plan_stand_side_by_side():
-    moves = [Moved(120.0, "a", "b", 9), Moved(120.001, "b", "<c>", 1)]
+    moves = [RequestMove(120.0, "a", "b", 9), RequestMove(120.001, "b", "<c>", 1)]
     left, right = re.findall(r'class="shaft" d="M([\d.]+) ', draw_timeline(timeline_of(moves)))
     assert float(right) - float(left) > 5
 
 
 def test_moves_outside_of_what_is_drawn_are_left_out():
-    assert 'class="move"' not in draw_timeline(timeline_of([Moved(10_000.0, "a", "b", 1)]))
+    assert 'class="move"' not in draw_timeline(timeline_of([RequestMove(10_000.0, "a", "b", 1)]))
 
 
 def test_the_report_reads_moves_from_the_runs_folder(run_folder):
-    with MetricsFile(run_folder.metrics / MOVES) as lines:
+    with MetricsFile(run_folder.metrics / MOVES_FILE) as lines:
         lines.append(planted.move(1, "rollout-0", "rollout-1", 3))
     assert open_history(run_folder).moves == [
-        Moved(planted.NOW_S - 1, "rollout-0", "rollout-1", 3, 0.001)
+        RequestMove(planted.NOW_S - 1, "rollout-0", "rollout-1", 3, 0.001)
     ]
-    (run_folder.metrics / MOVES).unlink()
+    (run_folder.metrics / MOVES_FILE).unlink()
     assert open_history(run_folder).moves == []
 
 

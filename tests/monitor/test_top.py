@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, write_configuration
 from rollstream.main import main
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.records import Dead
 from streams.topics import catalogue
@@ -63,8 +63,8 @@ def test_once_prints_one_frame_into_a_pipe(run_folder, columns):
 def test_nothing_is_written_even_where_bytes_are_no_record(tmp_path, capsys):
     folder = publish_run(tmp_path / "run", steps=3)
     bus = open_bus(f"sqlite:{folder.path / 'bus'}")
-    bus.append("trajectories", [Entry(b"1", b"rubbish")])
-    bus.append("ledger", [Entry(b"run", b"rubbish")])
+    bus.append("trajectories", [AppendEntry(b"1", b"rubbish")])
+    bus.append("ledger", [AppendEntry(b"run", b"rubbish")])
     bus.close()
     before = ends(folder)
     assert one(folder.path, capsys)["step"] == 3
@@ -72,7 +72,7 @@ def test_nothing_is_written_even_where_bytes_are_no_record(tmp_path, capsys):
 
 
 def test_a_run_that_was_only_prepared_is_shown_and_gets_no_log(tmp_path, capsys):
-    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
     assert one(tmp_path, capsys)["phase"] == "starting"
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollstream.live.state import DeadLetters, RunState
-from rollstream.warnings.all import concerns_of
+from rollstream.warnings.all import warnings_of
 from streams.records import Annotation, GroupClosed
 from tests.support import planted_states as planted
 from tests.support.planted_states import GROUPS, NOW_S, SAMPLES, STEPS, healthy, kinds, moment
@@ -29,7 +29,7 @@ def test_a_finished_run_does_not_warn_of_its_silence():
 
 def test_every_warning_says_what_and_what_to_do():
     state = sick()
-    found = concerns_of(moment(state))
+    found = warnings_of(moment(state))
     assert len(found) >= 6
     for concern in found:
         assert concern.what
@@ -55,7 +55,7 @@ def sick() -> RunState:
 def test_a_task_whose_rewards_are_all_equal_is_said_with_its_name():
     state = healthy(reward=lambda index: 1.0)
     assert kinds(state) == ["equal_rewards/remainder"]
-    what = concerns_of(moment(state))[0].what
+    what = warnings_of(moment(state))[0].what
     assert f"all of the last {STEPS * GROUPS} groups of task remainder (mean 1)" in what
 
 
@@ -81,7 +81,7 @@ def test_a_reward_that_stands_still(reward, advice):
     state = healthy()
     for step in range(5, STEPS + 1):
         state.apply(planted.done(step, reward_mean=reward))
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "constant_reward"
     assert f"exactly {reward:g} for 16 steps" in concern.what
     assert advice in concern.do
@@ -101,14 +101,14 @@ def test_many_cut_answers():
             again = planted.finished(1000 + group, index, 0.5, finish="length")
             state.apply(again, NOW_S)
     assert "cut_trajectories" in kinds(state)
-    assert "43% of trajectories are cut at 420 tokens" in concerns_of(moment(state))[-1].what
+    assert "43% of trajectories are cut at 420 tokens" in warnings_of(moment(state))[-1].what
 
 
 def test_dead_trajectories_with_their_commonest_reason():
     state = healthy()
     for index, reason in enumerate(["odd", *["KeyError:\n'answer' \x1b[2J"] * 4]):
         state.apply(planted.finished(1000 + index, 0, None, finish="dead", reason=reason), NOW_S)
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "dead_trajectories"
     assert concern.what.startswith("5 of the last 325 trajectories died")
     assert concern.what.endswith("4 times: KeyError: 'answer' ?[2J")
@@ -147,7 +147,7 @@ def test_annotations_that_come_too_late():
 def test_a_step_that_moved_nothing_is_said():
     state = healthy()
     state.apply(planted.done(STEPS, updates_skipped=1.0))
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "skipped_updates"
     assert concern.what.startswith("1 of the last steps changed no weight")
 
@@ -156,6 +156,6 @@ def test_trajectories_that_cannot_be_trained_are_said_by_kind():
     state = healthy()
     for step, counts in ((19, {"refused_logprobs": 2}), (20, {"refused_logprobs": 1})):
         state.apply(planted.done(step, counts={**counts, "refused_spans": 1, "trained": 8}))
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "refused_trajectories"
     assert concern.what.endswith("cannot be trained: 3 for logprobs, 2 for spans")

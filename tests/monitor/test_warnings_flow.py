@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollstream.live.state import DeadLetters, RunState, Unarchived
-from rollstream.report.history import History
+from rollstream.live.state import DeadLetters, RunState, ArchiveBacklog
+from rollstream.report.history import RunHistory
 from rollstream.report.summary import summarise
-from rollstream.report.write import report
+from rollstream.report.write import report_page
 from rollstream.warnings import flow
-from rollstream.warnings.all import CHECKS, concerns_of
-from streams.records import GroupClosed, Prompt, Sampling, Version
+from rollstream.warnings.all import ALL_CHECKS, warnings_of
+from streams.records import GroupClosed, Prompt
+from streams.values import Sampling, Version
 from tests.support import planted_states as planted
 from tests.support.planted_states import (
     GROUPS,
@@ -67,7 +68,7 @@ def test_silent_rollouts_are_named():
     state = healthy(6)
     for number in range(1, 6):
         state.apply(planted.status(f"rollout-{number}", NOW_S - 60, term=2))
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "rollouts_silent"
     assert "rollout-1, rollout-2, rollout-3 and 2 more are silent for 60" in concern.what
 
@@ -80,13 +81,13 @@ def test_a_rollout_that_left_is_not_silent():
 
 def test_starving_rollouts_are_told_apart_by_what_is_missing():
     state = idle(healthy())
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert (concern.kind, "no prompt is waiting" in concern.do) == ("rollouts_starved", True)
     state.apply(prompt(OPEN + GROUPS), NOW_S)
-    assert "logs/dispatch.log" in concerns_of(moment(state))[0].do
+    assert "logs/dispatch.log" in warnings_of(moment(state))[0].do
     for group in range(OPEN + GROUPS, OPEN + 5 * GROUPS):
         state.apply(planted.admitted(group), NOW_S)
-    assert "the trainer is the slower side" in concerns_of(moment(state))[0].do
+    assert "the trainer is the slower side" in warnings_of(moment(state))[0].do
 
 
 def idle(state: RunState) -> RunState:
@@ -123,7 +124,7 @@ def test_lag_near_its_bound_and_what_it_costs():
         state.apply(planted.done(step, lag_consumed_mean=3.6, counts={"masked_tokens": 60}))
     for group in range(1000, 1003):
         state.apply(GroupClosed(group, "expired", "all above max_lag", STEPS), NOW_S)
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "lag_high"
     assert "mean lag when trained is 3.6 of at most 4" in concern.what
     assert "11% of generated tokens are masked" in concern.what
@@ -135,7 +136,7 @@ def test_roles_that_die_again_and_again():
     for ago_s in (700, 50, 40, 30):
         event = {"event": "death", "role": "rollout-1", "code": -9}
         state.apply_event({"time_s": NOW_S - ago_s, **event})
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert (concern.kind, concern.what[:8]) == ("roles_dying", "3 deaths")
 
 
@@ -148,7 +149,7 @@ def test_dead_letters():
         "status": DeadLetters(1, "odd"),
         "trajectories": DeadLetters(1200, "starts with b'\\x00'"),
     }
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "dead_letters"
     assert "1\N{NO-BREAK SPACE}200 in trajectories.dead; the newest: starts with" in concern.what
     assert "rollstream tail trajectories.dead" in concern.do
@@ -156,10 +157,10 @@ def test_dead_letters():
 
 def test_an_archive_that_is_behind():
     state = healthy()
-    state.unarchived = {"ledger": Unarchived(5, NOW_S - 60)}
+    state.unarchived = {"ledger": ArchiveBacklog(5, NOW_S - 60)}
     assert kinds(state) == []
-    state.unarchived = {"trajectories": Unarchived(70_000, NOW_S - 7200)}
-    (concern,) = concerns_of(moment(state))
+    state.unarchived = {"trajectories": ArchiveBacklog(70_000, NOW_S - 7200)}
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "archive_behind"
     assert "2:00:00" in concern.what
 
@@ -169,7 +170,7 @@ def test_weights_that_nobody_verified_or_announced():
     state.apply(planted.status("rollout-0", NOW_S, verified=False))
     state.apply(planted.applied("rollout-1", "h"))
     state.apply(planted.applied("rollout-2", "another"))
-    (concern,) = concerns_of(moment(state))
+    (concern,) = warnings_of(moment(state))
     assert concern.kind == "unverified_versions"
     assert concern.what.endswith("rollout-0 (v20), rollout-2 (v20)")
 
@@ -178,17 +179,17 @@ def test_weights_that_nobody_verified_or_announced():
 
 
 def test_the_report_shows_warnings_and_is_silent_without():
-    history = History()
-    assert "Warnings" not in report(history, summarise(history))
-    history.concerns = concerns_of(moment(healthy(reward=lambda index: 0.0)))
-    text = report(history, summarise(history))
+    history = RunHistory()
+    assert "Warnings" not in report_page(history, summarise(history))
+    history.concerns = warnings_of(moment(healthy(reward=lambda index: 0.0)))
+    text = report_page(history, summarise(history))
     assert "Warnings" in text
     assert "groups of task remainder" in text
 
 
 def test_every_check_stands_an_empty_moment():
     empty = replace(moment(planted.plan().state()), is_over=False, version=1)
-    assert [list(check(empty)) for check in CHECKS] == [[] for _ in CHECKS]
+    assert [list(check(empty)) for check in ALL_CHECKS] == [[] for _ in ALL_CHECKS]
 
 
 def test_a_version_of_another_term_is_not_taken_for_the_announced_one():

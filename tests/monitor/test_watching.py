@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.live.feed import Feed
-from rollstream.live.lines import TAIL_BYTES, LineTail
-from rollstream.live.numbers import NumberSet
-from rollstream.live.watching import Watcher, since, tail_of
-from streams.bus import Entry
+from rollstream.live.feed import RunFeed
+from rollstream.live.lines import TAIL_BYTES, JsonLinesTail
+from rollstream.live.numbers import IntervalSet
+from rollstream.live.watching import TopicWatcher, positions_since, tail_positions
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.errors import SequenceGap
 from streams.memory_bus import MemoryBus
@@ -32,7 +32,7 @@ def bus() -> MemoryBus:
 @pytest.mark.parametrize("tail", [10, 37, 100])
 def test_of_an_old_run_only_a_tail_is_read_and_what_is_open_is_right(run_folder, tail):
     state, bus = planted.plan().state(), open_bus(f"sqlite:{run_folder.path / 'bus'}")
-    feed = Feed(bus, run_folder.metrics, tail)
+    feed = RunFeed(bus, run_folder.metrics, tail)
     while feed.follow(state, 0.0):
         pass
     bus.close()
@@ -49,13 +49,13 @@ def test_a_reader_that_begins_in_the_middle_begins_at_the_asked_time(bus):
     for group in range(100):
         publish(timed, "partials", str(group), planted.finished(group, 0, 1.0))
     last = timed.read("partials", dict.fromkeys(range(4), 0), records_max=1000)
-    found = since(timed, "partials", 1050)
+    found = positions_since(timed, "partials", 1050)
     later = [m for m in last if m.offset >= found[m.partition]]
     assert sorted(m.timestamp_ms for m in later) == [1000 * s for s in range(1050, 1100)]
-    assert since(timed, "partials", 9e9) == timed.end("partials")
-    assert since(timed, "partials", 0) == timed.begin("partials")
+    assert positions_since(timed, "partials", 9e9) == timed.end("partials")
+    assert positions_since(timed, "partials", 0) == timed.begin("partials")
     assert (
-        sum(timed.end("partials")[p] - at for p, at in tail_of(timed, "partials", 8).items()) == 8
+        sum(timed.end("partials")[p] - at for p, at in tail_positions(timed, "partials", 8).items()) == 8
     )
 
 
@@ -66,9 +66,9 @@ def test_invariant_7_an_onlooker_passes_over_what_a_zombie_writes(bus):
     new.open()
     old.append([("run", GroupClosed(2, "dead", "", 1))])
     new.append([("run", GroupClosed(3, "dead", "", 1))])
-    watcher = Watcher(bus, "ledger", {0: 0})
+    watcher = TopicWatcher(bus, "ledger", {0: 0})
     assert [seen.record.group for seen in watcher.poll(100)] == [1, 3]
-    assert Watcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3
+    assert TopicWatcher(bus, "ledger", {0: 2}).poll(100)[0].record.group == 3
 
 
 def test_a_lost_record_is_said(bus):
@@ -77,9 +77,9 @@ def test_a_lost_record_is_said(bus):
     writer.append([("run", GroupClosed(1, "dead", "", 1))])
     writer.append([("run", GroupClosed(2, "dead", "", 1))])
     values = [message.value for message in bus.read("ledger", {0: 0})]
-    bus.append("admissions", [Entry(b"run", values[n]) for n in (0, 2)])
+    bus.append("admissions", [AppendEntry(b"run", values[n]) for n in (0, 2)])
     with pytest.raises(SequenceGap):
-        Watcher(bus, "admissions", {0: 0}).poll(100)
+        TopicWatcher(bus, "admissions", {0: 0}).poll(100)
 
 
 def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
@@ -87,7 +87,7 @@ def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
     writer.open()
     for group in range(9):
         writer.append([("run", GroupClosed(group, "dead", "", 1))])
-    watcher = Watcher(bus, "ledger", {0: 0})
+    watcher = TopicWatcher(bus, "ledger", {0: 0})
     bus.truncate("ledger", {0: 5})
     assert watcher.poll(100) == []
     assert [seen.record.group for seen in watcher.poll(100)] == [4, 5, 6, 7, 8]
@@ -96,7 +96,7 @@ def test_a_position_that_was_truncated_away_goes_on_at_the_begin(bus):
 def test_an_archive_that_commits_is_measured(bus, tmp_path):
     for group in range(3):
         publish(bus, "trajectories", "1", planted.finished(group, 0, 1.0))
-    state, feed = planted.plan().state(), Feed(bus, tmp_path)
+    state, feed = planted.plan().state(), RunFeed(bus, tmp_path)
     feed.follow(state, 0.0)
     assert state.unarchived == {}
     (partition,) = (p for p, end in bus.end("trajectories").items() if end)
@@ -107,11 +107,11 @@ def test_an_archive_that_commits_is_measured(bus, tmp_path):
 
 
 def test_topics_of_another_program_are_followed_beside_unknown_records(bus, tmp_path):
-    bus.append("weights", [Entry(b"run", b"rubbish")])
+    bus.append("weights", [AppendEntry(b"run", b"rubbish")])
     writer = FencedWriter(bus, "weights", "trainer", 1)
     writer.open()
     writer.append([("run", planted.announced(3))])
-    state, feed = planted.plan().state(), Feed(bus, tmp_path)
+    state, feed = planted.plan().state(), RunFeed(bus, tmp_path)
     while feed.follow(state, 0.0):
         pass
     assert isinstance(state.weights, WeightsAnnounced)
@@ -122,7 +122,7 @@ def test_topics_of_another_program_are_followed_beside_unknown_records(bus, tmp_
 
 
 def test_lines_are_read_as_they_come_and_a_torn_one_waits(tmp_path):
-    tail = LineTail(tmp_path / "eval.jsonl")
+    tail = JsonLinesTail(tmp_path / "eval.jsonl")
     assert tail.read() == []
     tail.path.write_text('{"step": 1}\n{"st')
     assert tail.read() == [{"step": 1}]
@@ -136,7 +136,7 @@ def test_lines_are_read_as_they_come_and_a_torn_one_waits(tmp_path):
 
 
 def test_of_a_long_file_the_end_is_read(tmp_path):
-    tail, line = LineTail(tmp_path / "x.jsonl"), '{"step": 1, "words": "%s"}\n' % ("x" * 973)
+    tail, line = JsonLinesTail(tmp_path / "x.jsonl"), '{"step": 1, "words": "%s"}\n' % ("x" * 973)
     tail.path.write_text(line * 1000)
     assert 0 < len(tail.read()) <= TAIL_BYTES // len(line)
     assert tail.broken == 0
@@ -146,7 +146,7 @@ def test_of_a_long_file_the_end_is_read(tmp_path):
 
 @given(st.lists(st.integers(0, 40)))
 def test_a_number_set_is_a_set(numbers):
-    found, expected = NumberSet(), set()
+    found, expected = IntervalSet(), set()
     for number in numbers:
         assert found.add(number) == (number not in expected)
         expected.add(number)

@@ -1,6 +1,6 @@
 """Which relays a process takes to be alive: by its own clock, from a topic read to its end."""
 
-from storage.relay.directory import Directory
+from storage.relay.directory import RelayDirectory
 from streams.memory_bus import MemoryBus
 from streams.records import RelayStatus
 from streams.topics import catalogue
@@ -18,10 +18,10 @@ def beat(bus: MemoryBus, *names: str, time_s: float = 0.0) -> None:
     publish_all(bus, "status", [(f"{record.relay}/1", record) for record in records])
 
 
-def made() -> tuple[MemoryBus, HandClock, Directory]:
+def made() -> tuple[MemoryBus, HandClock, RelayDirectory]:
     bus, clock = MemoryBus(), HandClock()
     bus.create(catalogue(1))
-    return bus, clock, Directory(bus, TIMEOUT_S, clock)
+    return bus, clock, RelayDirectory(bus, TIMEOUT_S, clock)
 
 
 def test_a_relay_whose_clock_is_wrong_is_in_the_chain():

@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.relay.chain import Member, chain, still_suspected, transfer_s, upstream_of
-from storage.relay.keeping import Holding, plan_keep
-from streams.records import Version
+from storage.relay.chain import ChainMember, living_chain, unexpired_suspects, transfer_s, upstream_of
+from storage.relay.keeping import CachedVersion, versions_to_keep
+from streams.values import Version
 
 TIMEOUT_S = 5.0
 NOW_S = 100.0
 
 MEMBERS = st.lists(
     st.builds(
-        Member,
+        ChainMember,
         name=st.sampled_from("abcdefgh"),
         term=st.integers(1, 40),
         url=st.sampled_from(["http://x:1", ""]),
@@ -24,12 +24,12 @@ MEMBERS = st.lists(
 VIEWS = st.lists(st.tuples(MEMBERS, st.sets(st.integers(1, 40))), min_size=1, max_size=6)
 
 
-def member(name: str, term: int, heard_s: float = NOW_S) -> Member:
-    return Member(name, term, f"http://{name}:1", heard_s)
+def member(name: str, term: int, heard_s: float = NOW_S) -> ChainMember:
+    return ChainMember(name, term, f"http://{name}:1", heard_s)
 
 
-def chained(*members: Member, suspected: tuple[int, ...] = ()) -> list[str]:
-    return [m.name for m in chain(members, NOW_S, TIMEOUT_S, suspected)]
+def chained(*members: ChainMember, suspected: tuple[int, ...] = ()) -> list[str]:
+    return [m.name for m in living_chain(members, NOW_S, TIMEOUT_S, suspected)]
 
 
 def test_relays_stand_in_the_order_of_their_starts() -> None:
@@ -38,9 +38,9 @@ def test_relays_stand_in_the_order_of_their_starts() -> None:
 
 def test_a_dead_neighbour_is_spliced_out_and_a_dead_head_replaced_by_the_next() -> None:
     a, b, c = member("a", 1), member("b", 2), member("c", 3)
-    assert upstream_of(3, chain([a, b, c], NOW_S, TIMEOUT_S)) == b
-    assert upstream_of(3, chain([a, b, c], NOW_S, TIMEOUT_S, {2})) == a
-    assert upstream_of(2, chain([a, b, c], NOW_S, TIMEOUT_S, {1})) is None
+    assert upstream_of(3, living_chain([a, b, c], NOW_S, TIMEOUT_S)) == b
+    assert upstream_of(3, living_chain([a, b, c], NOW_S, TIMEOUT_S, {2})) == a
+    assert upstream_of(2, living_chain([a, b, c], NOW_S, TIMEOUT_S, {1})) is None
     silent = member("a", 1, NOW_S - TIMEOUT_S - 0.1)
     assert chained(silent, b, c) == ["b", "c"]
 
@@ -52,9 +52,9 @@ def test_a_restarted_relay_and_a_late_one_stand_at_the_end() -> None:
 
 @given(MEMBERS, st.sets(st.integers(1, 40)))
 def test_the_chain_holds_the_living_once_each_in_order(
-    members: list[Member], suspected: set[int]
+    members: list[ChainMember], suspected: set[int]
 ) -> None:
-    ordered = chain(members, NOW_S, TIMEOUT_S, suspected)
+    ordered = living_chain(members, NOW_S, TIMEOUT_S, suspected)
     assert [m.term for m in ordered] == sorted({m.term for m in ordered})
     assert len({m.name for m in ordered}) == len(ordered)
     for one in ordered:
@@ -72,7 +72,7 @@ def test_no_cycle_of_waiting_whatever_each_relay_sees(views: list, turns: list[i
     at, steps = 41, 0
     while steps < 200:
         members, suspected = views[turns[steps % len(turns)] % len(views)]
-        upstream = upstream_of(at, chain(members, NOW_S, TIMEOUT_S, suspected))
+        upstream = upstream_of(at, living_chain(members, NOW_S, TIMEOUT_S, suspected))
         if upstream is None:
             break
         assert upstream.term < at
@@ -82,8 +82,8 @@ def test_no_cycle_of_waiting_whatever_each_relay_sees(views: list, turns: list[i
 
 @given(st.dictionaries(st.integers(1, 9), st.floats(0, 100)), st.floats(0, 50))
 def test_suspects_are_forgiven_in_time(suspects: dict[int, float], forgive_s: float) -> None:
-    assert still_suspected(suspects, NOW_S + 51, forgive_s).keys() <= suspects.keys()
-    assert still_suspected(suspects, NOW_S + 151, forgive_s) == {}
+    assert unexpired_suspects(suspects, NOW_S + 51, forgive_s).keys() <= suspects.keys()
+    assert unexpired_suspects(suspects, NOW_S + 151, forgive_s) == {}
 
 
 def test_pipelining_makes_the_last_relay_hardly_later_than_the_first() -> None:
@@ -98,21 +98,21 @@ def test_pipelining_makes_the_last_relay_hardly_later_than_the_first() -> None:
 
 
 @st.composite
-def holdings(draw: st.DrawFn) -> list[Holding]:
+def holdings(draw: st.DrawFn) -> list[CachedVersion]:
     numbers = sorted(draw(st.sets(st.integers(1, 12), max_size=8)))
-    held: list[Holding] = []
+    held: list[CachedVersion] = []
     for at, number in enumerate(numbers):
         has_base = at > 0 and draw(st.booleans())
         base = held[-1].version if has_base else None
-        held.append(Holding(Version(number, 1), draw(st.integers(0, 50)), base))
+        held.append(CachedVersion(Version(number, 1), draw(st.integers(0, 50)), base))
     return held
 
 
 @given(holdings(), st.integers(1, 4), st.integers(1, 150))
 def test_what_is_kept_is_within_both_bounds(
-    held: list[Holding], versions_max: int, bytes_max: int
+    held: list[CachedVersion], versions_max: int, bytes_max: int
 ) -> None:
-    kept = plan_keep(held, versions_max, bytes_max)
+    kept = versions_to_keep(held, versions_max, bytes_max)
     known = {holding.version: holding for holding in held}
     assert sum(known[version].bytes for version in kept) <= bytes_max
     newest = sorted(known, reverse=True)[:versions_max]
@@ -124,8 +124,8 @@ def test_what_is_kept_is_within_both_bounds(
 
 def test_bases_of_kept_deltas_stay_while_they_fit() -> None:
     one, two, three = (Version(number, 1) for number in (1, 2, 3))
-    held = [Holding(one, 80), Holding(two, 5, one), Holding(three, 5, two)]
-    assert plan_keep(held, 1, 100) == {one, two, three}
-    assert plan_keep(held, 1, 60) == {two, three}
-    assert plan_keep(held, 1, 9) == {three}
-    assert plan_keep([Holding(one, 80), Holding(three, 5)], 1, 100) == {three}
+    held = [CachedVersion(one, 80), CachedVersion(two, 5, one), CachedVersion(three, 5, two)]
+    assert versions_to_keep(held, 1, 100) == {one, two, three}
+    assert versions_to_keep(held, 1, 60) == {two, three}
+    assert versions_to_keep(held, 1, 9) == {three}
+    assert versions_to_keep([CachedVersion(one, 80), CachedVersion(three, 5)], 1, 100) == {three}

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.manifest import manifest_key, version_folder
-from storage.relay.wire import Wire
-from streams.records import RelayStatus, Version
+from storage.relay.wire import RelayConnection
+from streams.records import RelayStatus
+from streams.values import Version
 from streams.writer import publish
 from testbed.relay_network import RelayNet, RelayProcess, manifest_of
 from testbed.servers import versity
@@ -47,7 +48,7 @@ def total(relays: list[RelayProcess], figure: str) -> int:
 
 
 def whole_bytes(version: Version, content: dict[str, bytes]) -> int:
-    return sum(map(len, content.values())) + len(encode(manifest_of(version, content)))
+    return sum(map(len, content.values())) + len(encode_json(manifest_of(version, content)))
 
 
 def test_one_version_leaves_the_bucket_once_for_all_relays(net: RelayNet) -> None:
@@ -141,7 +142,7 @@ def test_a_push_that_never_ends_does_not_hold_up_what_is_whole(net: RelayNet) ->
     content = files()
     version = net.publish(1, content)
     wait_for(lambda: first.has(version))
-    with Wire(first.url) as dying:  # a trainer that was killed in the middle of its next version
+    with RelayConnection(first.url) as dying:  # a trainer that was killed in the middle of its next version
         size = {"Content-Length": str(MIB), "X-Content-Hash": "0" * 32, "Expect": "100-continue"}
         assert dying.request("PUT", f"/{version_folder(Version(2, 1))}/model", size)[0] == 100
         (late,) = net.start("late")
@@ -288,7 +289,7 @@ def test_a_listing_for_strangers_says_what_there_is(net: RelayNet) -> None:
     content = files()
     net.publish(1, content)
     wait_for(lambda: relay.has(V1))
-    with Wire(relay.url) as wire:
+    with RelayConnection(relay.url) as wire:
         listing = wire.listing()
     assert {offer.key.rpartition("/")[2] for offer in listing.objects} == {
         *content,

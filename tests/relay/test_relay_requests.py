@@ -10,20 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.hashing import content_hash
 from storage.memory_store import MemoryStore
 from storage.relay.held import CHUNK_BYTES
-from storage.relay.names import Offer
-from storage.relay.pace import Pace
+from storage.relay.names import ObjectOffer
+from storage.relay.pace import BandwidthLimiter
 from storage.relay.relay import Relay
 from storage.relay.serve import RelayServer
 from storage.relay.settings import RelaySettings
-from storage.relay.shelf import SILENT_S, Shelf
-from storage.relay.wire import TOKEN, Refused, Wire
+from storage.relay.shelf import STALLED_OBJECT_S, RelayCache
+from storage.relay.wire import TOKEN_VARIABLE, RelayRefused, RelayConnection
 from streams.errors import ConfigurationError
 from streams.memory_bus import MemoryBus
-from streams.records import Version, WeightsAnnounced
+from streams.values import Version
+from streams.records import WeightsAnnounced
 from streams.topics import catalogue
 from testbed.relay_network import manifest_of
 
@@ -36,8 +37,8 @@ SECRET = "a secret beside the folder"
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RelayServer]:
     (tmp_path / "secret").write_text(SECRET)
-    shelf = Shelf(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
-    server = RelayServer(("127.0.0.1", 0), shelf, Pace(), 8, lambda: {"relay": "r"})
+    shelf = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), shelf, BandwidthLimiter(), 8, lambda: {"relay": "r"})
     yield server
     server.end()
     shelf.close()
@@ -59,7 +60,7 @@ def put(server: RelayServer, key: str, data: bytes) -> int:
 
 
 def put_manifest(server: RelayServer, version: Version, files: dict[str, bytes]) -> int:
-    return put(server, f"weights/{version}/manifest.json", encode(manifest_of(version, files)))
+    return put(server, f"weights/{version}/manifest.json", encode_json(manifest_of(version, files)))
 
 
 def test_a_whole_version_is_offered_and_served_by_range(server: RelayServer) -> None:
@@ -289,9 +290,9 @@ def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
     believe(server, 1, b"one")
     assert begin_push(server, V2, 1 << 20) == b"100"
     server.shelf.drop_stalled(100.0)
-    server.shelf.drop_stalled(100.0 + SILENT_S)
+    server.shelf.drop_stalled(100.0 + STALLED_OBJECT_S)
     assert server.shelf.find(f"weights/{V2}/x") is not None
-    server.shelf.drop_stalled(101.0 + SILENT_S)
+    server.shelf.drop_stalled(101.0 + STALLED_OBJECT_S)
     assert server.shelf.find(f"weights/{V2}/x") is None
     assert server.shelf.versions() == [V1]
 
@@ -304,8 +305,8 @@ def test_a_push_that_comes_to_a_halt_is_dropped(server: RelayServer) -> None:
 def test_with_a_token_nobody_is_answered_without_it(
     tmp_path: Path, method: str, given: str, status: int
 ) -> None:
-    shelf = Shelf(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
-    server = RelayServer(("127.0.0.1", 0), shelf, Pace(), 8, dict, "the-shared-word")
+    shelf = RelayCache(tmp_path / "relay", versions_max=2, bytes_max=16 << 20)
+    server = RelayServer(("127.0.0.1", 0), shelf, BandwidthLimiter(), 8, dict, "the-shared-word")
     try:
         body = b"1234" if method == "PUT" else b""
         hashed = {"X_Content_Hash": content_hash(b"1234")}
@@ -321,16 +322,16 @@ def test_with_a_token_nobody_is_answered_without_it(
 def test_relays_find_the_token_in_the_environment_and_clients_send_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(TOKEN, "the-shared-word")
+    monkeypatch.setenv(TOKEN_VARIABLE, "the-shared-word")
     bus, store = MemoryBus(), MemoryStore()
     bus.create(catalogue())
     relay = Relay(bus, store, RelaySettings(host="0.0.0.0"), "a", tmp_path / "relay")
     try:
         url = (tmp_path / "relay" / "url").read_text()
-        with Wire(url) as wire:
+        with RelayConnection(url) as wire:
             assert wire.listing().objects == ()
-        monkeypatch.delenv(TOKEN)
-        with Wire(url) as wire, pytest.raises(Refused):
+        monkeypatch.delenv(TOKEN_VARIABLE)
+        with RelayConnection(url) as wire, pytest.raises(RelayRefused):
             wire.listing()
     finally:
         relay.close()
@@ -341,10 +342,10 @@ def test_relays_find_the_token_in_the_environment_and_clients_send_it(
 def test_a_relay_listens_beyond_its_machine_only_with_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     bus = MemoryBus()
     bus.create(catalogue())
-    with pytest.raises(ConfigurationError, match=f"set {TOKEN} to the same value"):
+    with pytest.raises(ConfigurationError, match=f"set {TOKEN_VARIABLE} to the same value"):
         Relay(bus, MemoryStore(), RelaySettings(host=host), "a", tmp_path / "relay")
 
 
@@ -359,7 +360,7 @@ def test_a_manifest_that_is_not_the_announced_one_is_dropped(server: RelayServer
 def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_verified(
     server: RelayServer,
 ) -> None:
-    held = server.shelf.accept(Offer(KEY, len(DATA), content_hash(DATA)))
+    held = server.shelf.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
     assert held is not None
     with held.writing(), socket.create_connection(("127.0.0.1", server.port), 20) as client:
         client.sendall(f"GET /{KEY}?receiving=1 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -374,7 +375,7 @@ def test_a_neighbour_gets_bytes_while_they_come_and_a_rollout_when_they_are_veri
 
 
 def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer) -> None:
-    server.shelf.accept(Offer(KEY, 10, "0" * 32))
+    server.shelf.accept(ObjectOffer(KEY, 10, "0" * 32))
     clients = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(8)]
     try:
         for client in clients:
@@ -387,7 +388,7 @@ def test_more_requests_than_the_bound_are_told_to_come_later(server: RelayServer
 
 
 def test_two_writers_are_never_at_one_object(server: RelayServer) -> None:
-    held = server.shelf.accept(Offer(KEY, len(DATA), content_hash(DATA)))
+    held = server.shelf.accept(ObjectOffer(KEY, len(DATA), content_hash(DATA)))
     assert held is not None
     with held.writing():
         assert put(server, KEY, DATA) == 409

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from storage.documents import encode
+from storage.documents import encode_json
 from storage.manifest import manifest_key, read_manifest, version_folder
 from storage.memory_store import MemoryStore
 from storage.objects import Data
-from storage.relay.directory import Directory
+from storage.relay.directory import RelayDirectory
 from storage.relay.pushing import PushingStore
 from storage.relay.reading import RelayStore
 from streams.errors import ObjectMissing, StoreError
-from streams.records import RelayStatus, Version
+from streams.records import RelayStatus
+from streams.values import Version
 from streams.writer import publish
 from testbed.relay_network import RelayNet, manifest_of
 from testbed.waiting import WAIT_S, wait_for
@@ -67,7 +68,7 @@ def test_a_version_is_read_through_the_relay_and_the_bucket_is_left_alone(
     assert store.get(BIG, MIB) == data[MIB:]
     assert store.get(BIG, MIB, 10 * MIB) == data[MIB:]
     assert bucket.reads == []
-    assert store.relay_bytes == 2 * len(data) - 2 * MIB + len(data) + 4 + len(encode(manifest))
+    assert store.relay_bytes == 2 * len(data) - 2 * MIB + len(data) + 4 + len(encode_json(manifest))
 
 
 def test_a_range_past_the_end_is_empty_as_the_contract_says(net: RelayNet) -> None:
@@ -177,7 +178,7 @@ class Broken(MemoryStore):
 
 def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet) -> None:
     """Invariant 6: the manifest last."""
-    store = PushingStore(Broken(), Directory(net.bus, 5.0), MIB)
+    store = PushingStore(Broken(), RelayDirectory(net.bus, 5.0), MIB)
     store.create(f"{version_folder(V1)}/fine", b"x")
     store.create(f"{version_folder(V1)}/broken", b"x")
     assert store.get(f"{version_folder(V1)}/fine") == b"x"  # another reader takes no error away
@@ -189,7 +190,7 @@ def test_a_manifest_is_not_stored_when_an_object_before_it_was_not(net: RelayNet
 
 def test_the_same_object_again_is_fine_and_another_under_its_key_is_told(net: RelayNet) -> None:
     """Invariant 6: what was created never changes; a killed writer repeats itself."""
-    store = PushingStore(MemoryStore(), Directory(net.bus, 5.0), MIB)
+    store = PushingStore(MemoryStore(), RelayDirectory(net.bus, 5.0), MIB)
     for _ in range(2):
         store.create(BIG, bytearray(b"the same"))
     store.create(manifest_key(V1), b"{}")
@@ -214,7 +215,7 @@ class Late(MemoryStore):
 def test_a_slow_store_does_not_hold_up_what_relays_get(net: RelayNet) -> None:
     (relay,) = net.start("a")
     late, content = Late(), files()
-    store = PushingStore(late, Directory(net.bus, 5.0), 8 * MIB)
+    store = PushingStore(late, RelayDirectory(net.bus, 5.0), 8 * MIB)
     writer = threading.Thread(target=net.write, args=(1, content, store))
     writer.start()
     wait_for(lambda: relay.has(V1))

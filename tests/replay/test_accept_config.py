@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.accepting import accept_change, keep_configuration, key_of
-from rollstream.config import Configuration, fingerprint
-from rollstream.folder import RunFolder, settle
+from rollstream.accepting import accept_change, store_configuration, configuration_key
+from rollstream.settings import Configuration
+from rollstream.config import fingerprint
+from rollstream.folder import RunFolder, write_configuration
 from rollstream.main import main
 from storage.memory_store import MemoryStore
 from streams.errors import ConfigurationError
@@ -22,7 +23,7 @@ def changed(**settings) -> Configuration:
 
 
 def trained(run: TinyRun, configuration: Configuration, term: int, accepted: bool) -> None:
-    keep_configuration(run.store, configuration)
+    store_configuration(run.store, configuration)
     run.configuration_hash = fingerprint(configuration)
     run.accept = lambda before: accept_change(run.store, configuration, accepted, before)
     assert run.train(term)
@@ -34,7 +35,7 @@ def said(run: TinyRun) -> list[tuple[str, bool]]:
 
 def test_a_changed_configuration_is_refused_with_each_field_then_and_now():
     store = MemoryStore()
-    keep_configuration(store, Configuration())
+    store_configuration(store, Configuration())
     before = fingerprint(Configuration())
     with pytest.raises(ConfigurationError) as error:
         accept_change(store, changed(lr=1e-3, loss="ppo_clip"), False, before)
@@ -46,14 +47,14 @@ def test_a_changed_configuration_is_refused_with_each_field_then_and_now():
 
 def test_what_no_checkpoint_survives_is_refused_even_if_accepted():
     store = MemoryStore()
-    keep_configuration(store, Configuration())
+    store_configuration(store, Configuration())
     with pytest.raises(ConfigurationError, match=r"trainer.updates_per_step: 1 in the run, 2"):
         accept_change(store, changed(updates_per_step=2), True, fingerprint(Configuration()))
 
 
 def test_a_setting_that_an_earlier_program_had_not_was_its_default():
     store = MemoryStore()
-    store.create(key_of("old"), b'{"seed": 0}')
+    store.create(configuration_key("old"), b'{"seed": 0}')
     assert not accept_change(store, Configuration(), False, "old")
     with pytest.raises(ConfigurationError, match=r"seed: 0 in the run, 3 asked for"):
         accept_change(store, Configuration(seed=3), False, "old")
@@ -104,10 +105,10 @@ def stop_after(run: TinyRun, steps: int, stop: threading.Event) -> threading.Thr
 
 
 def test_the_command_line_accepts_it_and_the_folder_follows(tmp_path: Path, capsys):
-    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
     with pytest.raises(ConfigurationError, match=r"--accept-config"):
-        settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5))
-    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5), accepted=True)
+        write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5))
+    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path), seed=5), accepted=True)
     assert '"seed": 5' in (tmp_path / "config.json").read_text()
     words = ["train", str(tmp_path / "config.json"), "--set", "trainer.updates_per_step=2"]
     assert main([*words, "--accept-config"]) == 2

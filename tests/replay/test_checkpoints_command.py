@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.trainer.checkpoint import KeptGroup, TrainerState
+from consumers.trainer.checkpoint import CheckpointGroup, TrainerState
 from rollstream.main import main
 from storage.checkpoints import write_checkpoint
 from storage.file_store import FileStore
-from streams.records import Address, Fence, Position
+from streams.values import Address
+from streams.records import Fence, Position
 
 TENSORS = {"masters.a": torch.ones(3, 5), "optimiser.counters": torch.tensor([4, 4])}
 
 
 def state(step: int) -> TrainerState:
     at = {"0": Position(7, Fence(2, 5)), "1": Position(9)}
-    group = KeptGroup(Address(0, 3), (Address(1, 2), Address(1, 4)), ())
+    group = CheckpointGroup(Address(0, 3), (Address(1, 2), Address(1, 4)), ())
     ledger = Position(40 + step, Fence(2, 30))
     return TrainerState(step, step, ledger, {"trajectories": at}, (group,), {"late": 2}, "hash")
 

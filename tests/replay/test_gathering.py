@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from consumers.replay.gathering import Archived, Named, Rules, check, gather
+from consumers.replay.gathering import RecordedSource, LabelledSource, GatherRules, check_tokens, gather_sources
 from streams.admissible import TrainingBounds
 from streams.errors import ConfigurationError
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import Span, Trajectory, Version
+from streams.values import Span, Version
+from streams.records import Trajectory
 from streams.topics import catalogue
 from streams.writer import publish
 
@@ -44,8 +45,8 @@ def test_what_cannot_be_trained_is_left_out_and_counted_by_kind():
     ]
     for record in records:
         publish(source, "trajectories", str(record.group), record)
-    rules = Rules(TrainingBounds(VOCABULARY), lambda record: record)
-    counts = gather([Named("run", Archived(source))], target, rules, "here")
+    rules = GatherRules(TrainingBounds(VOCABULARY), lambda record: record)
+    counts = gather_sources([LabelledSource("run", RecordedSource(source))], target, rules, "here")
     assert counts == {"trajectories": 3, "groups": 2, "refused_tokens": 1, "refused_logprobs": 1}
     reader = TopicReader(target, "trajectories", from_begin(target, "trajectories"))
     found = [received.record for received in reader.read_to(target.end("trajectories"))]
@@ -56,4 +57,4 @@ def test_what_cannot_be_trained_is_left_out_and_counted_by_kind():
 
 def test_a_file_of_another_tokenizer_is_refused_before_anything_is_gathered():
     with pytest.raises(ConfigurationError, match="is it of another tokenizer"):
-        check("mine", completion(0, 0), 6)
+        check_tokens("mine", completion(0, 0), 6)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.replay.planning import index_of
+from consumers.replay.planning import index_log
 from consumers.replay.recorded import read_recorded
 from rollstream.main import main
 from streams.connect import open_bus
@@ -106,7 +106,7 @@ def test_lines_keep_what_they_say(run: Path, tmp_path: Path):
     )  # fmt: skip
     assert main(offline(run, tmp_path / "out", path, "--set", "trainer.groups_per_step=1")) == 0
     bus = open_bus(f"sqlite:{tmp_path / 'out' / 'bus'}")
-    assert [len(members) for _, members in sorted(index_of(bus, ()).members.items())] == [2, 2]
+    assert [len(members) for _, members in sorted(index_log(bus, ()).members.items())] == [2, 2]
     assert sorted(read_recorded(bus).done) == [1, 2]
     bus.close()
     (kept,) = [r for r in gathered(tmp_path / "out") if r.trajectory == "mine/a"]

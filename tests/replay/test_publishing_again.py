@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from consumers.replay.continued import Contents
-from consumers.replay.copying import HISTORY, contents_of
+from consumers.replay.continued import TopicHash
+from consumers.replay.copying import HISTORY, hash_topic
 from rollstream.main import main
 from storage.log import open_log
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
 from streams.records import Fence, GroupClosed, Position
@@ -75,7 +75,7 @@ def test_a_copy_holds_the_same_records_in_the_same_order(target, run, tmp_path, 
         assert first[topic]["records"] > sum(map(len, kept.values()))
         assert all(copied[p][-len(records) :] == records for p, records in kept.items())
         bus = open_bus(to)
-        assert contents_of(bus, topic).digest() == first[topic]["content_hash"]
+        assert hash_topic(bus, topic).digest() == first[topic]["content_hash"]
         bus.close()
     assert main(publish(run, to)) == 0, "a second time there is nothing to write"
     again = told(capsys)
@@ -150,7 +150,7 @@ def test_a_filter_chooses_by_what_only_the_ledger_knows(run: Path, tmp_path: Pat
 def test_a_bus_that_holds_other_records_is_refused(run: Path, tmp_path: Path, capsys):
     bus = SqliteBus(tmp_path / "other")
     bus.create(catalogue(2))
-    bus.append("ledger", [Entry(b"run", b"something")])
+    bus.append("ledger", [AppendEntry(b"run", b"something")])
     assert main(publish(run, f"sqlite:{tmp_path}/other")) == 2
     assert "holds 1 records in ledger already" in capsys.readouterr().err
     assert not any(bus.end("trajectories").values())
@@ -207,14 +207,14 @@ def test_a_copy_that_was_killed_goes_on_exactly(long_archive: Path, tmp_path: Pa
     found = told(capsys)["ledger"]
     assert (found["already"], found["records"]) == (there, 20_001)
     source = open_bus(f"sqlite:{long_archive}/bus")
-    assert contents_of(source, "ledger").digest() == found["content_hash"]
-    assert contents_of(bus, "ledger").digest() == found["content_hash"]
+    assert hash_topic(source, "ledger").digest() == found["content_hash"]
+    assert hash_topic(bus, "ledger").digest() == found["content_hash"]
     bus.close()
 
 
 def test_a_hash_tells_order_partition_and_framing_apart():
     def digest(*records: tuple[int, bytes, bytes | None]) -> str:
-        contents = Contents()
+        contents = TopicHash()
         for record in records:
             contents.add(*record)
         return contents.digest()

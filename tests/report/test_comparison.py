@@ -7,7 +7,7 @@ import pytest
 
 from rollstream.folder import RunFolder
 from rollstream.main import main
-from rollstream.report.comparison import compare
+from rollstream.report.comparison import compare_runs
 from rollstream.report.opening import open_history
 from tests.report.test_report import drawings
 from tests.support.synthetic_run import publish_run
@@ -22,7 +22,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFol
 
 def test_a_run_does_not_differ_from_itself(folders):
     history = open_history(folders[0])
-    found = compare(("a", "b"), history, history)
+    found = compare_runs(("a", "b"), history, history)
     assert found.settings == ()
     assert found.outcomes[0] == found.outcomes[1]
     assert found.curves
@@ -31,7 +31,7 @@ def test_a_run_does_not_differ_from_itself(folders):
 
 
 def test_curves_are_compared_over_the_steps_that_both_have(folders):
-    found = compare(("a", "b"), *(open_history(folder) for folder in folders))
+    found = compare_runs(("a", "b"), *(open_history(folder) for folder in folders))
     reward = next(curve for curve in found.curves if curve.name == "reward")
     assert reward.compared == 40
     assert found.outcomes[0]["trained"] > found.outcomes[1]["trained"]

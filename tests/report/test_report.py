@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, write_configuration
 from rollstream.main import main
-from rollstream.report.busy import Busy
-from rollstream.report.charts import Chart, Series, draw, ticks
-from rollstream.report.history import History, RolloutHistory
+from rollstream.report.busy import BusyIntervals
+from rollstream.report.charts import Chart, Series, draw_chart, ticks
+from rollstream.report.history import RunHistory, RolloutHistory
 from rollstream.report.opening import open_history
 from rollstream.report.summary import summarise
-from rollstream.report.timeline import axis_of, bars_of, draw_timeline, rows_of
-from rollstream.report.write import report
+from rollstream.report.timeline import time_axis, version_bars, draw_timeline, timeline_rows
+from rollstream.report.write import report_page
 from streams.records import GroupClosed, Superseded
 from tests.support.synthetic_run import (
     GROUPS,
@@ -33,13 +33,13 @@ from tests.support.synthetic_run import (
 
 
 @pytest.fixture(scope="module")
-def history(run_folder) -> History:
+def history(run_folder) -> RunHistory:
     return open_history(run_folder)
 
 
 def test_a_rollout_whose_versions_were_forgotten_has_no_bars(history):
     """In a run that truncates without an archive, trajectories may outlive `applied`."""
-    assert bars_of(RolloutHistory(history.rollouts["rollout-0"].busy)) == ()
+    assert version_bars(RolloutHistory(history.rollouts["rollout-0"].busy)) == ()
 
 
 def drawings(text: str) -> list[ElementTree.Element]:
@@ -73,7 +73,7 @@ def test_the_summary_says_what_the_run_came_to(history):
 
 
 def test_the_page_holds_everything_and_needs_nothing_else(history):
-    text = report(history, summarise(history))
+    text = report_page(history, summarise(history))
     for part in (
         "Held-out accuracy",
         "Styles of held-out answers",
@@ -105,7 +105,7 @@ def test_the_command_writes_the_page_and_prints_the_summary(run_folder, capsys):
 
 
 def test_a_run_that_was_only_prepared_has_a_report(tmp_path, capsys):
-    settle(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
+    write_configuration(RunFolder(tmp_path), Configuration(folder=str(tmp_path)))
     assert main(["report", str(tmp_path)]) == 0
     assert "0 of 60" in capsys.readouterr().out
     text = RunFolder(tmp_path).report.read_text()
@@ -114,17 +114,17 @@ def test_a_run_that_was_only_prepared_has_a_report(tmp_path, capsys):
 
 
 def test_half_a_run_has_a_report():
-    half = History()
+    half = RunHistory()
     for record in (admitted(0), trajectory(0, 0, 1), applied("rollout-0", 1)):
         half.apply(record)
-    text = report(half, summarise(half))
+    text = report_page(half, summarise(half))
     assert half.outcomes()["open"] == 1
     assert "Held-out accuracy" not in text
     assert len(drawings(text)) == 1
 
 
 def test_records_read_twice_and_repeated_steps_count_once():
-    once, twice = History(), History()
+    once, twice = RunHistory(), RunHistory()
     records = [admitted(0), take(1, range(1)), done(1), status("rollout-0", 1)]
     for record in records:
         once.apply(record)
@@ -137,35 +137,35 @@ def test_records_read_twice_and_repeated_steps_count_once():
 
 def test_the_groups_of_a_superseded_take_are_dead_with_their_reason():
     why = "the learner failed 3 times on it: RuntimeError: CUDA error"
-    history = History()
+    history = RunHistory()
     ending = [Superseded(1, 0, (0,), (1,), why), GroupClosed(1, "dead", f"poisoned: {why}", 1)]
     records = [admitted(0), admitted(1), take(1, range(2)), *ending, done(1)]
     for record in [*records, *records]:
         history.apply(record)
     counts = history.outcomes()
     assert (counts["trained"], counts["dead"], counts["open"]) == (1, 1, 0)
-    assert f"poisoned: {why}" in report(history, summarise(history))
+    assert f"poisoned: {why}" in report_page(history, summarise(history))
 
 
 def test_the_timeline_shows_each_version_where_it_was_served(history):
-    bars = bars_of(history.rollouts["rollout-0"])
+    bars = version_bars(history.rollouts["rollout-0"])
     versions = [bar.version for bar in bars]
     assert versions == sorted(versions)
     assert set(versions) == set(range(60))
     assert all(bar.end_s > bar.start_s for bar in bars)
-    row = next(row for row in rows_of(history) if row.name == "rollout-1")
+    row = next(row for row in timeline_rows(history) if row.name == "rollout-1")
     assert row.deaths_s == (STARTED_S + 20 * STEP_S,)
     assert "rollout-1 died" in draw_timeline(history)
 
 
 def test_a_night_without_work_is_cut_out_of_the_timeline():
-    history = History()
+    history = RunHistory()
     for step, pause in ((1, 0.0), (2, 36_000.0)):
         record = done(step)
         history.apply(
             type(record)(step, record.version, "", 1, {"seconds": 1.0}, {}, record.time_s + pause)
         )
-    axis = axis_of(rows_of(history))
+    axis = time_axis(timeline_rows(history))
     assert axis is not None
     assert axis.length_s() == pytest.approx(1 + 1 + 2)
     assert axis.at(STARTED_S + 36_000.0 + 2 * STEP_S) == pytest.approx(4)
@@ -173,9 +173,9 @@ def test_a_night_without_work_is_cut_out_of_the_timeline():
 
 def test_what_a_name_contains_cannot_break_the_page():
     chart = Chart('<b>"&', (Series("</svg><script>", [(0, 1), (1, 2)]),))
-    assert len(drawings(draw(chart))) == 1
-    history = History(configuration={"run": "<script>alert(1)</script>"})
-    assert "<script>" not in report(history, summarise(history))
+    assert len(drawings(draw_chart(chart))) == 1
+    history = RunHistory(configuration={"run": "<script>alert(1)</script>"})
+    assert "<script>" not in report_page(history, summarise(history))
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 10))
@@ -192,7 +192,7 @@ INTERVALS = st.lists(
 
 @given(INTERVALS)
 def test_busy_is_the_union_of_its_intervals(intervals):
-    busy = Busy()
+    busy = BusyIntervals()
     for start, end in intervals:
         busy.add(start, end)
     covered = {second for start, end in intervals for second in range(start, end)}
@@ -206,4 +206,4 @@ def test_busy_is_the_union_of_its_intervals(intervals):
 def test_a_chart_of_any_height_is_drawn(top):
     """A synchronous run's KL is 1e-13, the rounding of its log-probabilities."""
     points = ((0.0, 0.0), (1.0, top))
-    assert draw(Chart("KL", (Series("kl", points),))).startswith("<svg")
+    assert draw_chart(Chart("KL", (Series("kl", points),))).startswith("<svg")

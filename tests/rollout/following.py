@@ -12,20 +12,21 @@ from consumers.trainer.versions import VersionWriter
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from producers.rewards import RewardPool
-from producers.rollout.judging import Judging
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import AtOnce
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
-from producers.rollout.weights import Fetched, WeightsFollower
-from producers.rollout.worker import Rollout
+from producers.rollout.judging import EndedTurns
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import SynchronousSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
+from producers.rollout.weights import FetchedWeights, WeightsFollower
+from producers.rollout.worker import RolloutLoop
 from producers.settings import RolloutSettings, TaskSettings
 from storage.connect import open_store
 from storage.model import model_files
 from storage.settings import WeightsSettings
 from streams.connect import open_bus
 from streams.reader import TopicReader, from_begin
-from streams.records import Record, Version
+from streams.records import Record
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 
@@ -71,7 +72,7 @@ class Followed:
             tensor.view(-1)[self.number :: 17] += 0.25
         return self.versions.publish(self.number, self.tensors)
 
-    def fetched(self, held: Version | None) -> Fetched:
+    def fetched(self, held: Version | None) -> FetchedWeights:
         self.follower.read()
         self.follower.prefetch(held)
         while (fetched := self.follower.take()) is None:
@@ -87,12 +88,12 @@ class Followed:
         self.follower.prepare = engine.prepare
         return engine
 
-    def rollout(self, engine: TorchEngine, on_update: str = "in_flight") -> Rollout:
+    def rollout(self, engine: TorchEngine, on_update: str = "in_flight") -> RolloutLoop:
         settings = RolloutSettings(slots=4, context_max=64, status_s=0.1, on_update=on_update)
-        voice = Voice(self.bus, AtOnce(self.bus), "a", 1, settings, Pulse(0.1))
-        judging = Judging(RewardPool(TaskSettings()), False, 1, lambda: engine.version)
-        orders = Orders(self.bus, "a", 1)
-        return Rollout(settings, engine, self.follower, orders, judging, voice)
+        voice = RolloutPublisher(self.bus, SynchronousSender(self.bus), "a", 1, settings, StatusSchedule(0.1))
+        judging = EndedTurns(RewardPool(TaskSettings()), False, 1, lambda: engine.version)
+        orders = AssignmentQueue(self.bus, "a", 1)
+        return RolloutLoop(settings, engine, self.follower, orders, judging, voice)
 
     def records(self, topic: str, kind: type[Record]) -> list:
         reader = TopicReader(self.bus, topic, from_begin(self.bus, topic))

@@ -11,12 +11,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from producers.rollout.growing import Growing
-from producers.rollout.sampled import Rotation
-from producers.rollout.weights import compared_whole
-from producers.rollout.worker import Rollout
+from producers.rollout.growing import RunningTrajectory
+from producers.rollout.sampled import TensorRotation
+from producers.rollout.weights import compare_all_tensors
+from producers.rollout.worker import RolloutLoop
 from streams.errors import EngineRefused, ObjectMissing
-from streams.records import Applied, Assignment, RolloutStatus, Sampling, Version
+from streams.records import Applied, Assignment, RolloutStatus
+from streams.values import Sampling, Version
 from testbed.waiting import wait_for
 from tests.rollout.following import Followed, damage
 
@@ -28,7 +29,7 @@ def run(tmp_path: Path) -> Iterator[Followed]:
     followed.close()
 
 
-def looked_until(rollout: Rollout, done: Callable[[], bool]) -> None:
+def looked_until(rollout: RolloutLoop, done: Callable[[], bool]) -> None:
     """The worker's own phase, again and again (bounded)."""
 
     def is_done() -> bool:
@@ -161,13 +162,13 @@ def test_a_mismatch_serves_nothing_until_everything_was_fetched_anew(
     assert run.records("status", RolloutStatus)[-1].verified
 
 
-def growing() -> Growing:
+def growing() -> RunningTrajectory:
     tokens = np.array([1, 2, 3], np.uint32)
     order = Assignment(
         kind="start", trajectory="0.0", group=0, index=0, attempt=1, rollout="a", rollout_term=1,
         version=Version(0, 1), task="t", tokens=tokens, sampling=Sampling(tokens_max=4), seed=0,
     )  # fmt: skip
-    return Growing.start(order, None, 0.0)
+    return RunningTrajectory.start(order, None, 0.0)
 
 
 def test_an_engine_that_never_serves_what_it_is_given_ends_the_rollout(run: Followed) -> None:
@@ -193,23 +194,23 @@ def test_the_first_version_is_compared_whole_before_anything_is_served(run: Foll
     fetched = run.fetched(None)
     run.publish()
     engine = run.engine()
-    compared = compared_whole(run.fetched(None), engine.read_back, time.perf_counter()).compared
+    compared = compare_all_tensors(run.fetched(None), engine.read_back, time.perf_counter()).compared
     assert compared.count == len(run.tensors) - 1
     damage(engine)
     with pytest.raises(EngineRefused, match="down_proj"):
-        compared_whole(fetched, engine.read_back, time.perf_counter())
+        compare_all_tensors(fetched, engine.read_back, time.perf_counter())
 
 
 def test_a_sample_is_bounded_and_comes_round_to_every_tensor() -> None:
     tensors = {f"t{i}": torch.zeros(10 if i else 500) for i in range(7)}
-    rotation, met = Rotation(100), []
+    rotation, met = TensorRotation(100), []
     for _ in range(6):
         names = rotation.next(tensors)
         assert len(names) == 1 or sum(tensors[name].nbytes for name in names) <= 100
         assert len(set(names)) == len(names)
         met += names
     assert set(met) == set(tensors)
-    assert Rotation().next(tensors) == sorted(tensors)
+    assert TensorRotation().next(tensors) == sorted(tensors)
     assert rotation.next({}) == []
 
 

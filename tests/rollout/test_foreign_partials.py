@@ -10,11 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from producers.rollout import chain
-from producers.rollout.chain import ChainRequest, Gained, read_chains
-from streams.bus import Entry
+from producers.rollout.chain import ChainRequest, ChainContent, read_chains
+from streams.bus import AppendEntry
 from streams.errors import DecodeError
 from streams.memory_bus import MemoryBus
-from streams.records import Address, Drafts, Partial, Span, Trajectory, Version
+from streams.values import Address, Drafts, Span, Version
+from streams.records import Partial, Trajectory
 from streams.topics import catalogue
 from streams.writer import publish
 from tests.rollout.test_giving_up import Scene, order, whole
@@ -57,7 +58,7 @@ def test_many_chains_of_one_dead_rollout_are_one_pass():
     bus = Counts()
     wanted = [chained(bus, f"3.{n}", 64) for n in range(8)]
     found = read_chains(bus, wanted)
-    assert [len(f.tokens) for f in found.values() if isinstance(f, Gained)] == [128] * 8
+    assert [len(f.tokens) for f in found.values() if isinstance(f, ChainContent)] == [128] * 8
     assert bus.calls["read"] == 1
 
 
@@ -66,7 +67,7 @@ def test_a_chain_whose_order_names_no_first_partial_is_found_too():
     bus = Counts()
     one = chained(bus, "3.1", 5)
     found = read_chains(bus, [ChainRequest("3.1", one.newest)])["3.1"]
-    assert isinstance(found, Gained)
+    assert isinstance(found, ChainContent)
     assert len(found.tokens) == 10
 
 
@@ -105,7 +106,7 @@ def test_a_bad_link_ends_the_chain(what: str):
     other = chained(bus, "4.0", 3)
     found = read_chains(bus, [ChainRequest("3.1", newest, first, start=2), other])
     assert isinstance(found["3.1"], DecodeError)
-    assert isinstance(found["4.0"], Gained)
+    assert isinstance(found["4.0"], ChainContent)
     assert bus.calls["read"] == 1
 
 
@@ -142,13 +143,13 @@ def test_a_flood_under_one_name_is_bounded(monkeypatch: pytest.MonkeyPatch):
     flooded, other = chained(bus, "3.1", 50), chained(bus, "4.0", 3)
     found = read_chains(bus, [flooded, other])
     assert isinstance(found["3.1"], DecodeError)
-    assert isinstance(found["4.0"], Gained)
+    assert isinstance(found["4.0"], ChainContent)
 
 
 def test_a_broken_chain_starts_again_from_its_prompt_and_ends_no_rollout():
     scene = Scene()
     rollout = scene.rollout("b")
-    scene.bus.append("partials", [Entry(b"3.1", b"no record", 0)])
+    scene.bus.append("partials", [AppendEntry(b"3.1", b"no record", 0)])
     looped = publish(scene.bus, "partials", "3.1", replace(after(Address(0, 1)), tokens=_none()))
     for attempt, at in enumerate((Address(0, 0), looped, Address(5, 5)), 2):
         ordered = order("b", kind="resume", attempt=attempt, partial=at, moves=1)

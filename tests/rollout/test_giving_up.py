@@ -8,19 +8,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from producers.rollout.chain import read_chain
-from producers.rollout.judging import Judging
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import AtOnce
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
+from producers.rollout.judging import EndedTurns
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import SynchronousSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
 from producers.rollout.weights import WeightsFollower
-from producers.rollout.worker import Rollout
+from producers.rollout.worker import RolloutLoop
 from producers.settings import RolloutSettings
 from storage.memory_store import MemoryStore
 from streams.bus import Bus
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import Assignment, Partial, Record, Sampling, Trajectory, Version
+from streams.records import Assignment, Partial, Record, Trajectory
+from streams.values import Sampling, Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 from testbed.stepped.fake_engine import FakeEngine, FakeRewards
@@ -59,20 +60,20 @@ class Scene:
     def order(self, *records: Assignment) -> None:
         self._writer.append([(record.trajectory, record, 0) for record in records])
 
-    def rollout(self, name: str, version: Version = V0) -> tuple[Rollout, Turns]:
+    def rollout(self, name: str, version: Version = V0) -> tuple[RolloutLoop, Turns]:
         turns = Turns()
 
         def clock() -> float:
             return turns.now_s
 
         engine = FakeEngine(version, SETTINGS.slots, clock, is_slow=True)
-        judging = Judging(FakeRewards(), False, 1, lambda: engine.version, clock)  # type: ignore[arg-type]
-        voice = Voice(self.bus, AtOnce(self.bus), name, 1, SETTINGS, Pulse(0.5), clock)
+        judging = EndedTurns(FakeRewards(), False, 1, lambda: engine.version, clock)  # type: ignore[arg-type]
+        voice = RolloutPublisher(self.bus, SynchronousSender(self.bus), name, 1, SETTINGS, StatusSchedule(0.5), clock)
         follower = WeightsFollower(self.bus, MemoryStore())
-        orders = Orders(self.bus, name, 1)
-        return Rollout(SETTINGS, engine, follower, orders, judging, voice, clock), turns
+        orders = AssignmentQueue(self.bus, name, 1)
+        return RolloutLoop(SETTINGS, engine, follower, orders, judging, voice, clock), turns
 
-    def turn(self, of: tuple[Rollout, Turns], rounds: int) -> Rollout:
+    def turn(self, of: tuple[RolloutLoop, Turns], rounds: int) -> RolloutLoop:
         """Rounds without the goodbye at the end."""
         rollout, turns = of
         turns.left = rounds

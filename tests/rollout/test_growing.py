@@ -13,20 +13,12 @@ from msgspec.structs import replace
 
 from producers.engines.base import Emission
 from producers.rollout.chain import read_chain
-from producers.rollout.growing import Growing
+from producers.rollout.growing import RunningTrajectory
 from streams.connect import open_bus
-from streams.drafted import marks
+from streams.drafted import accepted_mask
 from streams.errors import DecodeError
-from streams.records import (
-    ENVIRONMENT,
-    GENERATED,
-    PROMPT,
-    Address,
-    Assignment,
-    Drafts,
-    Sampling,
-    Version,
-)
+from streams.records import ENVIRONMENT, GENERATED, PROMPT, Assignment
+from streams.values import Address, Drafts, Sampling, Version
 from streams.topics import catalogue
 from streams.writer import publish
 
@@ -53,8 +45,8 @@ def emission(count: int, version: int) -> Emission:
     return Emission("3.1", tokens, -np.ones(count, np.float32), Version(version, 1), None)
 
 
-def grown(parts: list[tuple[int, int]]) -> Growing:
-    growing = Growing.start(ORDER, None, now_s=0.0)
+def grown(parts: list[tuple[int, int]]) -> RunningTrajectory:
+    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for count, version in parts:
         growing.extend(emission(count, version))
     return growing
@@ -75,7 +67,7 @@ def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environm
 ):
     bus = open_bus("memory:")
     bus.create(catalogue(2))
-    growing = Growing.start(ORDER, None, now_s=0.0)
+    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         growing.extend(emission(count, version))
         if index in told:
@@ -86,7 +78,7 @@ def test_a_chain_of_partials_gives_back_what_was_generated_and_what_the_environm
             )
     assert growing.partial is not None
     gained = read_chain(bus, growing.partial, "3.1")
-    again = Growing.start(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
+    again = RunningTrajectory.start(replace(ORDER, partial=growing.partial), gained, now_s=2.0)
     for mine, theirs in zip(again.content(), growing.content(), strict=True):
         assert (mine == theirs).all()
     assert again.spans == growing.spans
@@ -145,19 +137,19 @@ def test_a_trajectory_that_moves_keeps_which_of_its_tokens_were_guessed(
     """Whether the engines before and after say so or not; without drafts no record has a field."""
     bus = open_bus("memory:")
     bus.create(catalogue(1))
-    growing = Growing.start(ORDER, None, now_s=0.0)
+    growing = RunningTrajectory.start(ORDER, None, now_s=0.0)
     for index, (count, version) in enumerate(parts):
         drafts = Drafts((1, count - 1), 1, count, 2, 1, 0.5) if index in guessed else None
         growing.extend(dataclasses.replace(emission(count, version), drafts=drafts))
         if index in cuts:
             at = publish(bus, "partials", "3.1", growing.take_partial("a", 1, 1.0, last=True))
             gained = read_chain(bus, at, "3.1")
-            growing = Growing.start(replace(ORDER, partial=at), gained, now_s=2.0)
+            growing = RunningTrajectory.start(replace(ORDER, partial=at), gained, now_s=2.0)
     record = growing.to_record(1, "stop", 5.0, Version(9, 1))
     known = [index for index in guessed if index < len(parts)]
     assert (record.drafts is None) == (not known)
     wanted = [index in guessed and at > 0 for index, (n, _) in enumerate(parts) for at in range(n)]
-    assert marks(record.drafts, len(record.logprobs)).tolist() == wanted
+    assert accepted_mask(record.drafts, len(record.logprobs)).tolist() == wanted
     if record.drafts is not None:
         assert record.drafts.guessed == sum(parts[index][0] for index in known)
         assert record.drafts.steps == sum(

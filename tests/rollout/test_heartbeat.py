@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.pulse import Repeats
-from streams.bus import Entry
+from producers.rollout.pulse import StatusRepeats
+from streams.bus import AppendEntry
 from streams.errors import BusError
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
@@ -37,7 +37,7 @@ def sent(bus) -> list[RolloutStatus]:
 
 
 def test_a_loop_that_turns_is_not_repeated_and_one_that_stands_is():
-    repeats = Repeats(every_s=0.5, iterated_s=100.0)
+    repeats = StatusRepeats(every_s=0.5, iterated_s=100.0)
     assert repeats.wait_s(200.0) is None
     for now_s in (100.0, 100.6, 101.2):
         repeats.iterated_s = now_s
@@ -113,7 +113,7 @@ def test_a_loop_that_failed_sends_no_more(tmp_path: Path):
 
 def test_what_fails_beside_the_loop_ends_the_loop():
     class Broken(MemoryBus):
-        def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+        def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
             raise BusError("no answer")
 
     bus = Broken()

@@ -7,18 +7,19 @@ import pytest
 from msgspec.structs import replace
 
 from producers.rewards import RewardPool
-from producers.rollout.growing import Growing
-from producers.rollout.judging import Continued, Judging
+from producers.rollout.growing import RunningTrajectory
+from producers.rollout.judging import ContinuedTurn, EndedTurns
 from producers.settings import TaskSettings
-from streams.records import Trajectory, Version
+from streams.records import Trajectory
+from streams.values import Version
 from testbed.waiting import wait_for
 from tests.rollout.test_growing import ORDER, emission
 
 SCRIPT = '{"script": [7, 5, 9]}'
 
 
-def growing(attempt: int, reference: str = '{"answer": "031"}') -> Growing:
-    one = Growing.start(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
+def growing(attempt: int, reference: str = '{"answer": "031"}') -> RunningTrajectory:
+    one = RunningTrajectory.start(replace(ORDER, attempt=attempt, reference=reference), None, 0.0)
     one.extend(emission(2, 0))
     return one
 
@@ -27,18 +28,18 @@ def growing(attempt: int, reference: str = '{"answer": "031"}') -> Growing:
 def judging_of():
     pools: list[RewardPool] = []
 
-    def make(name: str, *, dialogue: bool = False, late: bool = False) -> Judging:
+    def make(name: str, *, dialogue: bool = False, late: bool = False) -> EndedTurns:
         pools.append(RewardPool(TaskSettings(name=name)))
-        return Judging(pools[-1], dialogue, 1, lambda: Version(3, 1), late=late)
+        return EndedTurns(pools[-1], dialogue, 1, lambda: Version(3, 1), late=late)
 
     yield make
     for pool in pools:
         pool.close()
 
 
-def decided(judging: Judging, is_over: Callable[[], bool]) -> list[Trajectory | Continued]:
+def decided(judging: EndedTurns, is_over: Callable[[], bool]) -> list[Trajectory | ContinuedTurn]:
     """Everything that came out until it is over (bounded)."""
-    found: list[Trajectory | Continued] = []
+    found: list[Trajectory | ContinuedTurn] = []
 
     def is_polled_to_the_end() -> bool:
         found.extend(judging.poll())
@@ -67,7 +68,7 @@ def test_a_reply_to_an_earlier_attempt_is_not_appended_to_the_next(judging_of):
     judging.drop("3.1")  # dispatch ordered the second attempt
     judging.submit(second, "stop")
     found = decided(judging, lambda: not len(judging))
-    assert [type(one) for one in found] == [Continued]
+    assert [type(one) for one in found] == [ContinuedTurn]
     assert second.environment == "2"
     assert judging.poll() == []
 

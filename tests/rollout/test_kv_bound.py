@@ -5,10 +5,10 @@ version, and may go anywhere.
 import numpy as np
 import torch
 
-from producers.engines.paced.engine import PacedEngine, Shape
-from producers.engines.paced.lengths import Lengths, LogNormal
+from producers.engines.paced.engine import PacedEngine, PacedShape
+from producers.engines.paced.lengths import LengthSampler, LogNormal
 from producers.engines.paced.roofline import Roofline
-from producers.rollout.worker import Rollout
+from producers.rollout.worker import RolloutLoop
 from tests.rollout.test_giving_up import SETTINGS, V0, Scene, order
 
 SLOW = Roofline(weights_s=1.0, kv_token_s=0.0, row_s=0.0)
@@ -26,11 +26,11 @@ class Still:
         """Nothing comes."""
 
 
-def rollout_of(scene: Scene, kv_capacity: int) -> Rollout:
+def rollout_of(scene: Scene, kv_capacity: int) -> RolloutLoop:
     rollout, _ = scene.rollout("a")
-    shape = Shape(SETTINGS.slots, 64, kv_capacity, 19, SLOW, Lengths(LogNormal(30, 40), 0.0))
+    shape = PacedShape(SETTINGS.slots, 64, kv_capacity, 19, SLOW, LengthSampler(LogNormal(30, 40), 0.0))
     engine = PacedEngine(shape, {"head": torch.ones(2)}, V0, Still())
-    return Rollout(
+    return RolloutLoop(
         SETTINGS,
         engine,
         rollout.follower,

@@ -6,14 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.rollout.outbox import RECORDS_MAX, Outbox
+from producers.rollout.outbox import RECORDS_MAX, BackgroundSender
 from streams.connect import open_bus
 from streams.errors import RecordTooLarge
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Annotation
+from streams.values import Address
+from streams.records import Annotation
 from streams.sqlite_bus import SqliteBus
 from streams.topics import catalogue
-from streams.writer import Keyed
+from streams.writer import KeyedRecord
 from testbed.waiting import WAIT_S
 
 
@@ -25,7 +26,7 @@ def bus(tmp_path: Path) -> SqliteBus:
     return bus
 
 
-def notes(first: int, count: int, width: int = 1) -> list[Keyed]:
+def notes(first: int, count: int, width: int = 1) -> list[KeyedRecord]:
     values = np.ones(width, np.float32)
     return [
         ("1", Annotation(f"1.{n}", 1, "reward", values, "test"))
@@ -41,7 +42,7 @@ def published(bus: SqliteBus) -> list[str]:
 
 
 def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
-    outbox, told = Outbox(bus), list[Address]()
+    outbox, told = BackgroundSender(bus), list[Address]()
     for first in range(0, 60, 3):
         outbox.send("annotations", notes(first, 3), told.extend)
     outbox.flush()
@@ -51,7 +52,7 @@ def test_letters_keep_their_order_and_learn_their_addresses(bus: SqliteBus):
 
 def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
     """Invariant 8: what waits is bounded."""
-    outbox, held, go = Outbox(bus), threading.Event(), threading.Event()
+    outbox, held, go = BackgroundSender(bus), threading.Event(), threading.Event()
 
     def hold(_: list[Address]) -> None:
         held.set()
@@ -72,7 +73,7 @@ def test_who_says_too_much_waits_until_it_is_durable(bus: SqliteBus):
 
 def test_what_fails_is_raised_by_the_next_call(bus: SqliteBus):
     limit = bus.settings("annotations").record_bytes_max
-    outbox = Outbox(bus)
+    outbox = BackgroundSender(bus)
     outbox.send("annotations", notes(0, 1, width=limit))
     with pytest.raises(RecordTooLarge):
         outbox.flush()

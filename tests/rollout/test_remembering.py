@@ -7,13 +7,14 @@ import pytest
 
 from consumers.archive.topic import TopicArchive
 from consumers.settings import ArchiveSettings
-from producers.engines.drafts import History, prompt_key
-from producers.rollout.remembering import Remembering
-from storage.archive.whole_log import WholeLog
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.rollout.remembering import HistoryFeed
+from storage.archive.whole_log import LogWithArchive
 from storage.connect import open_store
 from streams.bus import Bus
 from streams.connect import open_bus
-from streams.records import GENERATED, PROMPT, Span, Trajectory, Version
+from streams.records import GENERATED, PROMPT, Trajectory
+from streams.values import Span, Version
 from streams.topics import catalogue
 from streams.writer import publish_all
 
@@ -44,7 +45,7 @@ def publish(bus: Bus, *records: Trajectory) -> None:
     publish_all(bus, "trajectories", [(str(record.group), record) for record in records])
 
 
-def guessed(history: History, group: int, newest: list[int]) -> list[int]:
+def guessed(history: AnswerHistory, group: int, newest: list[int]) -> list[int]:
     key = prompt_key(np.array([1, 2, group], np.uint32), np.full(3, PROMPT, np.uint8))
     return list(history.draft(key, newest, 8).tokens)
 
@@ -59,7 +60,7 @@ def bus(tmp_path: Path):
 
 def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> None:
     publish(bus, answer(7, [4, 5, 6, 7, 8]))
-    remembering = Remembering(bus, bus, History(4096))
+    remembering = HistoryFeed(bus, bus, AnswerHistory(4096))
     remembering.poll()
     assert guessed(remembering.history, 7, [1, 2, 7]) == [4, 5, 6, 7, 8]
     publish(bus, answer(8, [9, 9, 9]), answer(9, [3, 3, 3], "dead"))
@@ -71,7 +72,7 @@ def test_answers_are_remembered_from_the_start_and_as_they_come(bus: Bus) -> Non
 
 def test_much_is_taken_in_bit_by_bit(bus: Bus) -> None:
     publish(bus, *[answer(group, [4, 5, 6, 7]) for group in range(100)])
-    remembering = Remembering(bus, bus, History(1 << 16))
+    remembering = HistoryFeed(bus, bus, AnswerHistory(1 << 16))
     remembering.poll()
     assert 0 < remembering.records < 100
     for _ in range(9):
@@ -89,7 +90,7 @@ def test_what_the_log_forgot_is_read_in_the_archive(bus: Bus, tmp_path: Path) ->
     archive.finish()
     bus.truncate("trajectories", bus.end("trajectories"))
     publish(bus, answer(30, [8, 8, 8]))
-    remembering = Remembering(bus, WholeLog(bus, store, "r"), History(4096))
+    remembering = HistoryFeed(bus, LogWithArchive(bus, store, "r"), AnswerHistory(4096))
     for _ in range(20):
         remembering.poll()
     assert remembering.records == 21
@@ -99,7 +100,7 @@ def test_what_the_log_forgot_is_read_in_the_archive(bus: Bus, tmp_path: Path) ->
 
 def test_a_position_that_is_gone_is_passed_over(bus: Bus) -> None:
     publish(bus, *[answer(group, [4, 5, 6]) for group in range(10)])
-    remembering = Remembering(bus, bus, History(4096))
+    remembering = HistoryFeed(bus, bus, AnswerHistory(4096))
     bus.truncate("trajectories", bus.end("trajectories"))
     publish(bus, answer(11, [8, 8, 8]))
     for _ in range(3):

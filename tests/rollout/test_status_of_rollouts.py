@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.rollout.pulse import Pulse
+from producers.rollout.pulse import StatusSchedule
 from streams.records import RolloutStatus
 from tests.rollout.following import Followed
 
@@ -16,7 +16,7 @@ def newest(following: Followed) -> RolloutStatus:
 
 @given(st.lists(st.tuples(st.floats(0.5, 3.0), st.integers(0, 1000)), min_size=2, max_size=20))
 def test_the_previous_kv_is_that_of_the_report_before(reports: list[tuple[float, int]]) -> None:
-    pulse, now, before = Pulse(1.0), 50.0, reports[0][1]
+    pulse, now, before = StatusSchedule(1.0), 50.0, reports[0][1]
     for later_s, kv in reports:
         now += later_s
         assert pulse.previous_kv(kv, now) == before
@@ -24,7 +24,7 @@ def test_the_previous_kv_is_that_of_the_report_before(reports: list[tuple[float,
 
 
 def test_reports_that_follow_at_once_compare_with_the_heartbeat_before() -> None:
-    pulse = Pulse(1.0)
+    pulse = StatusSchedule(1.0)
     assert pulse.previous_kv(100, 10.0) == 100
     assert pulse.previous_kv(90, 11.0) == 100
     assert pulse.previous_kv(91, 11.01) == 100  # its health changed

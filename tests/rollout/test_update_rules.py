@@ -4,14 +4,14 @@ new weights").
 
 import pytest
 
-from producers.rollout.update import Load, is_draining, may_draw, quota_left, wants_update
+from producers.rollout.update import UpdateInputs, is_draining, may_draw, quota_left, wants_update
 
 IN_FLIGHT = ("in_flight", "in_flight_recompute")
 
 
-def load(**changed: int) -> Load:
+def load(**changed: int) -> UpdateInputs:
     values = {"held": 1, "newest": 1, "drawn": 0, "quota": 4, "busy": 2, "needed": 0}
-    return Load(**(values | changed))
+    return UpdateInputs(**(values | changed))
 
 
 @pytest.mark.parametrize("mode", IN_FLIGHT)

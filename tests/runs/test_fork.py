@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.support.tiny_run import TinyRun
 
 from rollstream.config import load
-from rollstream.folder import RunFolder, run_log, store_url
+from rollstream.folder import RunFolder, open_run_log_for_writing, store_url
 from rollstream.main import main
-from rollstream.parentage import PromptsLeft, parentage_of, prompts_left
+from rollstream.parentage import PromptsLeft, read_parentage, prompts_left
 from storage.connect import open_store
 from storage.manifest import read_manifest
-from storage.versions.pointer import believed
+from storage.versions.pointer import believed_pointer
 from streams.records import Admitted, Configured, GroupClosed, Prompt, StepDone, Take
 from tests.support.kept_run import STEPS, TASK, made
 from testbed.run_process import read
@@ -79,7 +79,7 @@ def test_a_fork_has_the_parents_state_and_version_under_its_own_name(
     assert contents(parent) == before
     c = load(tmp_path / "fork" / "config.json")
     store = open_store(store_url(c, tmp_path / "fork"))
-    pointer, parentage = believed(store), parentage_of(store)
+    pointer, parentage = believed_pointer(store), read_parentage(store)
     assert pointer is not None
     assert pointer.version is not None
     assert parentage is not None
@@ -128,7 +128,7 @@ def running(folder: Path) -> Generator[TinyRun]:
     """The fork's log and store as a tiny run."""
     c = load(folder / "config.json")
     run = TinyRun(
-        run_log(c, folder), open_store(store_url(c, folder)), folder, c.trainer, task=TASK
+        open_run_log_for_writing(c, folder), open_store(store_url(c, folder)), folder, c.trainer, task=TASK
     )
     try:
         yield run
@@ -140,7 +140,7 @@ def running(folder: Path) -> Generator[TinyRun]:
 def test_a_fork_of_a_fork_leaves_out_what_either_finished(parent: Path, tmp_path: Path) -> None:
     assert fork(parent, tmp_path / "one") == 0
     assert fork(tmp_path / "one", tmp_path / "two", "latest", "run=second") == 0
-    one, two = (parentage_of(open_store(f"file:{tmp_path / n}/store")) for n in ("one", "two"))
+    one, two = (read_parentage(open_store(f"file:{tmp_path / n}/store")) for n in ("one", "two"))
     assert one is not None
     assert two is not None
     assert (two.prompts, two.run, two.step) == (one.prompts, "tiny-at-4", 4)
@@ -218,7 +218,7 @@ def test_a_living_run_is_forked_while_it_goes_on(tmp_path: Path) -> None:
     assert fork(folder, tmp_path / "fork", "latest") == 0
     making.join(WAIT_S)
     assert max(done.step for done in read(folder, "ledger", StepDone)) == STEPS
-    parentage = parentage_of(open_store(f"file:{tmp_path / 'fork'}/store"))
+    parentage = read_parentage(open_store(f"file:{tmp_path / 'fork'}/store"))
     assert parentage is not None
     prompts = {record.group for record in read(tmp_path / "fork", "prompts", Prompt)}
     ended = ended_until(folder, parentage.step)

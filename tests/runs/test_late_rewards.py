@@ -13,7 +13,7 @@ from tests.runs.test_whole_run import assert_every_group_has_one_ending
 from tests.support.tiny_run import TinyRun, tiny_run
 
 from producers.rewards import RewardPool
-from producers.scoring.annotate import Writes
+from producers.scoring.annotate import AnnotationPlan
 from producers.scoring.service import Scorer
 from producers.settings import TaskSettings
 from streams.reader import TopicReader, from_begin
@@ -26,7 +26,7 @@ LATE = TaskSettings(reward="late")
 
 def start_scorer(run: TinyRun, function: str = "", names: tuple[str, ...] = ("reward",)) -> None:
     pool = RewardPool(run.task, function=function)
-    scorer = Scorer(run.bus, pool, Writes(names, not function, "scorer-0"), batch=16)
+    scorer = Scorer(run.bus, pool, AnnotationPlan(names, not function, "scorer-0"), batch=16)
     run._thread(lambda: scorer.run(run.stop))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.support.tiny_run import tiny_run
 
 from consumers.settings import DispatchSettings
-from rollstream.config import Configuration
-from rollstream.live.plan import plan_of
-from rollstream.live.snapshot import snapshot
-from rollstream.warnings.all import concerns_of
+from rollstream.settings import Configuration
+from rollstream.live.plan import run_settings_of
+from rollstream.live.snapshot import take_snapshot
+from rollstream.warnings.all import warnings_of
 from streams.records import StepDone
 
 
@@ -27,10 +27,10 @@ def test_engine_and_trainer_agree_in_a_run_and_nobody_is_warned(tmp_path: Path) 
         assert done.metrics["mismatch_tokens/remainder"] > 0
         assert done.metrics["mismatch_max/remainder"] < 1e-4
         assert done.metrics["mismatch_above/remainder"] == 0
-    plan = plan_of(Configuration.model_validate({"weights": {"dtype": "float32"}}))
+    plan = run_settings_of(Configuration.model_validate({"weights": {"dtype": "float32"}}))
     state = plan.state()
     for done in steps:
         state.apply(done, done.time_s)
-    seen = snapshot(state, plan, steps[-1].time_s)
+    seen = take_snapshot(state, plan, steps[-1].time_s)
     assert seen.mismatch["remainder"].tokens > 0
-    assert not [one for one in concerns_of(seen) if one.kind.startswith("mismatch")]
+    assert not [one for one in warnings_of(seen) if one.kind.startswith("mismatch")]

@@ -10,12 +10,12 @@ import pytest
 from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
-from consumers.archive.service import Archive
-from consumers.dispatch.admit import Pace, admissible
+from consumers.archive.service import ArchiveService
+from consumers.dispatch.admit import AdmissionPace, admissible_groups
 from consumers.settings import ArchiveSettings
 from consumers.trainer.service import Trainer
 from storage.checkpoints import delete_checkpoints, stored_checkpoints
-from storage.versions.pointer import believed
+from storage.versions.pointer import believed_pointer
 from streams.errors import PositionLost
 from streams.reader import from_end
 from streams.records import Admitted, GroupClosed, Prompt, Take
@@ -48,12 +48,12 @@ def test_no_burst_of_admissions_follows_a_restart(tmp_path: Path, keep) -> None:
         run.start_prompts(2)
         run.start_dispatch(2)
         run.start_rollout("rollout-0")
-        pointer = believed(run.store)
+        pointer = believed_pointer(run.store)
         assert pointer is not None
         assert pointer.version is not None
-        pace = Pace(run.trainer.groups_per_step, run.dispatch.max_lag, 64, run.trainer.steps)
+        pace = AdmissionPace(run.trainer.groups_per_step, run.dispatch.max_lag, 64, run.trainer.steps)
         closed = len(run.records("ledger", GroupClosed))
-        window = admissible(pace, pointer.version.number, 0, closed, 0)
+        window = admissible_groups(pace, pointer.version.number, 0, closed, 0)
         wait_for(lambda: len(admitted(run)) >= window)
         wait_for(lambda: len(run.records("trajectories")) >= window * 4)  # all of it is done
         run.end()
@@ -78,7 +78,7 @@ def test_prompts_are_neither_repeated_nor_skipped_when_everything_dies(tmp_path:
 
 def archive(run: TinyRun) -> None:
     """All that is in the log now, as files."""
-    service = Archive(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.05))
+    service = ArchiveService(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.05))
     stop = threading.Event()
     thread = threading.Thread(target=service.run, args=(stop,), daemon=True)
     thread.start()

@@ -11,10 +11,11 @@ from tests.runs.test_resume import UNEVEN, hashes, train_until, used
 from tests.support.tiny_run import TinyRun, tiny_run
 
 from consumers.audit.audit import Audit
-from consumers.audit.lag import Policy
+from consumers.audit.lag import AuditPolicy
 from storage.manifest import Manifest, read_manifest
-from storage.versions.pointer import believed
-from streams.records import StepDone, Trajectory, Version
+from storage.versions.pointer import believed_pointer
+from streams.records import StepDone, Trajectory
+from streams.values import Version
 from testbed.waiting import wait_for
 
 STEPS = 8
@@ -26,13 +27,13 @@ def elsewhere(run: TinyRun) -> None:
 
 
 def audit(run: TinyRun) -> Audit:
-    policy = Policy(run.dispatch.max_lag, run.keep_version)
+    policy = AuditPolicy(run.dispatch.max_lag, run.keep_version)
     return Audit(run.bus, run.store, "tiny", policy)
 
 
 def chain(run: TinyRun) -> list[Manifest]:
     """Kept versions, newest first."""
-    pointer = believed(run.store)
+    pointer = believed_pointer(run.store)
     assert pointer is not None
     found: list[Manifest] = []
     version: Version | None = pointer.version
@@ -49,7 +50,7 @@ def test_other_bits_make_a_fork_that_publishes_nothing_old_and_then_an_anchor(
     with tiny_run(tmp_path, trainer={"steps": STEPS}, task=UNEVEN, checkpoint_every=every) as run:
         run.start_all()
         train_until(run, term=1, steps=3)
-        pointer, before = believed(run.store), hashes(run)
+        pointer, before = believed_pointer(run.store), hashes(run)
         assert pointer is not None
         assert pointer.version is not None
         highest = pointer.version

@@ -7,7 +7,7 @@ import pytest
 from tests.runs.test_resume import hashes, train_until, used
 from tests.support.tiny_run import DISPATCH, tiny_run
 
-from consumers.dispatch.kept import KEY, Keeper, KeptState, kept_state, restored
+from consumers.dispatch.kept import STATE_KEY, StateFile, PersistedState, state_to_persist, restore_state
 from consumers.dispatch.state import DispatchState
 from storage.memory_store import MemoryStore
 from streams.errors import Fenced
@@ -59,38 +59,38 @@ def test_trainer_and_dispatch_restart_in_a_truncated_log(tmp_path: Path) -> None
 
 
 def test_what_dispatch_kept_is_the_fold_of_the_whole_log(tmp_path: Path) -> None:
-    from consumers.dispatch.inbox import Inbox
+    from consumers.dispatch.inbox import DispatchInbox
 
     with tiny_run(tmp_path, trainer={"steps": 4}, dispatch=OFTEN) as run:
         run.start_all()
         assert run.train()
         run.end()
-        kept = Keeper(run.store, 7).take_over()
+        kept = StateFile(run.store, 7).take_over()
         assert kept is not None
 
-        def fold(state: DispatchState, positions) -> KeptState:
-            inbox = Inbox(run.bus, state, lambda: 0.0)
+        def fold(state: DispatchState, positions) -> PersistedState:
+            inbox = DispatchInbox(run.bus, state, lambda: 0.0)
             own = {t: {p: e - 1 for p, e in run.bus.end(t).items()} for t in OWN}
             inbox.rebuild(own, positions)
             folded = {t: at for t, at in inbox.positions().items() if t != "prompts"}
-            return kept_state(state, 7, folded)  # prompts are read again, not folded
+            return state_to_persist(state, 7, folded)  # prompts are read again, not folded
 
         OWN = ("admissions", "assignments")
         whole = fold(DispatchState(), {})
-        assert fold(restored(kept), kept.where()) == whole
+        assert fold(restore_state(kept), kept.where()) == whole
         assert kept.admitted > 0
 
 
 def test_a_dispatch_that_was_replaced_cannot_keep_its_state() -> None:
     """Stopped behind its successor, it would keep admissions that are void."""
     store = MemoryStore()
-    zombie, living = Keeper(store, 3), Keeper(store, 4)
+    zombie, living = StateFile(store, 3), StateFile(store, 4)
     assert zombie.take_over() is None
-    state = KeptState(3, {"ledger": {"0": Position(5)}}, admitted=5)
+    state = PersistedState(3, {"ledger": {"0": Position(5)}}, admitted=5)
     zombie.keep(state)
     assert living.take_over() == state
-    with pytest.raises(Fenced, match=KEY):
-        zombie.keep(KeptState(3, state.positions, admitted=9))
+    with pytest.raises(Fenced, match=STATE_KEY):
+        zombie.keep(PersistedState(3, state.positions, admitted=9))
     with pytest.raises(Fenced, match="term 4"):
-        Keeper(store, 3).take_over()
-    assert Keeper(store, 5).take_over().admitted == 5
+        StateFile(store, 3).take_over()
+    assert StateFile(store, 5).take_over().admitted == 5

@@ -7,14 +7,15 @@ from contextlib import contextmanager
 import numpy as np
 
 from producers.rewards import RewardPool
-from producers.scoring.annotate import Writes
+from producers.scoring.annotate import AnnotationPlan
 from producers.scoring.service import Scorer
 from producers.settings import TaskSettings
 from producers.tasks.registry import load_task
 from producers.tasks.tokenizer import BOS, EOS
 from streams.bus import Bus
 from streams.reader import TopicReader, from_begin
-from streams.records import Annotation, Span, Trajectory, Version
+from streams.records import Annotation, Trajectory
+from streams.values import Span, Version
 from streams.writer import publish
 from testbed.waiting import WAIT_S
 
@@ -56,7 +57,7 @@ def scorer(
 ) -> Scorer:
     task = TaskSettings(reward_timeout_s=limit_s)
     pool = RewardPool(task, function=function)
-    return Scorer(bus, pool, Writes(tuple(names), not function, name), batch=16)
+    return Scorer(bus, pool, AnnotationPlan(tuple(names), not function, name), batch=16)
 
 
 @contextmanager

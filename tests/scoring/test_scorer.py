@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.connect import open_bus
 from streams.topics import catalogue
 from testbed.servers import kafka_broker
@@ -89,7 +89,7 @@ def test_only_the_first_completion_of_a_trajectory_is_scored_and_no_dead_one(bus
 
 
 def test_rubbish_in_the_topic_is_passed_over(bus: Bus):
-    bus.append("trajectories", [Entry(b"0", b"junk", 0), Entry(b"0", None, 0)])
+    bus.append("trajectories", [AppendEntry(b"0", b"junk", 0), AppendEntry(b"0", None, 0)])
     post(bus, finished("0.0"))
     with running(scorer(bus)):
         wait_for(lambda: is_caught_up(bus))

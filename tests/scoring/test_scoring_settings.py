@@ -10,7 +10,7 @@ import pytest
 
 from rollstream.config import load
 from rollstream.folder import RunFolder
-from rollstream.roster import seats_of
+from rollstream.roster import process_specs
 from streams.errors import ConfigurationError
 from testbed.repository import EXAMPLES
 
@@ -19,7 +19,7 @@ EXAMPLE = EXAMPLES / "late-reward.toml"
 
 def seats(*overrides: str) -> dict[str, list[str]]:
     configuration = load(EXAMPLE, overrides, {})
-    return {s.name: list(s.command) for s in seats_of(configuration, RunFolder(Path("run")))}
+    return {s.name: list(s.command) for s in process_specs(configuration, RunFolder(Path("run")))}
 
 
 def test_the_supervisor_starts_as_many_scorers_as_are_asked_for():

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from producers.engines.paced.lengths import Distribution, LogNormal
+from producers.engines.paced.lengths import LengthDistribution, LogNormal
 from producers.engines.paced.roofline import Roofline
 from simulator.cluster import Cluster, Job
-from simulator.policies import Policy, policy_of
-from simulator.result import Result
+from simulator.policies import SchedulingPolicy, policy_of
+from simulator.result import SimulationResult
 from simulator.simulation import simulate
-from simulator.workload import Lengths, Workload
+from simulator.workload import AnswerLengths, Workload
 
 STEADY = Roofline(weights_s=0.01, kv_token_s=0.0, row_s=0.0, prefill_token_s=0.0)
 SMALL = Cluster(
@@ -27,17 +27,17 @@ TAILED = LogNormal(100.0, 1_000.0)
 EQUAL = LogNormal(100.0, 100.0)
 
 
-def workload(distribution: Distribution = EQUAL, seed: int = 0, samples: int = 2) -> Workload:
-    return Workload(Lengths(distribution, 0.5, 1_600), samples, 64, 10, seed)
+def workload(distribution: LengthDistribution = EQUAL, seed: int = 0, samples: int = 2) -> Workload:
+    return Workload(AnswerLengths(distribution, 0.5, 1_600), samples, 64, 10, seed)
 
 
 def run(
-    policy: str | Policy,
-    distribution: Distribution = EQUAL,
+    policy: str | SchedulingPolicy,
+    distribution: LengthDistribution = EQUAL,
     job: Job = JOB,
     seed: int = 0,
     **changed: object,
-) -> Result:
+) -> SimulationResult:
     named = policy_of(policy) if isinstance(policy, str) else policy
     cluster = replace(SMALL, **changed)
     return simulate(cluster, job, named, workload(distribution, seed))

@@ -11,10 +11,10 @@ import pytest
 from producers.engines.paced.lengths import LogNormal
 from producers.engines.paced.roofline import Roofline
 from rollstream.main import main
-from simulator.cluster import cluster_of, values
+from simulator.cluster import cluster_of, constant_values
 from simulator.constants import CONSTANTS, MODELS
 from simulator.policies import SYNCHRONOUS, policy_of
-from simulator.predict import RealSettings, predict
+from simulator.predict import RealRunSettings, predict
 from simulator.traces import read_lengths
 from streams.errors import ConfigurationError
 from testbed.repository import EXAMPLES
@@ -100,12 +100,12 @@ def test_every_constant_stands_in_the_documentation_with_its_value_and_range():
 
 def test_a_replica_costs_what_its_constants_say():
     """7B on one GPU: 15.2 GB at three quarters of 3.35 TB/s, and the rest of the memory for KV."""
-    cluster = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, policy_of("laminar"), values())
+    cluster = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, policy_of("laminar"), constant_values())
     assert cluster.rollouts == 4
     assert cluster.roofline.weights_s == pytest.approx(2 * 7.616e9 / (0.75 * 3.35e12))
     assert cluster.kv_capacity == int((0.9 * 80e9 - 2 * 7.616e9) / (4 * 28 * 4 * 128))
     assert cluster.train_token_s == pytest.approx(8 * 7.616e9 / (4 * 989.4e12 * 0.35))
-    shared = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, SYNCHRONOUS, values())
+    shared = cluster_of(MODELS["qwen2.5-7b"], 8, 0.5, SYNCHRONOUS, constant_values())
     assert shared.rollouts == 8
     assert shared.train_token_s == pytest.approx(cluster.train_token_s / 2)
 
@@ -123,7 +123,7 @@ def test_recorded_lengths_come_from_text_and_from_an_archive(tmp_path: Path):
         read_lengths(str(EXAMPLES / "archive"), "rollout")
 
 
-REAL = RealSettings(
+REAL = RealRunSettings(
     rollouts=2, roofline=Roofline(0.01, 0.0, 0.0), slots=2, kv_capacity=1_000,
     lengths=LogNormal(100.0, 100.0), length_max=200, groups_per_step=2, samples_per_group=2,
     steps=4, max_lag=1, on_update="in_flight", train_step_s=0.5, prompt_tokens=10,

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import consumers.dispatch.lengths as service
 import simulator.foresight as simulated
 from producers.engines.paced.roofline import Roofline
-from simulator.foresight import Foresight
+from simulator.foresight import LengthForecast
 from simulator.replica import Replica
-from simulator.work import Work
-from streams.records import Prompt, Sampling
+from simulator.work import SimulatedTrajectory
+from streams.records import Prompt
+from streams.values import Sampling
 from tests.simulator.small import TAILED, workload
 
 PROMPTS = 64  # of the small workload
@@ -35,7 +36,7 @@ def test_what_is_expected_is_what_the_service_expects_of_the_same_answers(
         patched.setattr(service, "PROMPTS_MAX", FEW)
         patched.setattr(simulated, "PROMPTS_MAX", FEW)
         known, work = service.Lengths(), workload(TAILED)
-        foresight = Foresight(work)
+        foresight = LengthForecast(work)
         for number, tokens in notes:
             if known.of_prompt(prompt(number)) is None:
                 for earlier in work.earlier(number % PROMPTS):
@@ -52,7 +53,7 @@ def test_tokens_in_the_midst_of_a_jump_are_those_of_its_single_steps(
     roofline = Roofline(weights_s=0.004, kv_token_s=1e-6, row_s=2e-4)
     replica = Replica("r", roofline, slots=4, capacity=10_000, reserve=0)
     for index, length in enumerate(lengths):
-        replica.submit(Work(f"0.{index}", 0, 0, 10, length), 0.0)
+        replica.submit(SimulatedTrajectory(f"0.{index}", 0, 0, 10, length), 0.0)
     replica.finish_jump(0.0)
     replica.start_jump(0.0)
     assert replica.due_s is not None

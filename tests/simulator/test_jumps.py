@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.engines.paced.roofline import Roofline
-from simulator.jumps import faster, span_s, steps_until
+from simulator.jumps import scaled_roofline, seconds_of_steps, steps_lasting
 
 seconds = st.floats(1e-6, 1.0)
 rooflines = st.builds(
@@ -23,7 +23,7 @@ batches = st.tuples(st.integers(1, 300), st.integers(1, 8_000)).map(lambda b: (b
 def test_a_jump_lasts_as_long_as_its_steps(roofline: Roofline, batch: tuple[int, int], steps: int):
     rows, kv = batch
     one_by_one = sum(roofline.step_s(rows, kv + rows * step) for step in range(steps))
-    assert span_s(roofline, rows, kv, steps) == pytest.approx(one_by_one, rel=1e-9)
+    assert seconds_of_steps(roofline, rows, kv, steps) == pytest.approx(one_by_one, rel=1e-9)
 
 
 @given(roofline=rooflines, batch=batches, steps=st.integers(1, 3_000), part=st.floats(0.001, 1.0))
@@ -31,15 +31,15 @@ def test_steps_until_is_the_first_step_that_ends_then_or_later(
     roofline: Roofline, batch: tuple[int, int], steps: int, part: float
 ):
     rows, kv = batch
-    until = part * span_s(roofline, rows, kv, steps)
-    found = steps_until(roofline, rows, kv, until)
-    assert span_s(roofline, rows, kv, found) >= until
-    assert found == 0 or span_s(roofline, rows, kv, found - 1) < until
+    until = part * seconds_of_steps(roofline, rows, kv, steps)
+    found = steps_lasting(roofline, rows, kv, until)
+    assert seconds_of_steps(roofline, rows, kv, found) >= until
+    assert found == 0 or seconds_of_steps(roofline, rows, kv, found - 1) < until
 
 
 @given(roofline=rooflines, batch=batches, speed=st.floats(0.1, 10.0))
 def test_a_faster_rollout_takes_less_by_its_speed(
     roofline: Roofline, batch: tuple[int, int], speed: float
 ):
-    slow = span_s(roofline, *batch, 100)
-    assert span_s(faster(roofline, speed), *batch, 100) == pytest.approx(slow / speed)
+    slow = seconds_of_steps(roofline, *batch, 100)
+    assert seconds_of_steps(scaled_roofline(roofline, speed), *batch, 100) == pytest.approx(slow / speed)

@@ -12,7 +12,7 @@ from producers.engines.paced.roofline import Roofline
 from simulator.policies import POLICIES, ablation, policy_of
 from simulator.replica import Replica
 from simulator.simulation import Simulation
-from simulator.work import Work
+from simulator.work import SimulatedTrajectory
 from simulator.world import World
 from streams.errors import ConfigurationError
 from tests.simulator.small import JOB, SMALL, TAILED, run, workload
@@ -65,7 +65,7 @@ def test_every_trained_sample_was_generated_once_and_whole(name: str, seed: int)
     assert len(seen) == len(set(seen)) > 0
 
 
-def check_whole(samples: tuple[Work, ...], lengths: list[int]) -> None:
+def check_whole(samples: tuple[SimulatedTrajectory, ...], lengths: list[int]) -> None:
     assert [work.done for work in sorted(samples, key=lambda w: w.name)] == lengths
     for work in samples:
         assert sum(tokens for _, tokens in work.spans) == work.done
@@ -143,7 +143,7 @@ def test_a_policy_without_a_mechanism_is_named_and_an_unknown_one_is_refused():
 def test_the_newest_sequence_goes_back_when_the_cache_is_full_and_ends_later():
     replica = Replica("r", GROWING, slots=2, capacity=100, reserve=4)
     for name in ("old", "new"):
-        replica.submit(Work(name, 0, 0, 10, 60), 0.0)
+        replica.submit(SimulatedTrajectory(name, 0, 0, 10, 60), 0.0)
     finished: list[str] = []
     while replica.due_s is not None:
         now = replica.due_s

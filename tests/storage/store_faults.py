@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from storage.objects import Data, Entry, ObjectStore, Stat
+from storage.objects import Data, ListedObject, ObjectStore, ObjectStat
 
 
 class Killed(Exception):
@@ -31,13 +31,13 @@ class FaultyStore:
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return self._store.get(key, start, end)
 
-    def stat(self, key: str) -> Stat:
+    def stat(self, key: str) -> ObjectStat:
         return self._store.stat(key)
 
     def read(self, key: str) -> tuple[bytes, str]:
         return self._store.read(key)
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._store.list(prefix)
 
     def _write(self, step):

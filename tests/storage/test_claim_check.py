@@ -7,20 +7,21 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from storage.blobs import MARGIN_S, collect_blobs, hour_of, key_of
+from storage.blobs import MARGIN_S, collect_blobs, upload_hour, blob_key
 from storage.claim_check import ClaimCheck, is_claim
 from storage.file_store import FileStore
 from storage.hashing import content_hash
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.codec import CLAIM_START, Envelope, encode
 from streams.dead_letters import DeadLetterWriter
 from streams.errors import CorruptObject, RecordTooLarge, StoreTimeout
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Admitted, Annotation, Claim
+from streams.values import Address
+from streams.records import Admitted, Annotation, Claim
 from streams.sqlite_bus import SqliteBus
 from streams.topics import KEY_BYTES_MAX, RECORD_BYTES_MAX, Topic, catalogue
-from streams.truncation import before_record, truncate
+from streams.truncation import position_before, truncate
 from streams.writer import FencedWriter, publish
 
 
@@ -89,7 +90,7 @@ def test_large_records_come_back_with_the_bytes_and_the_hash_they_were_appended_
     received = read(bus)
     assert [r.data for r in received] == [encode(small), encode(large)]
     assert len(blobs(store)) == 1
-    assert blobs(store)[0].startswith(f"blobs/annotations/{hour_of(START_S)}/")
+    assert blobs(store)[0].startswith(f"blobs/annotations/{upload_hour(START_S)}/")
     carried = inner.read("annotations", inner.begin("annotations"))
     assert max(len(message.value) for message in carried) < SMALL
     assert sum(is_claim(message) for message in carried) == 1
@@ -132,10 +133,10 @@ def test_compacted_topics_and_their_limit_refuse_what_is_too_large(bus, inner):
     bounded = Topic("bounded", record_bytes_max=2 * SMALL)
     bus.create([compact, bounded])
     with pytest.raises(RecordTooLarge):
-        bus.append("small", [Entry(b"k", bytes(SMALL + 1))])
-    bus.append("bounded", [Entry(b"k", bytes(2 * SMALL - 1))])
+        bus.append("small", [AppendEntry(b"k", bytes(SMALL + 1))])
+    bus.append("bounded", [AppendEntry(b"k", bytes(2 * SMALL - 1))])
     with pytest.raises(RecordTooLarge):
-        bus.append("bounded", [Entry(b"k", bytes(2 * SMALL))])
+        bus.append("bounded", [AppendEntry(b"k", bytes(2 * SMALL))])
 
 
 def test_the_log_is_asked_for_no_more_than_it_carries(tmp_path, store, clock):
@@ -180,7 +181,7 @@ def test_an_hour_of_blobs_goes_once_truncation_has_passed_every_record_that_name
     second = publish(bus, "annotations", "same", annotation(2, SMALL))
     assert first.partition == second.partition
     assert collect_blobs(bus, store) == 0
-    truncate(bus, "annotations", {second.partition: before_record(bus, "annotations", second)})
+    truncate(bus, "annotations", {second.partition: position_before(bus, "annotations", second)})
     assert collect_blobs(bus, store) == 1
     assert [r.record.group for r in read(bus)] == [2]
     assert len(blobs(store)) == 1
@@ -201,7 +202,7 @@ class Fetches:
 
 
 def blob(store: FileStore, data: bytes, topic: str = "annotations") -> str:
-    key = key_of(topic, hour_of(START_S), content_hash(data))
+    key = blob_key(topic, upload_hour(START_S), content_hash(data))
     store.put(key, data)
     return key
 
@@ -246,7 +247,7 @@ def test_a_claim_on_a_huge_object_fetches_no_more_than_it_says(inner, store, clo
 def test_a_header_with_a_claim_and_another_record_is_no_record(inner, bus):
     other = encode(annotation(2, 0))
     header = CLAIM_START + b',"blob":"b","bytes":1,"hash":"h"},' + other[17 : 16 + other[4]]
-    inner.append("annotations", [Entry(b"2", sealed(header))])
+    inner.append("annotations", [AppendEntry(b"2", sealed(header))])
     assert read(bus) == []
 
 

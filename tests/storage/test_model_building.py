@@ -13,9 +13,9 @@ from storage.model import (
     model_from_version,
     published_tensors,
 )
-from storage.versions.publish import NewVersion, publish
+from storage.versions.publish import NewVersion, publish_version
 from streams.errors import ConfigurationError, CorruptObject
-from streams.records import Version
+from streams.values import Version
 from tests.storage.storage_samples import TINY
 
 VERSION = Version(3, 1)
@@ -25,7 +25,7 @@ def put_version(store, model, dtype=torch.float32, drop=()):
     tensors = published_tensors(model, dtype)
     tensors = {name: tensor for name, tensor in tensors.items() if name not in drop}
     files = model_files(model, None, dtype)
-    return publish(store, NewVersion("run", VERSION, tensors, files, 1 << 20, 0.0))
+    return publish_version(store, NewVersion("run", VERSION, tensors, files, 1 << 20, 0.0))
 
 
 def same_weights(one, other):

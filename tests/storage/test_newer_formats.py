@@ -5,19 +5,20 @@ import json
 import pytest
 import torch
 
-from consumers.dispatch.kept import Keeper, KeptState, read_kept
+from consumers.dispatch.kept import StateFile, PersistedState, read_persisted_state
 from storage.checkpoints import newest_checkpoint, write_checkpoint
-from storage.documents import decode, encode, seal
-from storage.leases import Candidate, Claim
+from storage.documents import decode_json, encode_json, seal
+from storage.leases import LeaseCandidate, LeaseClaim
 from storage.manifest import Manifest, manifest_key, read_manifest
 from storage.memory_store import MemoryStore
 from storage.objects import ObjectStore
 from storage.roles import next_term, read_role, role_key
 from storage.versions.pointer import POINTER_KEY, read_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish
+from storage.versions.publish import NewVersion, publish_version
 from storage.versions.retention import stored_versions
 from streams.errors import NewerRelease
-from streams.records import Position, Version
+from streams.records import Position
+from streams.values import Version
 from streams.release import RELEASE
 
 V0 = Version(0, 1)
@@ -35,7 +36,7 @@ def renumbered(store: ObjectStore, key: str, number: int | None) -> None:
     body.pop("format", None)
     if number is not None:
         body["format"] = number
-    store.put(key, seal(body) if "body" in value else encode(value))
+    store.put(key, seal(body) if "body" in value else encode_json(value))
 
 
 def checkpoint(store: ObjectStore, step: int) -> str:
@@ -43,7 +44,7 @@ def checkpoint(store: ObjectStore, step: int) -> str:
 
 
 def version(store: ObjectStore) -> Manifest:
-    return publish(store, NewVersion("run", V0, {"w": torch.zeros(2)}, {}, 1 << 20, 0.0))
+    return publish_version(store, NewVersion("run", V0, {"w": torch.zeros(2)}, {}, 1 << 20, 0.0))
 
 
 def test_a_newer_checkpoint_is_refused_and_no_older_one_is_taken(store: ObjectStore) -> None:
@@ -63,18 +64,18 @@ def test_a_newer_manifest_is_refused_by_who_reads_or_retains_it(store: ObjectSto
 
 
 def test_what_dispatch_kept_in_a_newer_form_is_refused_and_stays(store: ObjectStore) -> None:
-    Keeper(store, 1).take_over()
+    StateFile(store, 1).take_over()
     renumbered(store, "dispatch/state.json", 2)
     before = store.get("dispatch/state.json")
     with pytest.raises(NewerRelease):
-        Keeper(store, 2).take_over()
+        StateFile(store, 2).take_over()
     with pytest.raises(NewerRelease):
-        read_kept(store)
+        read_persisted_state(store)
     assert store.get("dispatch/state.json") == before
 
 
 def test_leases_terms_and_the_pointer_have_forms_too(store: ObjectStore) -> None:
-    assert Claim(store, Candidate("trainer", "here", "nonce")).attempt() is not None
+    assert LeaseClaim(store, LeaseCandidate("trainer", "here", "nonce")).attempt() is not None
     take_pointer(store, "run", 1)
     next_term(store, "rollouts", "one")
     for key in (role_key("trainer"), POINTER_KEY, "roles/rollouts/one.json"):
@@ -95,13 +96,13 @@ def test_an_object_without_a_number_has_the_first_form(store: ObjectStore) -> No
     version(store)
     renumbered(store, manifest_key(V0), None)
     assert read_manifest(store, V0, read_manifest(store, V0).hash).version == V0
-    store.create("dispatch/state.json", encode(KeptState(1, {"ledger": {"0": Position(3)}})))
+    store.create("dispatch/state.json", encode_json(PersistedState(1, {"ledger": {"0": Position(3)}})))
     renumbered(store, "dispatch/state.json", None)
-    assert Keeper(store, 2).take_over() is not None
+    assert StateFile(store, 2).take_over() is not None
 
 
 def test_what_is_written_here_carries_its_number(store: ObjectStore) -> None:
-    Keeper(store, 1).take_over()
+    StateFile(store, 1).take_over()
     assert json.loads(store.get("dispatch/state.json"))["format"] == 1
     assert json.loads(store.get(checkpoint(store, 1)))["body"]["format"] == 1
     assert version(store).hash == read_manifest(store, V0).hash
@@ -115,4 +116,4 @@ def test_damage_stays_damage(store: ObjectStore) -> None:
     restored = newest_checkpoint(store)
     assert restored.checkpoint is not None
     assert restored.checkpoint.id.step == 1
-    assert decode(b"{}", dict[str, int], "x") == {}
+    assert decode_json(b"{}", dict[str, int], "x") == {}

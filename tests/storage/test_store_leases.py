@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from storage.leases import Candidate, Claim, acquire, may_take
+from storage.leases import LeaseCandidate, LeaseClaim, acquire_lease, may_take
 from storage.memory_store import MemoryStore
-from storage.renewal import Renewal, renewed
+from storage.renewal import LeaseRenewal, renew_once
 from storage.roles import RoleRecord, next_term, read_role, role_key
 from streams.errors import CorruptObject, Fenced, LeaseHeld, StoreError
 from testbed.waiting import WAIT_S
@@ -32,20 +32,20 @@ class Clock:
 
 
 def candidate(name, handed=None, duration_s=10.0):
-    return Candidate("trainer", name, f"nonce-{name}", duration_s, handed)
+    return LeaseCandidate("trainer", name, f"nonce-{name}", duration_s, handed)
 
 
 def test_a_new_role_starts_at_term_1(store):
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     assert lease.term == 1
     record, _ = read_role(store, "trainer")
     assert record == RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
 
 
 def test_a_lease_is_taken_only_after_its_duration_unchanged_on_the_own_clock(store):
-    acquire(store, candidate("a"), wait_s=0)
+    acquire_lease(store, candidate("a"), wait_s=0)
     clock = Clock()
-    claim = Claim(store, candidate("b"), clock)
+    claim = LeaseClaim(store, candidate("b"), clock)
     for _ in range(10):
         assert claim.attempt() is None
         clock.sleep(0.99)
@@ -54,9 +54,9 @@ def test_a_lease_is_taken_only_after_its_duration_unchanged_on_the_own_clock(sto
 
 
 def test_a_renewal_starts_the_wait_again(store):
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     clock = Clock()
-    claim = Claim(store, candidate("b"), clock)
+    claim = LeaseClaim(store, candidate("b"), clock)
     for _ in range(5):
         assert claim.attempt() is None
         clock.sleep(9.0)
@@ -66,30 +66,30 @@ def test_a_renewal_starts_the_wait_again(store):
 
 
 def test_the_duration_that_counts_is_the_holders(store):
-    acquire(store, candidate("a", duration_s=30.0), wait_s=0)
+    acquire_lease(store, candidate("a", duration_s=30.0), wait_s=0)
     clock = Clock()
     with pytest.raises(LeaseHeld, match=r"held by a \(term 1\)"):
-        acquire(store, candidate("b", duration_s=1.0), 29.0, clock, clock.sleep)
-    assert acquire(store, candidate("b"), 31.0, clock, clock.sleep).term == 2
+        acquire_lease(store, candidate("b", duration_s=1.0), 29.0, clock, clock.sleep)
+    assert acquire_lease(store, candidate("b"), 31.0, clock, clock.sleep).term == 2
 
 
 def test_a_released_lease_is_taken_at_once_under_the_next_term(store):
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     lease.release()
     lease.release()
-    assert acquire(store, candidate("b"), wait_s=0).term == 2
+    assert acquire_lease(store, candidate("b"), wait_s=0).term == 2
 
 
 def test_the_nonce_of_the_reaped_holder_opens_its_lease_at_once(store):
-    dead = acquire(store, candidate("a"), wait_s=0)
-    assert acquire(store, candidate("b", handed=dead.nonce), wait_s=0).term == 2
+    dead = acquire_lease(store, candidate("a"), wait_s=0)
+    assert acquire_lease(store, candidate("b", handed=dead.nonce), wait_s=0).term == 2
     with pytest.raises(LeaseHeld):
-        acquire(store, candidate("c", handed=dead.nonce), wait_s=0)
+        acquire_lease(store, candidate("c", handed=dead.nonce), wait_s=0)
 
 
 def test_a_zombie_is_fenced_at_its_next_renewal_and_at_release(store):
-    zombie = acquire(store, candidate("a"), wait_s=0)
-    acquire(store, candidate("b", handed=zombie.nonce), wait_s=0)
+    zombie = acquire_lease(store, candidate("a"), wait_s=0)
+    acquire_lease(store, candidate("b", handed=zombie.nonce), wait_s=0)
     for step in (zombie.renew, zombie.release):
         with pytest.raises(Fenced, match="held by b in term 2"):
             step()
@@ -97,10 +97,10 @@ def test_a_zombie_is_fenced_at_its_next_renewal_and_at_release(store):
 
 
 def test_two_competitors_have_one_winner(store):
-    acquire(store, candidate("old"), wait_s=0).release()
+    acquire_lease(store, candidate("old"), wait_s=0).release()
 
     def compete(number):
-        return Claim(store, candidate(f"c{number}")).attempt()
+        return LeaseClaim(store, candidate(f"c{number}")).attempt()
 
     won = [lease for lease in in_threads(8, compete) if lease is not None]
     assert [lease.term for lease in won] == [2]
@@ -108,14 +108,14 @@ def test_two_competitors_have_one_winner(store):
 
 
 def test_a_swap_whose_answer_was_lost_is_recognised_by_its_nonce(store):
-    lost = acquire(store, candidate("a"), wait_s=0)
-    again = acquire(store, candidate("a"), wait_s=0)
+    lost = acquire_lease(store, candidate("a"), wait_s=0)
+    again = acquire_lease(store, candidate("a"), wait_s=0)
     assert (again.term, again.nonce) == (lost.term, lost.nonce)
     again.renew()
 
 
 def test_a_renewal_whose_answer_was_lost_is_recognised(store):
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     etag = lease._etag
     lease.renew()
     lease._etag, lease._record = etag, RoleRecord("trainer", 1, "a", "nonce-a", 0, 10.0, False)
@@ -124,7 +124,7 @@ def test_a_renewal_whose_answer_was_lost_is_recognised(store):
 
 
 def test_a_deleted_lease_fences_its_holder(store):
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     store.delete(role_key("trainer"))
     with pytest.raises(Fenced, match="deleted"):
         lease.renew()
@@ -133,7 +133,7 @@ def test_a_deleted_lease_fences_its_holder(store):
 def test_a_damaged_lease_is_named(store):
     store.put(role_key("trainer"), b'{"role": "trainer"')
     with pytest.raises(CorruptObject, match=r"roles/trainer\.json"):
-        acquire(store, candidate("a"), wait_s=0)
+        acquire_lease(store, candidate("a"), wait_s=0)
 
 
 def test_may_take_is_exact_at_the_duration():
@@ -156,25 +156,25 @@ class FailingLease:
 
 def test_a_failing_store_is_borne_until_the_duration_has_passed():
     clock = Clock()
-    assert renewed(FailingLease(), 100.0, clock) == 100.0
+    assert renew_once(FailingLease(), 100.0, clock) == 100.0
     clock.sleep(9.9)
-    assert renewed(FailingLease(), 100.0, clock) == 100.0
+    assert renew_once(FailingLease(), 100.0, clock) == 100.0
     clock.sleep(0.1)
     with pytest.raises(Fenced, match="could not be renewed"):
-        renewed(FailingLease(), 100.0, clock)
+        renew_once(FailingLease(), 100.0, clock)
 
 
 def test_renewed_counts_from_before_the_swap(store):
     clock = Clock()
-    lease = acquire(store, candidate("a"), wait_s=0)
+    lease = acquire_lease(store, candidate("a"), wait_s=0)
     clock.sleep(3.0)
-    assert renewed(lease, 100.0, clock) == 103.0
+    assert renew_once(lease, 100.0, clock) == 103.0
 
 
 def test_the_background_renewal_renews_and_stops(store):
-    lease = acquire(store, candidate("a", duration_s=0.03), wait_s=0)
+    lease = acquire_lease(store, candidate("a", duration_s=0.03), wait_s=0)
     watch = threading.Event()
-    with Renewal(lease) as renewal:
+    with LeaseRenewal(lease) as renewal:
         while read_role(store, "trainer")[0].renewals < 3:
             watch.wait(0.005)
     assert not renewal.lost.is_set()
@@ -182,10 +182,10 @@ def test_the_background_renewal_renews_and_stops(store):
 
 
 def test_the_background_renewal_reports_a_higher_term_once(store):
-    lease = acquire(store, candidate("a", duration_s=0.03), wait_s=0)
-    acquire(store, candidate("b", handed=lease.nonce), wait_s=0)
+    lease = acquire_lease(store, candidate("a", duration_s=0.03), wait_s=0)
+    acquire_lease(store, candidate("b", handed=lease.nonce), wait_s=0)
     errors = []
-    with Renewal(lease, errors.append) as renewal:
+    with LeaseRenewal(lease, errors.append) as renewal:
         assert renewal.lost.wait(WAIT_S)
     assert [type(error) for error in errors] == [Fenced]
 
@@ -199,7 +199,7 @@ class BrokenLease:
 
 def test_an_error_that_nobody_expected_ends_the_holder_too_and_is_logged(caplog):
     errors = []
-    with Renewal(BrokenLease(), errors.append) as renewal:
+    with LeaseRenewal(BrokenLease(), errors.append) as renewal:
         assert renewal.lost.wait(WAIT_S)
     assert [type(error) for error in errors] == [Fenced]
     assert "TypeError: a bug" in str(errors[0])

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.errors import BusError, PositionLost, RecordTooLarge
 from streams.records import Fence, Position
 from streams.topics import TOMBSTONE_S, Topic, catalogue, partition_of
@@ -13,8 +13,8 @@ from testbed.waiting import WAIT_S
 from tests.support.hand_clock import HandClock
 
 
-def entries(*values: str, key: str = "k", partition: int | None = None) -> list[Entry]:
-    return [Entry(key.encode(), value.encode(), partition) for value in values]
+def entries(*values: str, key: str = "k", partition: int | None = None) -> list[AppendEntry]:
+    return [AppendEntry(key.encode(), value.encode(), partition) for value in values]
 
 
 def values(bus: Bus, topic: str, offset: int = 0, partition: int = 0) -> list[bytes | None]:
@@ -59,7 +59,7 @@ def test_records_come_back_in_order_with_dense_offsets(bus: Bus, clock: HandCloc
 def test_a_key_keeps_to_its_partition(bus: Bus) -> None:
     bus.create([Topic("t", 4)])
     keys = [f"group-{number}".encode() for number in range(50)]
-    bus.append("t", [Entry(key, key) for key in keys])
+    bus.append("t", [AppendEntry(key, key) for key in keys])
     read = bus.read("t", dict.fromkeys(range(4), 0))
     assert sorted(m.value or b"" for m in read) == sorted(keys)
     assert all(m.partition == partition_of(m.key, 4) for m in read)
@@ -68,16 +68,16 @@ def test_a_key_keeps_to_its_partition(bus: Bus) -> None:
 
 def test_a_named_partition_wins_over_the_key(bus: Bus) -> None:
     bus.create([Topic("t", 3)])
-    assert bus.append("t", [Entry(b"k", b"v", p) for p in (2, 0, 2)]) == [0, 0, 1]
+    assert bus.append("t", [AppendEntry(b"k", b"v", p) for p in (2, 0, 2)]) == [0, 0, 1]
     assert bus.end("t") == {0: 1, 1: 0, 2: 2}
     with pytest.raises(BusError, match="no partition 3"):
-        bus.append("t", [Entry(b"k", b"v", 3)])
+        bus.append("t", [AppendEntry(b"k", b"v", 3)])
 
 
 def test_a_read_is_bounded_by_records_and_bytes_but_gives_one_whatever_its_size(bus: Bus) -> None:
     bus.create([Topic("t", 2)])
     for partition in (0, 1):
-        bus.append("t", [Entry(b"k", bytes(1000), partition) for _ in range(5)])
+        bus.append("t", [AppendEntry(b"k", bytes(1000), partition) for _ in range(5)])
     everything = {0: 0, 1: 0}
     assert len(bus.read("t", everything, records_max=7)) == 7
     assert len(bus.read("t", everything, bytes_max=3100)) == 3
@@ -87,13 +87,13 @@ def test_a_read_is_bounded_by_records_and_bytes_but_gives_one_whatever_its_size(
 def test_a_record_above_the_topics_limit_is_refused_whole_batch(bus: Bus) -> None:
     bus.create([Topic("t", record_bytes_max=100)])
     with pytest.raises(RecordTooLarge, match="above the 100"):
-        bus.append("t", [Entry(b"k", b"small"), Entry(b"k", bytes(101))])
+        bus.append("t", [AppendEntry(b"k", b"small"), AppendEntry(b"k", bytes(101))])
     assert bus.end("t") == {0: 0}
 
 
 def test_a_tombstone_lies_between_the_records_of_its_append(bus: Bus) -> None:
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"a", b"1"), Entry(b"", None), Entry(b"", b""), Entry(b"b", b"2")])
+    bus.append("t", [AppendEntry(b"a", b"1"), AppendEntry(b"", None), AppendEntry(b"", b""), AppendEntry(b"b", b"2")])
     read = [(m.offset, m.key, m.value) for m in bus.read("t", {0: 0})]
     assert read == [(0, b"a", b"1"), (1, b"", None), (2, b"", b""), (3, b"b", b"2")]
 
@@ -119,7 +119,7 @@ def test_a_follower_that_looks_again_gets_all_in_order_and_once(bus: Bus) -> Non
     at = {0: 0, 1: 0}
     for wave in range(5):
         names = [f"{wave}.{number}" for number in range(7)]
-        bus.append("t", [Entry(b"k", name.encode(), wave % 2) for name in names])
+        bus.append("t", [AppendEntry(b"k", name.encode(), wave % 2) for name in names])
         end = time.monotonic() + WAIT_S
         while len(found) < 7 * (wave + 1) and time.monotonic() < end:
             for message in bus.read("t", at, records_max=3, wait_s=0.01, exact=False):
@@ -168,7 +168,7 @@ def test_a_position_beyond_the_end_is_refused(bus: Bus) -> None:
 def test_compaction_keeps_the_newest_record_of_each_key(bus: Bus) -> None:
     bus.create([Topic("t", cleanup="compact")])
     for number in range(200):
-        bus.append("t", [Entry(b"a", b"%d" % number), Entry(b"b%d" % (number % 3), b"x")])
+        bus.append("t", [AppendEntry(b"a", b"%d" % number), AppendEntry(b"b%d" % (number % 3), b"x")])
     kept = bus.read("t", {0: 0})
     newest = {m.key: m.value for m in kept}
     assert newest == {b"a": b"199", b"b0": b"x", b"b1": b"x", b"b2": b"x"}
@@ -185,7 +185,7 @@ def test_a_hole_of_compaction_is_no_lost_position(bus: Bus) -> None:
 def test_a_tombstone_removes_its_key_and_later_itself(embedded_bus: Bus, clock: HandClock) -> None:
     bus = embedded_bus
     bus.create([Topic("t", cleanup="compact")])
-    bus.append("t", [Entry(b"gone", b"x"), Entry(b"gone", None), Entry(b"other", b"1")])
+    bus.append("t", [AppendEntry(b"gone", b"x"), AppendEntry(b"gone", None), AppendEntry(b"other", b"1")])
     assert {m.key: m.value for m in bus.read("t", {0: 0})} == {b"gone": None, b"other": b"1"}
     clock.now_s += TOMBSTONE_S + 1
     bus.append("t", entries("2", key="other"))
@@ -221,7 +221,7 @@ def test_one_bus_serves_several_threads(bus: Bus) -> None:
 
     def append(name: str) -> None:
         for number in range(50):
-            bus.append("t", [Entry(name.encode(), b"%d" % number)])
+            bus.append("t", [AppendEntry(name.encode(), b"%d" % number)])
 
     threads = [threading.Thread(target=append, args=(f"w{n}",)) for n in range(4)]
     for thread in threads:

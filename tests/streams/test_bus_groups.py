@@ -4,8 +4,8 @@ Kafka's own groups: `test_kafka_groups.py`.
 
 import pytest
 
-from streams.bus import Bus, Entry
-from streams.claims import LEASE_S, Lease, claim
+from streams.bus import Bus, AppendEntry
+from streams.claims import LEASE_S, PartitionLease, claim_partitions
 from streams.errors import PositionLost
 from streams.records import Position
 from streams.topics import Topic
@@ -18,7 +18,7 @@ EVERYTHING = [(partition, number) for partition in (0, 1) for number in range(3)
 def filled(embedded_bus: Bus) -> Bus:
     bus = embedded_bus
     bus.create([Topic("t", 2)])
-    bus.append("t", [Entry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
+    bus.append("t", [AppendEntry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
     return bus
 
 
@@ -107,8 +107,8 @@ def test_groups_do_not_see_each_other(filled: Bus) -> None:
 
 
 def test_a_claim_takes_its_share_and_only_what_is_free() -> None:
-    leases = {0: Lease("a", 10), 1: Lease("a", 10), 2: Lease("gone", 4), 3: Lease("b", 10)}
-    claimed = claim("b", {"a": 10, "b": 10, "gone": 4}, leases, 4, now_s=5)
+    leases = {0: PartitionLease("a", 10), 1: PartitionLease("a", 10), 2: PartitionLease("gone", 4), 3: PartitionLease("b", 10)}
+    claimed = claim_partitions("b", {"a": 10, "b": 10, "gone": 4}, leases, 4, now_s=5)
     assert claimed.held == {3}
-    assert claim("a", {"a": 10, "b": 10}, leases, 4, now_s=5).released == {1}
-    assert claim("a", {"a": 10, "b": 10}, leases, 4, now_s=5).held == {0, 2}
+    assert claim_partitions("a", {"a": 10, "b": 10}, leases, 4, now_s=5).released == {1}
+    assert claim_partitions("a", {"a": 10, "b": 10}, leases, 4, now_s=5).held == {0, 2}

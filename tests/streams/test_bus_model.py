@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.connect import open_bus
 from streams.errors import PositionLost
 from streams.memory_bus import MemoryBus
@@ -42,7 +42,7 @@ class BusAgainstModel(RuleBasedStateMachine):
 
     @rule(records=st.lists(st.tuples(KEYS, st.binary(max_size=20)), max_size=5))
     def append(self, records: list[tuple[bytes, bytes]]) -> None:
-        offsets = self.bus.append("plain", [Entry(key, value) for key, value in records])
+        offsets = self.bus.append("plain", [AppendEntry(key, value) for key, value in records])
         for (key, value), offset in zip(records, offsets, strict=True):
             partition = partition_of(key, PARTITIONS)
             assert offset == self.ends[partition]
@@ -51,7 +51,7 @@ class BusAgainstModel(RuleBasedStateMachine):
 
     @rule(key=KEYS, value=st.none() | st.binary(max_size=5))
     def append_compacted(self, key: bytes, value: bytes | None) -> None:
-        assert self.bus.append("compact", [Entry(key, value)]) == [self.compact_end]
+        assert self.bus.append("compact", [AppendEntry(key, value)]) == [self.compact_end]
         self.compact_end += 1
         self.newest[key] = value
 

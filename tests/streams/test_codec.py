@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from streams.codec import Envelope, content_hash, decode, encode, envelope_of
+from streams.codec import Envelope, record_hash, decode, encode, envelope_of
 from streams.errors import DecodeError, UnknownSchema
-from streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory, Version
+from streams.records import SCHEMAS, Opened, Record, StepDone, Trajectory
+from streams.values import Version
 from testbed.sample_records import SAMPLES, trajectory
 from tests.streams.record_equality import differences
 
@@ -73,7 +74,7 @@ def test_golden_bytes_still_mean_the_same_record(record: Record) -> None:
 
 def test_encoding_is_a_function_of_the_record() -> None:
     assert encode(trajectory(64)) == encode(trajectory(64))
-    assert re.fullmatch(r"[0-9a-f]{16}", content_hash(encode(trajectory(64))))
+    assert re.fullmatch(r"[0-9a-f]{16}", record_hash(encode(trajectory(64))))
 
 
 def test_arrays_are_aligned_read_only_views_of_the_bytes() -> None:

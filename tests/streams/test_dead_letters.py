@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.dead_letters import ORIGINAL_BYTES_MAX, DeadLetterWriter
 from streams.errors import BusTimeout
 from streams.memory_bus import MemoryBus
@@ -36,7 +36,7 @@ class LosesAcknowledgements:
     def __getattr__(self, name: str) -> object:
         return getattr(self.bus, name)
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         offsets = self.bus.append(topic, entries)
         if self.lost:
             self.lost -= 1
@@ -51,7 +51,7 @@ def owner(bus: Bus, positions: dict[int, Position] | None = None) -> TopicReader
 
 
 def junk(bus: Bus, *texts: bytes, partition: int = 0) -> None:
-    bus.append(TOPIC, [Entry(b"7", text, partition) for text in texts])
+    bus.append(TOPIC, [AppendEntry(b"7", text, partition) for text in texts])
 
 
 def letters(bus: Bus) -> list[Dead]:
@@ -105,7 +105,7 @@ def test_an_append_in_doubt_moves_no_position_and_leaves_no_second_copy(run: Bus
 
 def test_a_forged_letter_of_what_is_not_there_yet_keeps_nothing_out(run: Bus) -> None:
     publish(run, f"{TOPIC}.dead", "x", Dead(TOPIC, 0, 1 << 40, "", np.zeros(1, np.uint8)))
-    run.append(f"{TOPIC}.dead", [Entry(b"x", b"no record")])
+    run.append(f"{TOPIC}.dead", [AppendEntry(b"x", b"no record")])
     junk(run, b"no record")
     owner(run).poll()
     assert [d.original.tobytes() for d in letters(run)][-1] == b"no record"

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streams.codec import decode, encode, is_canonical
-from streams.drafted import extend, joined, marks, right_of
-from streams.records import Drafts, Trajectory
+from streams.drafted import extend_runs, join_drafts, accepted_mask, accepted_tokens
+from streams.values import Drafts
+from streams.records import Trajectory
 from testbed.sample_records import trajectory
 from tests.streams.record_equality import differences
 
@@ -18,15 +19,15 @@ FLAGS = st.lists(st.booleans(), max_size=30)
 def drafts_of(flags: list[bool]) -> Drafts:
     runs = [0]
     for flag in flags:
-        extend(runs, 1, guessed=flag)
+        extend_runs(runs, 1, guessed=flag)
     return Drafts(tuple(runs), len(flags), sum(flags) + 1, 2, 1, 0.25)
 
 
 @given(FLAGS)
 def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
     drafts = drafts_of(flags)
-    assert marks(drafts, len(flags)).tolist() == flags
-    assert right_of(drafts) == sum(flags)
+    assert accepted_mask(drafts, len(flags)).tolist() == flags
+    assert accepted_tokens(drafts) == sum(flags)
     assert sum(drafts.runs) == len(flags)
     assert all(drafts.runs[1:])
 
@@ -35,13 +36,13 @@ def test_runs_say_which_tokens_were_guessed(flags: list[bool]) -> None:
 def test_parts_joined_say_what_each_said(parts: list[tuple[list[bool], bool]]) -> None:
     """A part that says nothing was drawn by the model, a token a step."""
     told = [(len(flags), drafts_of(flags) if tells else None) for flags, tells in parts]
-    whole = joined(told)
+    whole = join_drafts(told)
     if not any(tells for _, tells in parts):
         assert whole is None
         return
     assert whole is not None
     wanted = [flag and tells for flags, tells in parts for flag in flags]
-    assert marks(whole, len(wanted)).tolist() == wanted
+    assert accepted_mask(whole, len(wanted)).tolist() == wanted
     assert whole.steps == len(wanted)
     assert whole.guessed == sum(sum(flags) + 1 for flags, tells in parts if tells)
     assert (whole.asked, whole.found) == (
@@ -51,9 +52,9 @@ def test_parts_joined_say_what_each_said(parts: list[tuple[list[bool], bool]]) -
 
 
 def test_runs_that_do_not_fit_give_as_many_marks_as_fit() -> None:
-    assert marks(Drafts((1, 9), 1, 9, 1, 1, 0.0), 3).tolist() == [False, True, True]
-    assert marks(Drafts((1,), 1, 0, 0, 0, 0.0), 3).tolist() == [False] * 3
-    assert marks(None, 2).tolist() == [False] * 2
+    assert accepted_mask(Drafts((1, 9), 1, 9, 1, 1, 0.0), 3).tolist() == [False, True, True]
+    assert accepted_mask(Drafts((1,), 1, 0, 0, 0, 0.0), 3).tolist() == [False] * 3
+    assert accepted_mask(None, 2).tolist() == [False] * 2
 
 
 def test_a_record_without_drafts_has_no_byte_of_them() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from streams.codec import Envelope
 from streams.errors import SequenceGap
-from streams.fence import Verdict, advance
+from streams.fence import FenceVerdict, advance_fence
 from streams.records import Fence
 
 
@@ -13,8 +13,8 @@ def verdicts(*records: tuple[int, int], compacted: bool = False, fence: Fence = 
     letters = ""
     for term, sequence in records:
         envelope = Envelope("trainer", term, sequence)
-        fence, verdict = advance(fence, envelope, opens=sequence == 0, compacted=compacted)
-        letters += "L" if verdict is Verdict.LIVE else "V"
+        fence, verdict = advance_fence(fence, envelope, opens=sequence == 0, compacted=compacted)
+        letters += "L" if verdict is FenceVerdict.LIVE else "V"
     return letters
 
 

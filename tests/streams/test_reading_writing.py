@@ -5,22 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from streams.bus import Bus, Entry
-from streams.codec import Envelope, content_hash, encode
+from streams.bus import Bus, AppendEntry
+from streams.codec import Envelope, record_hash, encode
 from streams.errors import BusError, BusTimeout, PositionLost, RecordTooLarge, SequenceGap
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin, from_end, read_all_at, read_at
-from streams.records import (
-    Address,
-    Annotation,
-    Fence,
-    GroupClosed,
-    Opened,
-    Position,
-    Record,
-    Version,
-    WeightsAnnounced,
-)
+from streams.values import Address, Version
+from streams.records import Annotation, Fence, GroupClosed, Opened, Position, Record, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish, publish_all
 from testbed.sample_records import SAMPLES, trajectory
@@ -59,7 +50,7 @@ class LosesAcknowledgements:
     def __getattr__(self, name: str) -> object:
         return getattr(self.bus, name)
 
-    def append(self, topic: str, entries: Sequence[Entry]) -> list[int]:
+    def append(self, topic: str, entries: Sequence[AppendEntry]) -> list[int]:
         offsets = self.bus.append(topic, entries)
         if self.lost:
             self.lost -= 1
@@ -72,7 +63,7 @@ def test_published_records_are_received_with_all_that_is_known_of_them(run: Bus)
     (received,) = TopicReader(run, "trajectories", from_begin(run, "trajectories")).poll()
     assert differences(received.record, trajectory(8)) == []
     assert (received.topic, received.address, received.key) == ("trajectories", at, "7")
-    assert received.hash == content_hash(encode(trajectory(8)))
+    assert received.hash == record_hash(encode(trajectory(8)))
     assert received.envelope is None
     assert differences(read_at(run, "trajectories", at).record, trajectory(8)) == []
 
@@ -146,7 +137,7 @@ def test_a_refused_record_uses_no_sequence_number(run: Bus) -> None:
 def test_a_hole_in_the_log_stops_the_reader(run: Bus) -> None:
     writer = FencedWriter(run, "ledger", "trainer", 1)
     writer.open()
-    run.append("ledger", [Entry(b"run", encode(closed(9), Envelope("trainer", 1, 5)))])
+    run.append("ledger", [AppendEntry(b"run", encode(closed(9), Envelope("trainer", 1, 5)))])
     reader = TopicReader(run, "ledger", from_begin(run, "ledger"))
     with pytest.raises(SequenceGap):
         reader.poll()

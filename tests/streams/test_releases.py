@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams import release
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.codec import Envelope, decode, encode
 from streams.dead_letters import DeadLetterWriter
 from streams.errors import NewerRelease
@@ -40,7 +40,7 @@ def renamed(record: GroupClosed, envelope: Envelope, schema: str = "group_closed
 
 
 def append(run: Bus, topic: str, *values: bytes) -> None:
-    run.append(topic, [Entry(b"run", value, 0) for value in values])
+    run.append(topic, [AppendEntry(b"run", value, 0) for value in values])
 
 
 @pytest.mark.parametrize("topic", FENCED)
@@ -108,8 +108,8 @@ def test_an_opening_names_the_release_and_what_its_topic_needs(run: Bus) -> None
         for received in reader.poll():
             assert isinstance(received.record, Opened)
             assert received.record.release == release.RELEASE
-            assert received.record.needs == release.NEEDS.get(topic, ())
-            assert set(received.record.knows) == release.KNOWN
+            assert received.record.needs == release.NEEDED_BY_TOPIC.get(topic, ())
+            assert set(received.record.knows) == release.KNOWN_FEATURES
 
 
 def test_an_opening_of_the_first_release_is_read(run: Bus) -> None:
@@ -124,10 +124,10 @@ def test_an_opening_of_the_first_release_is_read(run: Bus) -> None:
 
 def test_every_schema_beyond_the_first_release_is_declared() -> None:
     """Whoever adds one says who must know it: `NEEDS` of a topic, or `SHARED`."""
-    declared = {feature for needs in release.NEEDS.values() for feature in needs}
-    assert set(SCHEMAS) - release.FIRST <= declared | release.SHARED
-    assert not release.lacking(declared | release.SHARED)
-    assert set(release.NEEDS) <= set(FENCED)
+    declared = {feature for needs in release.NEEDED_BY_TOPIC.values() for feature in needs}
+    assert set(SCHEMAS) - release.FIRST_RELEASE_SCHEMAS <= declared | release.SHARED_FEATURES
+    assert not release.missing_features(declared | release.SHARED_FEATURES)
+    assert set(release.NEEDED_BY_TOPIC) <= set(FENCED)
 
 
 def test_in_a_topic_of_many_writers_it_is_dead_lettered(run: Bus) -> None:
@@ -152,7 +152,7 @@ def test_a_claim_that_cannot_be_redeemed_is_not_taken_for_a_newer_release(run: B
 
 def test_a_rollout_does_not_write_what_the_acting_trainer_does_not_read() -> None:
     older, newer = Opened("trainer", 1), Opened("trainer", 2, "9.0", (), ("trajectory/2",))
-    release.check_read_by(older)
-    release.check_read_by(newer, ("trajectory/2",))
+    release.check_readable_by(older)
+    release.check_readable_by(newer, ("trajectory/2",))
     with pytest.raises(NewerRelease, match=r"release 0\.1\.0\) does not read .*trajectory/2"):
-        release.check_read_by(older, ("trajectory/2",))
+        release.check_readable_by(older, ("trajectory/2",))

@@ -4,9 +4,10 @@ import pytest
 
 from streams.errors import PositionLost
 from streams.reader import TopicReader, from_begin
-from streams.records import Address, Admitted, Fence, GroupClosed, Position
+from streams.values import Address
+from streams.records import Admitted, Fence, GroupClosed, Position
 from streams.topics import catalogue
-from streams.truncation import TRUNCATED, before_record, earliest, truncate
+from streams.truncation import TRUNCATED_GROUP, position_before, earliest_positions, truncate
 from streams.writer import FencedWriter
 
 
@@ -48,9 +49,9 @@ def test_a_crash_between_commit_and_truncation_loses_nothing_and_is_taken_up_aga
     bus = topics
     living = writer(bus, 1)
     at = living.append([(str(n), closed(n)) for n in range(4)])
-    bus.commit(TRUNCATED, "ledger", {0: Position(at[2].offset, Fence(1, 3))})
+    bus.commit(TRUNCATED_GROUP, "ledger", {0: Position(at[2].offset, Fence(1, 3))})
     assert read(bus) == [2, 3]
-    truncate(bus, "ledger", {0: before_record(bus, "ledger", at[2])})
+    truncate(bus, "ledger", {0: position_before(bus, "ledger", at[2])})
     assert read(bus) == [2, 3]
     assert bus.begin("ledger") == {0: at[2].offset}
 
@@ -59,11 +60,11 @@ def test_truncation_only_goes_forwards(topics):
     bus = topics
     living = writer(bus, 1)
     at = living.append([(str(n), closed(n)) for n in range(4)])
-    truncate(bus, "ledger", {0: before_record(bus, "ledger", at[3])})
+    truncate(bus, "ledger", {0: position_before(bus, "ledger", at[3])})
     assert truncate(bus, "ledger", {0: Position(1, Fence(1, 1))}) == {}
     assert read(bus) == [3]
     with pytest.raises(PositionLost):
-        before_record(bus, "ledger", Address(0, at[0].offset))
+        position_before(bus, "ledger", Address(0, at[0].offset))
 
 
 def test_the_last_record_stays(topics):
@@ -80,9 +81,9 @@ def test_the_last_record_stays(topics):
 
 def test_who_has_said_nothing_stops_truncation():
     at = {0: Position(5), 1: Position(9)}
-    assert earliest([at, {0: Position(3)}]) == {0: Position(3)}
-    assert earliest([at, {}]) == {}
-    assert earliest([]) == {}
+    assert earliest_positions([at, {0: Position(3)}]) == {0: Position(3)}
+    assert earliest_positions([at, {}]) == {}
+    assert earliest_positions([]) == {}
 
 
 def test_records_of_many_writers_have_no_fence(topics):
@@ -90,4 +91,4 @@ def test_records_of_many_writers_have_no_fence(topics):
     dispatch = FencedWriter(bus, "admissions", "dispatch", 4)
     dispatch.open()
     (at,) = dispatch.append([("1", Admitted(1, 0, ("1.0",), 60.0, Address(0, 0)))])
-    assert before_record(bus, "admissions", at) == Position(at.offset, Fence(4, 1))
+    assert position_before(bus, "admissions", at) == Position(at.offset, Fence(4, 1))

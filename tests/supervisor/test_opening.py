@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.children import Child, Seat
-from rollstream.opening import Unserved, opening
-from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_for_good
-from rollstream.supervisor import Limits, Supervisor
+from rollstream.children import ChildProcess, ProcessSpec
+from rollstream.opening import EngineUnavailable, classify_engine_errors
+from rollstream.restarts import EXIT_REFUSED, EXIT_UNSERVED, RestartPolicy, is_final_exit
+from rollstream.supervisor import SupervisorLimits, Supervisor
 from streams.errors import ConfigurationError, EngineRefused
 
 CAUSE = RuntimeError("out of memory")
@@ -21,16 +21,16 @@ CAUSE = RuntimeError("out of memory")
     ("is_server", "raised", "cause", "wanted"),
     [
         (False, EngineRefused("a window"), None, ConfigurationError),
-        (False, EngineRefused("no memory"), CAUSE, Unserved),
+        (False, EngineRefused("no memory"), CAUSE, EngineUnavailable),
         (False, ConfigurationError("a setting"), None, ConfigurationError),
         (True, EngineRefused("no answer"), None, EngineRefused),
         (True, EngineRefused("it ended"), CAUSE, EngineRefused),
-        (True, ConfigurationError("no routes"), None, Unserved),
+        (True, ConfigurationError("no routes"), None, EngineUnavailable),
         (False, RuntimeError("a bug"), None, RuntimeError),
     ],
 )
 def test_a_refusal_at_opening_says_whether_it_may_pass(is_server, raised, cause, wanted):
-    with pytest.raises(wanted) as error, opening("torch", is_server=is_server):
+    with pytest.raises(wanted) as error, classify_engine_errors("torch", is_server=is_server):
         raise raised from cause
     assert type(error.value) is wanted
     assert str(raised) in str(error.value)
@@ -38,24 +38,24 @@ def test_a_refusal_at_opening_says_whether_it_may_pass(is_server, raised, cause,
 
 def test_what_to_do_is_said():
     wanted = "cannot serve this run's model: a window; choose another model"
-    with pytest.raises(ConfigurationError, match=wanted), opening("torch"):
+    with pytest.raises(ConfigurationError, match=wanted), classify_engine_errors("torch"):
         raise EngineRefused("a window")
 
 
 def test_a_later_version_that_is_refused_may_be_followed_by_a_better_one():
-    with pytest.raises(Unserved), opening("torch", is_first=False):
+    with pytest.raises(EngineUnavailable), classify_engine_errors("torch", is_first=False):
         raise EngineRefused("weights: not finite")
 
 
 def test_only_refusals_are_for_good():
-    assert is_for_good(EXIT_REFUSED, None)
-    assert is_for_good(EXIT_UNSERVED, EXIT_UNSERVED)
-    assert not is_for_good(EXIT_UNSERVED, None)
-    assert not is_for_good(EXIT_UNSERVED, -9)
-    assert not any(is_for_good(code, before) for code in (-9, 0, 1, 143) for before in (code, 2, 3))
+    assert is_final_exit(EXIT_REFUSED, None)
+    assert is_final_exit(EXIT_UNSERVED, EXIT_UNSERVED)
+    assert not is_final_exit(EXIT_UNSERVED, None)
+    assert not is_final_exit(EXIT_UNSERVED, -9)
+    assert not any(is_final_exit(code, before) for code in (-9, 0, 1, 143) for before in (code, 2, 3))
 
 
-def exits(folder: Path, *codes: int) -> Seat:
+def exits(folder: Path, *codes: int) -> ProcessSpec:
     """A role that ends with these codes, one a start, and says so; then with 0."""
     code = f"""
 import pathlib, sys
@@ -67,12 +67,12 @@ print("loading", flush=True)
 print(f"rollstream: start {{number}} ended with {{code}}", file=sys.stderr)
 sys.exit(code)
 """
-    return Seat("rollout-0", [sys.executable, "-c", code], ends="run")
+    return ProcessSpec("rollout-0", [sys.executable, "-c", code], ends="run")
 
 
-def outcome(folder: Path, seat: Seat):
+def outcome(folder: Path, seat: ProcessSpec):
     policy = RestartPolicy(first_s=0.01, longest_s=0.02)
-    supervisor = Supervisor([seat], folder / "logs", policy=policy, limits=Limits(tick_s=0.01))
+    supervisor = Supervisor([seat], folder / "logs", policy=policy, limits=SupervisorLimits(tick_s=0.01))
     return supervisor.run(threading.Event(), threading.Event(), lambda states: None)
 
 
@@ -91,7 +91,7 @@ def test_a_role_refused_once_or_between_crashes_goes_on(tmp_path):
 def test_words_are_those_of_the_last_start(tmp_path):
     log = tmp_path / "role.log"
     log.write_text("rollstream: an earlier start\n")
-    child = Child(Seat("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None)
+    child = ChildProcess(ProcessSpec("role", [sys.executable, "-c", "print('nothing more')"]), log, {}, None)
     while child.reap() is None:
         pass
     assert child.words() == ""

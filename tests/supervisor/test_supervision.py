@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.children import Seat, last_lines
+from rollstream.children import ProcessSpec, last_lines
 from rollstream.lock import RunLock
 from rollstream.restarts import RestartPolicy
-from rollstream.supervisor import Limits, Supervisor
+from rollstream.supervisor import SupervisorLimits, Supervisor
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 
@@ -37,10 +37,10 @@ print(json.dumps([os.environ.get(name) for name in names]), flush=True)
 class Run:
     """Seats run by a supervisor in a thread of the test."""
 
-    def __init__(self, folder: Path, *seats: Seat, lock: RunLock | None = None, **limits: float):
+    def __init__(self, folder: Path, *seats: ProcessSpec, lock: RunLock | None = None, **limits: float):
         self.events: list[dict[str, object]] = []
         self.folder, self.stop, self.hurry = folder, threading.Event(), threading.Event()
-        bounds = Limits(tick_s=0.01, **limits)
+        bounds = SupervisorLimits(tick_s=0.01, **limits)
         record = self.events.append
         self.supervisor = Supervisor(seats, folder, lock, record, FAST, bounds)  # pyright: ignore
 
@@ -60,8 +60,8 @@ class Run:
         return [one for one in self.events if one["event"] == event]
 
 
-def seat(name: str, code: str, **settings) -> Seat:
-    return Seat(name, [sys.executable, "-c", code], **settings)
+def seat(name: str, code: str, **settings) -> ProcessSpec:
+    return ProcessSpec(name, [sys.executable, "-c", code], **settings)
 
 
 def is_alive(pid: int) -> bool:

@@ -6,22 +6,22 @@ import sys
 import pytest
 from rich.console import Console
 
-from rollstream.children import Seat
+from rollstream.children import ProcessSpec
 from rollstream.commands.signals import StopSignals
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.folder import RunFolder
 from rollstream.lock import RunLock
-from rollstream.warming import Warming, WarmupFailed, newest
+from rollstream.warming import WarmupProcess, WarmupFailed, newest_progress
 
 
 @pytest.fixture
 def warming(tmp_path):
     lock = RunLock(tmp_path)
 
-    def make(code: str) -> Warming:
-        seat = Seat("warmup", [sys.executable, "-c", code])
+    def make(code: str) -> WarmupProcess:
+        seat = ProcessSpec("warmup", [sys.executable, "-c", code])
         console = Console(file=io.StringIO(), force_terminal=True)
-        return Warming(Configuration(), RunFolder(tmp_path), seat, console, lock)
+        return WarmupProcess(Configuration(), RunFolder(tmp_path), seat, console, lock)
 
     yield make
     lock.close()
@@ -52,6 +52,6 @@ def test_ctrl_c_ends_it(warming):
 
 def test_progress_is_the_last_whole_line_of_its_log(tmp_path):
     log = tmp_path / "warmup.log"
-    assert newest(log) is None
+    assert newest_progress(log) is None
     log.write_text('{"done": 1, "steps": 9, "loss": 2.5}\na warning\n{"done": 2, "st')
-    assert newest(log) == {"done": 1, "steps": 9, "loss": 2.5}
+    assert newest_progress(log) == {"done": 1, "steps": 9, "loss": 2.5}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from producers.engines.drafts.memory import HEADER_BYTES, WRITER
-from producers.engines.drafts.segment import HISTORY, segment_folder
-from streams.drafted import right_of
+from producers.engines.drafts.memory import HEADER_BYTES, WRITER_WORD
+from producers.engines.drafts.segment import HISTORY_FILE, segment_folder
+from streams.drafted import accepted_tokens
 from streams.records import Assignment, Trajectory
 from testbed.kills.aims import Aim, AimFolder
 from testbed.kills.moments import FILL
@@ -64,7 +64,7 @@ class DraftedRun:
 
     def writer(self) -> psutil.Process | None:
         """The living rollout that the history itself names."""
-        pid = writer_of(self.history / HISTORY)
+        pid = writer_of(self.history / HISTORY_FILE)
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.NoSuchProcess):  # it dies just now
                 if child.pid == pid and "--name" in child.cmdline():  # a zombie has none
@@ -122,7 +122,7 @@ def writer_of(file: Path) -> int:
     """The process that the header of a history names; 0 without one."""
     with suppress(OSError), file.open("rb") as opened:
         header = array("q", opened.read(HEADER_BYTES))
-        return header[WRITER] if len(header) > WRITER else 0
+        return header[WRITER_WORD] if len(header) > WRITER_WORD else 0
     return 0
 
 
@@ -148,4 +148,4 @@ def continued(folder: Path) -> tuple[set[str], set[str]]:
 def accepted_after(records: Sequence[Trajectory], since_s: float) -> int:
     """Guessed tokens that were right in trajectories that began later."""
     late = [one for one in records if one.started_s > since_s and one.attempt == 1]
-    return sum(right_of(one.drafts) for one in late if one.drafts is not None)
+    return sum(accepted_tokens(one.drafts) for one in late if one.drafts is not None)

@@ -19,10 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import Emission, Engine, Request
+from producers.engines.base import Emission, Engine, GenerationRequest
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from streams.records import GENERATED, PROMPT, Sampling, Span, Tokens, Version
+from streams.records import GENERATED, PROMPT
+from streams.values import Sampling, Span, Tokens, Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 VOCABULARY = 19
@@ -100,10 +101,10 @@ def prompt(length: int, seed: int = 0) -> Tokens:
 
 def ask(
     trajectory: str, tokens: Tokens, sampling: Sampling, *, group: int = 0, hold: bool = False
-) -> Request:
+) -> GenerationRequest:
     nothing = np.zeros(0, np.float32)
     sources = np.full(len(tokens), PROMPT, np.uint8)
-    return Request(trajectory, group, tokens, sources, sampling, 7, nothing, (), hold)
+    return GenerationRequest(trajectory, group, tokens, sources, sampling, 7, nothing, (), hold)
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ def gather(gained: dict[str, Gained], emissions: Iterable[Emission]) -> None:
 
 
 def run_all(
-    engine: Engine, requests: Iterable[Request] = (), wait_s: float = 10.0
+    engine: Engine, requests: Iterable[GenerationRequest] = (), wait_s: float = 10.0
 ) -> dict[str, Gained]:
     """Everything that is in the engine, to its end."""
     for request in requests:
@@ -168,11 +169,11 @@ def to_first_stop(engine: Engine, name: str) -> Gained:
     return gained[name]
 
 
-def resumed(request: Request, gained: Gained) -> Request:
+def resumed(request: GenerationRequest, gained: Gained) -> GenerationRequest:
     """The request that goes on from what was gained."""
     tokens = np.concatenate((request.tokens, np.array(gained.tokens, np.uint32)))
     generated = np.full(len(gained.tokens), GENERATED, np.uint8)
-    return Request(
+    return GenerationRequest(
         request.trajectory,
         request.group,
         tokens,

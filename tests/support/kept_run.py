@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from consumers.archive.service import Archive
+from consumers.archive.service import ArchiveService
 from consumers.settings import ArchiveSettings
 from producers.settings import SamplingSettings, TaskSettings
-from rollstream.config import Configuration, fingerprint
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.config import fingerprint
+from rollstream.folder import RunFolder, write_configuration
 from storage.settings import CheckpointSettings, ModelSettings, WeightsSettings
 from tests.support.tiny_run import DISPATCH, TinyRun, tiny_run
 
@@ -28,10 +29,10 @@ def made(folder: Path, *, archive: bool = False, truncate: bool = False) -> Path
         run.archived = TOPICS if archive else ()
         configuration = _configuration(run)
         run.configuration_hash = fingerprint(configuration)
-        settle(RunFolder(folder), configuration)
+        write_configuration(RunFolder(folder), configuration)
         run.start_all()
         if archive:
-            service = Archive(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.1))
+            service = ArchiveService(run.bus, run.store, "tiny", ArchiveSettings(roll_s=0.1))
             run._thread(lambda: service.run(run.stop))
         assert run.train()
     return folder

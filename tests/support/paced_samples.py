@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from producers.engines.paced.engine import PacedEngine, Shape
-from producers.engines.paced.lengths import Lengths, LogNormal
+from producers.engines.paced.engine import PacedEngine, PacedShape
+from producers.engines.paced.lengths import LengthSampler, LogNormal
 from producers.engines.paced.roofline import Roofline
 from tests.support import engine_samples
 from tests.support.engine_samples import V1
@@ -41,9 +41,9 @@ def open_paced(
     pace: HandPace | None = None,
     correlation: float = 0.7,
 ) -> PacedEngine:
-    lengths = Lengths(LogNormal(median, 10 * median), correlation)
+    lengths = LengthSampler(LogNormal(median, 10 * median), correlation)
     capacity = slots * context_max if kv_capacity is None else kv_capacity
-    shape = Shape(slots, context_max, capacity, VOCABULARY, ROOFLINE, lengths, emit_every)
+    shape = PacedShape(slots, context_max, capacity, VOCABULARY, ROOFLINE, lengths, emit_every)
     return PacedEngine(shape, WEIGHTS, V1, pace or HandPace())
 
 

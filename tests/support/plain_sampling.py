@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from producers.engines.base import Request
+from producers.engines.base import GenerationRequest
 from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
@@ -22,7 +22,8 @@ from rollstream.folder import store_url
 from storage.connect import open_store
 from storage.model import model_from_version
 from storage.objects import ObjectStore
-from streams.records import GENERATED, Prompt, Tokens, Trajectory, Version
+from streams.records import GENERATED, Prompt, Trajectory
+from streams.values import Tokens, Version
 from testbed.run_process import read
 
 SLOTS = 8
@@ -75,17 +76,17 @@ def _differing(
             yield f"{name} under {version}: {what}"
 
 
-def request_of(record: Trajectory, prompt: Prompt) -> Request:
+def request_of(record: Trajectory, prompt: Prompt) -> GenerationRequest:
     """What its first rollout was asked."""
     sources = np.zeros(len(prompt.tokens), np.uint8)
     nothing = np.zeros(0, np.float32)
-    return Request(
+    return GenerationRequest(
         record.trajectory, record.group, prompt.tokens, sources, prompt.sampling, prompt.seed,
         nothing,
     )  # fmt: skip
 
 
-def _difference(model: torch.nn.Module, request: Request, plain: list[int], mine: list[int]) -> str:
+def _difference(model: torch.nn.Module, request: GenerationRequest, plain: list[int], mine: list[int]) -> str:
     """Where they part, unless rounding explains it; empty for equal tokens."""
     if plain == mine:
         return ""

@@ -6,26 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from rich.console import Console
 
-from rollstream.config import Configuration
-from rollstream.live.frame import Size, render
-from rollstream.live.plan import Plan, plan_of
-from rollstream.live.snapshot import Snapshot, snapshot
+from rollstream.settings import Configuration
+from rollstream.live.frame import TerminalSize, render_frame
+from rollstream.live.plan import RunSettings, run_settings_of
+from rollstream.live.snapshot import RunSnapshot, take_snapshot
 from rollstream.live.state import RunState
-from rollstream.warnings.all import concerns_of
-from streams.records import (
-    Address,
-    Admitted,
-    Applied,
-    GroupMembers,
-    Member,
-    RolloutStatus,
-    Span,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-    WeightsAnnounced,
-)
+from rollstream.warnings.all import warnings_of
+from streams.values import Address, GroupMembers, Member, Span, Version
+from streams.records import Admitted, Applied, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
 
 NOW_S = 1_700_000_000.0
 STEP_S = 2.0
@@ -37,8 +25,8 @@ SETTINGS = {
 }
 
 
-def plan() -> Plan:
-    return plan_of(Configuration.model_validate(SETTINGS))
+def plan() -> RunSettings:
+    return run_settings_of(Configuration.model_validate(SETTINGS))
 
 
 def begin_s(step: int) -> float:
@@ -159,18 +147,18 @@ def status(name: str, at_s: float = NOW_S - 0.2, **changes) -> RolloutStatus:
     return RolloutStatus(**{**values, **changes})
 
 
-def moment(state: RunState, now_s: float = NOW_S) -> Snapshot:
-    return snapshot(state, plan(), now_s)
+def moment(state: RunState, now_s: float = NOW_S) -> RunSnapshot:
+    return take_snapshot(state, plan(), now_s)
 
 
 def kinds(state: RunState, now_s: float = NOW_S) -> list[str]:
     """Of the warnings of this moment."""
-    return [concern.kind for concern in concerns_of(moment(state, now_s))]
+    return [concern.kind for concern in warnings_of(moment(state, now_s))]
 
 
-def drawn(at: Snapshot, columns: int, lines: int | None = None, detailed: bool = True) -> str:
+def drawn(at: RunSnapshot, columns: int, lines: int | None = None, detailed: bool = True) -> str:
     console = Console(width=columns, file=io.StringIO(), force_terminal=False)
-    console.print(render(at, Size(columns, lines), detailed))
+    console.print(render_frame(at, TerminalSize(columns, lines), detailed))
     return console.file.getvalue()  # pyright: ignore
 
 

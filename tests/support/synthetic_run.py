@@ -8,26 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rollstream.config import Configuration
-from rollstream.folder import RunFolder, settle
+from rollstream.settings import Configuration
+from rollstream.folder import RunFolder, write_configuration
 from storage.metrics import MetricsFile
 from streams.connect import open_bus
-from streams.records import (
-    Address,
-    Admitted,
-    Applied,
-    GroupClosed,
-    GroupMembers,
-    Member,
-    Record,
-    RolloutStatus,
-    Span,
-    StepDone,
-    Take,
-    Trajectory,
-    Version,
-    WeightsAnnounced,
-)
+from streams.values import Address, GroupMembers, Member, Span, Version
+from streams.records import Admitted, Applied, GroupClosed, Record, RolloutStatus, StepDone, Take, Trajectory, WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 
@@ -44,7 +30,7 @@ def course(step: int) -> float:
 def publish_run(path: Path, steps: int = 60) -> RunFolder:
     """`steps` finished steps of `GROUPS` groups; one more group is open, one closed as dead."""
     folder = RunFolder(path)
-    settle(folder, Configuration(run="synthetic", folder=str(path)))
+    write_configuration(folder, Configuration(run="synthetic", folder=str(path)))
     bus = open_bus(f"sqlite:{path / 'bus'}")
     bus.create(catalogue())
     ledger = FencedWriter(bus, "ledger", "trainer", 1)

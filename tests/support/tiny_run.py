@@ -11,24 +11,24 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from consumers.dispatch.admit import Pace
+from consumers.dispatch.admit import AdmissionPace
 from consumers.dispatch.service import Dispatch
 from consumers.settings import DispatchSettings, TrainerSettings
-from consumers.trainer.prepare import rule_of
-from consumers.trainer.resume import Begin, Plan, Provenance, build_trainer
+from consumers.trainer.prepare import training_rule
+from consumers.trainer.resume import InitialModel, TrainerPlan, Provenance, build_trainer
 from consumers.trainer.service import Trainer
 from producers.engines.connect import open_engine
 from producers.engines.options import EngineOptions
 from producers.prompt_source import PromptOrder, PromptSource
 from producers.rewards import RewardPool
 from producers.rollout.heartbeat import Heartbeat
-from producers.rollout.judging import Judging
-from producers.rollout.orders import Orders
-from producers.rollout.outbox import AtOnce
-from producers.rollout.pulse import Pulse
-from producers.rollout.voice import Voice
-from producers.rollout.weights import WeightsFollower, compared_whole
-from producers.rollout.worker import Rollout
+from producers.rollout.judging import EndedTurns
+from producers.rollout.orders import AssignmentQueue
+from producers.rollout.outbox import SynchronousSender
+from producers.rollout.pulse import StatusSchedule
+from producers.rollout.voice import RolloutPublisher
+from producers.rollout.weights import WeightsFollower, compare_all_tensors
+from producers.rollout.worker import RolloutLoop
 from producers.settings import RolloutSettings, TaskSettings
 from producers.tasks.base import Environment
 from producers.tasks.registry import load_task
@@ -43,7 +43,8 @@ from streams.bus import Bus
 from streams.connect import open_bus
 from streams.errors import Fenced
 from streams.reader import TopicReader, from_begin
-from streams.records import Admitted, Record, Sampling, Trajectory
+from streams.records import Admitted, Record, Trajectory
+from streams.values import Sampling
 from streams.topics import catalogue
 from testbed.waiting import WAIT_S
 
@@ -106,7 +107,7 @@ class TinyRun:
         self._thread(lambda: source.run(self.stop))
 
     def start_dispatch(self, term: int, stop: threading.Event | None = None) -> None:
-        pace = Pace(self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps)
+        pace = AdmissionPace(self.trainer.groups_per_step, self.dispatch.max_lag, 64, self.trainer.steps)
         dispatch = Dispatch(
             self.bus, self.store, self.dispatch, pace, self.keep_version, term, self.truncate
         )
@@ -117,11 +118,11 @@ class TinyRun:
 
     def build_trainer(self, term: int) -> Trainer:
         model = self.model()
-        rule = rule_of(self.trainer, self.dispatch.max_lag, self.keep_version)
+        rule = training_rule(self.trainer, self.dispatch.max_lag, self.keep_version)
         return build_trainer(
             self.bus,
             self.store,
-            Plan(
+            TrainerPlan(
                 self.trainer,
                 rule,
                 WeightsSettings(dtype="float32"),
@@ -129,7 +130,7 @@ class TinyRun:
                 truncate=self.truncate,
                 archived=self.archived,
             ),
-            Begin(model, model_files(model, None, model.dtype)),
+            InitialModel(model, model_files(model, None, model.dtype)),
             Provenance("tiny", term, self.configuration_hash, "revision", self.accept),
             MetricsFile(self.folder / "trainer.jsonl"),
             lambda: time.monotonic() + self.passed_s,
@@ -184,7 +185,7 @@ class TinyRun:
 
     def _rollout(self, name: str, stop: threading.Event) -> None:
         term = next_term(self.store, "rollouts", name)
-        orders = Orders(self.bus, name, term)
+        orders = AssignmentQueue(self.bus, name, term)
         follower = WeightsFollower(self.bus, self.store)
         fetched = None
         while fetched is None and not stop.wait(0.01):
@@ -205,12 +206,12 @@ class TinyRun:
         task = load_task(self.task)
         rewards = RewardPool(self.task)
         status_s = self.rollout.status_s
-        voice = Voice(
-            self.bus, AtOnce(self.bus), name, term, self.rollout, Pulse(status_s),
+        voice = RolloutPublisher(
+            self.bus, SynchronousSender(self.bus), name, term, self.rollout, StatusSchedule(status_s),
             heartbeat=Heartbeat(self.bus, status_s),
         )  # fmt: skip
-        voice.applied(compared_whole(fetched, engine.read_back, time.perf_counter()))
-        judging = Judging(
+        voice.applied(compare_all_tensors(fetched, engine.read_back, time.perf_counter()))
+        judging = EndedTurns(
             rewards,
             isinstance(task, Environment),
             term,
@@ -219,7 +220,7 @@ class TinyRun:
             context_max=self.rollout.context_max,
         )
         try:
-            Rollout(self.rollout, engine, follower, orders, judging, voice).run(stop)
+            RolloutLoop(self.rollout, engine, follower, orders, judging, voice).run(stop)
         finally:
             rewards.close()
 

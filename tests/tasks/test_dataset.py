@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from producers.settings import Option, TaskSettings
+from producers.tasks.described import Option
+from producers.settings import TaskSettings
 from producers.tasks.dataset import Dataset
 from producers.tasks.registry import load_task
 from streams.errors import ConfigurationError

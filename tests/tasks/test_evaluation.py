@@ -6,22 +6,22 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from producers.engines.base import Emission, Request
-from producers.evaluation import Judged, measure
-from producers.evaluator import Plan, answers, evaluate
-from producers.rewards import RewardPool, Verdict
+from producers.engines.base import Emission, GenerationRequest
+from producers.evaluation import JudgedAnswer, measure
+from producers.evaluator import EvaluationPlan, held_out_answers, evaluate
+from producers.rewards import RewardPool, RewardVerdict
 from producers.settings import TaskSettings
 from producers.tasks.remainder import Remainder
 from producers.tasks.scripted import Scripted
 from producers.tasks.tokenizer import EOS
 from streams.errors import EngineRefused
-from streams.records import Tokens, Version
+from streams.values import Tokens, Version
 
 ENCODE = Remainder().tokenizer().encode
 
 
-def judged(reward: float, style: str, length: int) -> Judged:
-    return Judged(Verdict(reward, {f"style/{style}": 1.0, "other": 5.0}), length)
+def judged(reward: float, style: str, length: int) -> JudgedAnswer:
+    return JudgedAnswer(RewardVerdict(reward, {f"style/{style}": 1.0, "other": 5.0}), length)
 
 
 def test_figures_of_known_answers():
@@ -40,7 +40,7 @@ def test_figures_of_known_answers():
 
 
 def test_a_dead_reward_counts_as_wrong_and_is_counted():
-    dead = Judged(Verdict(reason="took longer than 1 s"), 3)
+    dead = JudgedAnswer(RewardVerdict(reason="took longer than 1 s"), 3)
     figures = measure([judged(1, "full", 4), dead], [dead])
     assert figures.accuracy_sampled == 0.5
     assert figures.accuracy_greedy == 0.0
@@ -72,7 +72,7 @@ class Parrot:
         self._ready: list[Emission] = []
         self._greedy: set[str] = set()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         if request.sampling.temperature == 0:
             self._greedy.add(request.trajectory)
         self._speak(request.trajectory)
@@ -98,7 +98,7 @@ class Parrot:
 def test_an_evaluation_judges_every_answer_greedy_ones_apart():
     pool = RewardPool(TaskSettings(), capacity=7)  # fewer than there are answers
     engine = Parrot(greedy=ENCODE("12"), sampled=[*ENCODE(">000=000"), EOS])
-    figures = evaluate(Remainder(), Plan(100, 2, 420, 0), pool, engine)  # pyright: ignore
+    figures = evaluate(Remainder(), EvaluationPlan(100, 2, 420, 0), pool, engine)  # pyright: ignore
     pool.close()
     right = sum("000" in prompt.reference for prompt in Remainder().held_out(100))
     assert figures.accuracy_greedy == 0.0
@@ -109,18 +109,18 @@ def test_an_evaluation_judges_every_answer_greedy_ones_apart():
 
 
 def test_answers_of_several_turns_go_back_and_forth_with_the_environment():
-    task, plan = Scripted(turns=3), Plan(10, 1, 100, 0)
+    task, plan = Scripted(turns=3), EvaluationPlan(10, 1, 100, 0)
     pool = RewardPool(TaskSettings(name="scripted"))
     engine = Parrot(greedy=ENCODE("0;"), sampled=ENCODE("1;"))
     figures = evaluate(task, plan, pool, engine)  # pyright: ignore
     pool.close()
     assert figures.dead == 0
     assert figures.length_median == 6  # three turns of two tokens; the environment's do not count
-    assert sorted(engine.aborted) == sorted(answers(task, plan))
+    assert sorted(engine.aborted) == sorted(held_out_answers(task, plan))
 
 
 def test_requests_are_the_same_for_every_version_and_share_a_group_per_prompt():
-    first, second = (answers(Remainder(), Plan(3, 2, 50, 9)) for _ in range(2))
+    first, second = (held_out_answers(Remainder(), EvaluationPlan(3, 2, 50, 9)) for _ in range(2))
     assert list(first) == list(second)
     assert [one.request.group for one in first.values()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert sum(not one.sampled for one in first.values()) == 3
@@ -135,11 +135,11 @@ class Strict(Parrot):
 
 
 def test_an_answer_whose_environment_replies_unknown_tokens_is_dead_and_the_others_are_judged():
-    task, plan = Scripted(turns=2), Plan(4, 1, 100, 0)
+    task, plan = Scripted(turns=2), EvaluationPlan(4, 1, 100, 0)
     pool = RewardPool(TaskSettings(name="scripted"))
     engine = Strict(greedy=ENCODE("0;"), sampled=[EOS])  # sampled ones give up and get no reply
     figures = evaluate(task, plan, pool, engine)  # pyright: ignore
     pool.close()
     assert figures.dead == 4
     assert figures.accuracy_greedy == 0.0
-    assert sorted(engine.aborted) == sorted(answers(task, plan))  # each slot is freed, once
+    assert sorted(engine.aborted) == sorted(held_out_answers(task, plan))  # each slot is freed, once

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from consumers.trainer.figures import StepFigures
+from consumers.trainer.figures import StepMetrics
 from consumers.trainer.sample import sample_of
-from producers.evaluation import Judged, measure
-from producers.rewards import Verdict
-from streams.records import Span, Trajectory, Version
+from producers.evaluation import JudgedAnswer, measure
+from producers.rewards import RewardVerdict
+from streams.values import Span, Version
+from streams.records import Trajectory
 
 
 def completion(task: str, reward: float, name: str) -> Trajectory:
@@ -19,7 +20,7 @@ def completion(task: str, reward: float, name: str) -> Trajectory:
     )  # fmt: skip
 
 
-def take(figures: StepFigures, task: str, *rewards: float) -> None:
+def take(figures: StepMetrics, task: str, *rewards: float) -> None:
     records = [completion(task, reward, f"{task}{i}") for i, reward in enumerate(rewards)]
     samples = [sample_of(record, 0.0) for record in records]
     figures.add_trained(records, samples, {})
@@ -27,7 +28,7 @@ def take(figures: StepFigures, task: str, *rewards: float) -> None:
 
 
 def test_steps_have_rewards_by_task():
-    figures = StepFigures()
+    figures = StepMetrics()
     take(figures, "sums", 1.0, 0.0)
     take(figures, "words", 0.5, 0.5)
     take(figures, "sums", 1.0, 1.0)
@@ -39,7 +40,7 @@ def test_steps_have_rewards_by_task():
 
 
 def test_groups_of_equal_rewards_are_counted_trained_or_filtered():
-    figures = StepFigures()
+    figures = StepMetrics()
     take(figures, "words", 0.5, 0.5)
     take(figures, "sums", 1.0, 0.0)
     figures.add_closed("filtered", {}, [completion("words", 1.0, "a")])
@@ -52,8 +53,8 @@ def test_groups_of_equal_rewards_are_counted_trained_or_filtered():
 
 def test_evaluations_have_accuracies_by_task_where_there_are_several():
     answers = [
-        Judged(Verdict(1.0), 4, "sums"), Judged(Verdict(0.0), 4, "sums"),
-        Judged(Verdict(reason="hung"), 4, "words"),
+        JudgedAnswer(RewardVerdict(1.0), 4, "sums"), JudgedAnswer(RewardVerdict(0.0), 4, "sums"),
+        JudgedAnswer(RewardVerdict(reason="hung"), 4, "words"),
     ]  # fmt: skip
     line = measure(answers, answers).line(3, 1.0)
     assert line["accuracy_sampled/sums"] == 0.5

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.settings import Option, TaskSettings
+from producers.tasks.described import Option
+from producers.settings import TaskSettings
 from producers.tasks.base import Teacher
 from producers.tasks.entries import pack, unpack
 from producers.tasks.gym import Gym

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from producers.settings import PartSettings, TaskSettings
 from producers.tasks.base import Environment, Reply, Task
-from producers.tasks.interleave import Cycle
+from producers.tasks.interleave import MixtureCycle
 from producers.tasks.registry import load_task
 from producers.tasks.remainder import Remainder
 from producers.tasks.scripted import Scripted
@@ -26,7 +26,7 @@ BOTH = (PartSettings(name="remainder", weight=3), PartSettings(name="scripted", 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
 def test_weights_are_honoured_exactly_over_a_cycle_and_nearly_always(weights: list[int]):
-    cycle, total = Cycle(weights), sum(weights)
+    cycle, total = MixtureCycle(weights), sum(weights)
     seen = Counter[int]()
     for position in range(2 * len(cycle)):
         turn = cycle.at(position)
@@ -39,14 +39,14 @@ def test_weights_are_honoured_exactly_over_a_cycle_and_nearly_always(weights: li
 
 def test_any_position_may_be_asked_first():
     """What a restart asks for is what it would have been (the order is a function of position)."""
-    forward = [Cycle([5, 2, 1]).at(position) for position in range(100)]
-    assert [Cycle([5, 2, 1]).at(position) for position in reversed(range(100))] == forward[::-1]
-    assert Cycle([0.5, 0.2, 0.1]).at(77) == forward[77]
+    forward = [MixtureCycle([5, 2, 1]).at(position) for position in range(100)]
+    assert [MixtureCycle([5, 2, 1]).at(position) for position in reversed(range(100))] == forward[::-1]
+    assert MixtureCycle([0.5, 0.2, 0.1]).at(77) == forward[77]
 
 
 def test_weights_that_never_come_round_are_refused():
     with pytest.raises(ConfigurationError, match="give rounder ones"):
-        Cycle([1.0, 0.33333333])
+        MixtureCycle([1.0, 0.33333333])
 
 
 def test_prompts_are_those_of_the_parts_under_their_labels():

@@ -5,7 +5,7 @@ import pytest
 from producers.prompt_source import PromptOrder
 from producers.tasks.base import TaskPrompt
 from streams.errors import ConfigurationError
-from streams.records import Sampling
+from streams.values import Sampling
 
 
 def order(*prompts: TaskPrompt) -> PromptOrder:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from producers.rewards import Outcome, RewardPool, Verdict
+from producers.rewards import RewardOutcome, RewardPool, RewardVerdict
 from producers.settings import TaskSettings
 from producers.tasks.base import Reply
 from streams.errors import ConfigurationError
@@ -32,9 +32,9 @@ def pool() -> Iterator[RewardPool]:
     one.close()
 
 
-def collect(pool: RewardPool, count: int) -> dict[str, Outcome]:
+def collect(pool: RewardPool, count: int) -> dict[str, RewardOutcome]:
     """`count` outcomes; asserts that none comes twice."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, RewardOutcome] = {}
 
     def are_there() -> bool:
         for key, outcome in pool.poll():
@@ -46,10 +46,10 @@ def collect(pool: RewardPool, count: int) -> dict[str, Outcome]:
     return outcomes
 
 
-def verdict(pool: RewardPool, reference: str) -> Verdict:
+def verdict(pool: RewardPool, reference: str) -> RewardVerdict:
     pool.submit("one", reference, [[5, 2]])
     outcome = collect(pool, 1)["one"]
-    assert isinstance(outcome, Verdict)
+    assert isinstance(outcome, RewardVerdict)
     return outcome
 
 
@@ -71,7 +71,7 @@ def test_a_failing_reward_is_a_dead_verdict_and_the_next_is_fine(
     failed = verdict(pool, reference)
     assert failed.dead
     assert reason in failed.reason
-    assert verdict(pool, "fine") == Verdict(1.0, {"length": 2.0})
+    assert verdict(pool, "fine") == RewardVerdict(1.0, {"length": 2.0})
 
 
 @pytest.mark.parametrize("reference", ["hang", "hang with the interpreter's lock"])
@@ -85,8 +85,8 @@ def test_a_hanging_reward_is_killed_and_only_it_is_lost(reference: str):
     after = collect(pool, 15)
     pool.close()
     assert sorted(before) == ["0", "1", "2", "3", "4"]
-    assert after.pop("5") == Verdict(reason="took longer than 9 s")
-    assert {one.reward for one in after.values() if isinstance(one, Verdict)} == {1.0}
+    assert after.pop("5") == RewardVerdict(reason="took longer than 9 s")
+    assert {one.reward for one in after.values() if isinstance(one, RewardVerdict)} == {1.0}
 
 
 def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
@@ -95,7 +95,7 @@ def test_what_waits_behind_a_death_is_asked_again_of_the_replacement():
         pool.submit(str(number), "exit" if number in (0, 150) else "fine", [[5]])
     outcomes = collect(pool, 300)
     pool.close()
-    assert {key for key, one in outcomes.items() if isinstance(one, Verdict) and one.dead} == {
+    assert {key for key, one in outcomes.items() if isinstance(one, RewardVerdict) and one.dead} == {
         "0",
         "150",
     }
@@ -145,7 +145,7 @@ def test_answers_longer_than_a_pipe_arrive(pool: RewardPool):
     for number in range(5):
         pool.submit(str(number), "fine", [list(range(100_000))])
     outcomes = collect(pool, 5)
-    assert {one.scores["length"] for one in outcomes.values() if isinstance(one, Verdict)} == {
+    assert {one.scores["length"] for one in outcomes.values() if isinstance(one, RewardVerdict)} == {
         100_000.0
     }
 
@@ -169,7 +169,7 @@ def test_an_environment_replies_through_the_pool():
     outcomes = collect(pool, 2)
     pool.close()
     assert outcomes["turn"] == Reply((9, 15), "2")
-    assert isinstance(outcomes["broken"], Verdict)
+    assert isinstance(outcomes["broken"], RewardVerdict)
     assert outcomes["broken"].dead
 
 

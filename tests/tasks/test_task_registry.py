@@ -9,14 +9,14 @@ from producers.settings import TaskSettings
 from producers.tasks.base import Task
 from producers.tasks.registry import load_task
 from producers.tasks.remainder import Remainder
-from producers.tasks.text import Text
+from producers.tasks.text import TaskText
 from streams.errors import ConfigurationError
 
 
 class Worded(Remainder):
     """One's own task that wants the run's words."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: TaskText) -> None:
         super().__init__()
         self.text = text
 

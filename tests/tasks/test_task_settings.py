@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollstream.config import Configuration, load
+from rollstream.settings import Configuration
+from rollstream.config import load
 from rollstream.run_task import prompt_tokens_max, task_settings
 from streams.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from producers.tasks.byte_tokenizer import END, byte_token
-from producers.tasks.text import Text
+from producers.tasks.text import TaskText
 from producers.tasks.text_tokenizer import TextTokenizer
 from streams.errors import ConfigurationError
 
@@ -44,8 +44,8 @@ def test_bytes_that_are_no_text_decode_too():
 def test_the_files_give_the_same_tokens_to_us_and_to_transformers(folder: Path):
     saved, theirs = TextTokenizer(folder), AutoTokenizer.from_pretrained(folder)
     said = [{"role": "user", "content": "Größe?"}]
-    ours = Text(saved).prompt("Größe?")
-    assert ours == Text(BUILT_IN).prompt("Größe?")
+    ours = TaskText(saved).prompt("Größe?")
+    assert ours == TaskText(BUILT_IN).prompt("Größe?")
     assert list(ours) == theirs.apply_chat_template(
         said, add_generation_prompt=True, return_dict=False
     )
@@ -55,24 +55,24 @@ def test_the_files_give_the_same_tokens_to_us_and_to_transformers(folder: Path):
 
 
 def test_a_chat_prompt_ends_where_the_assistant_begins():
-    tokens = Text(BUILT_IN, system="Be brief.").prompt("hi")
+    tokens = TaskText(BUILT_IN, system="Be brief.").prompt("hi")
     shown = BUILT_IN.light.decode(list(tokens), skip_special_tokens=False)
     assert shown == "<|begin|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>"
 
 
 def test_a_system_message_of_the_row_stays_the_only_one():
     said = [{"role": "system", "content": "A"}, {"role": "user", "content": "B"}]
-    assert Text(BUILT_IN, system="C").prompt(said) == Text(BUILT_IN).prompt(said)
+    assert TaskText(BUILT_IN, system="C").prompt(said) == TaskText(BUILT_IN).prompt(said)
 
 
 def test_a_plain_prompt_is_the_text_as_the_tokenizer_begins_it():
-    assert Text(BUILT_IN, "plain").prompt("hi") == (byte_token("<|begin|>"), *b"hi")
+    assert TaskText(BUILT_IN, "plain").prompt("hi") == (byte_token("<|begin|>"), *b"hi")
     with pytest.raises(ConfigurationError, match=r'set task.template = "chat"'):
-        Text(BUILT_IN, "plain").prompt([{"role": "user", "content": "hi"}])
+        TaskText(BUILT_IN, "plain").prompt([{"role": "user", "content": "hi"}])
 
 
 def test_an_answer_is_the_text_before_its_end():
-    text = Text(BUILT_IN)
+    text = TaskText(BUILT_IN)
     assert text.answer([[*b"no"], [*b"yes", ENDING]]) == "yes"
     assert text.answer([]) == text.answer([[]]) == ""
     assert text.response("yes") == (*b"yes", ENDING)
@@ -80,32 +80,32 @@ def test_an_answer_is_the_text_before_its_end():
 
 def test_answers_stop_at_every_end_that_the_files_name(folder: Path):
     change(folder / "generation_config.json", eos_token_id=[256, 260])
-    assert Text(TextTokenizer(folder), "plain").stop == (256, ENDING, 260)
+    assert TaskText(TextTokenizer(folder), "plain").stop == (256, ENDING, 260)
 
 
 def test_answers_stop_at_the_templates_own_end_of_a_turn(folder: Path):
     """Base models' files name the end of a text, their template ends turns otherwise."""
     change(folder / "tokenizer_config.json", eos_token="<|pad|>")
-    assert Text(TextTokenizer(folder)).stop == (256, ENDING)
-    assert Text(TextTokenizer(folder)).response("y") == (ord("y"), ENDING)
+    assert TaskText(TextTokenizer(folder)).stop == (256, ENDING)
+    assert TaskText(TextTokenizer(folder)).response("y") == (ord("y"), ENDING)
 
 
 def test_a_tokenizer_without_an_end_is_refused(folder: Path):
     change(folder / "tokenizer_config.json", eos_token=None)
     with pytest.raises(ConfigurationError, match="set eos_token"):
-        _ = Text(TextTokenizer(folder), "plain").stop
+        _ = TaskText(TextTokenizer(folder), "plain").stop
 
 
 def test_a_tokenizer_without_chat_template_is_refused_by_name(folder: Path):
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigurationError, match=r'no chat template; set task.template = "plain"'):
-        Text(TextTokenizer(folder)).prompt("hi")
-    assert Text(TextTokenizer(folder), "plain").prompt("hi")
+        TaskText(TextTokenizer(folder)).prompt("hi")
+    assert TaskText(TextTokenizer(folder), "plain").prompt("hi")
 
 
 def test_a_template_that_refuses_is_quoted(folder: Path):
     with pytest.raises(ConfigurationError, match="role poet is not system, user or assistant"):
-        Text(TextTokenizer(folder)).prompt([{"role": "poet", "content": "hi"}])
+        TaskText(TextTokenizer(folder)).prompt([{"role": "poet", "content": "hi"}])
 
 
 def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Path):
@@ -117,7 +117,7 @@ def test_a_folder_without_tokenizer_or_with_a_broken_one_is_refused(tmp_path: Pa
 
 
 def test_whether_a_prompt_surely_fits_never_errs():
-    text = Text(BUILT_IN, system="Be brief.", prompt_tokens_max=300)
+    text = TaskText(BUILT_IN, system="Be brief.", prompt_tokens_max=300)
     for length in range(0, 400, 7):
         said = "a" * length
         assert text.fits(text.prompt(said)) or not text.surely_fits(said)

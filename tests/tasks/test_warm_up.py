@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from producers.tasks.remainder import Remainder
 from producers.tasks.scripted import Scripted
-from rollstream.teaching import Course, batches, rate, teach
-from rollstream.warmup import is_warm, warm_up
+from rollstream.teaching import SftSchedule, batches, learning_rate_share, train_sft
+from rollstream.warmup import is_warmed_up, warm_up
 from storage.model import build_model
 from storage.settings import ModelSettings
 from streams.errors import ConfigurationError
@@ -26,7 +26,7 @@ TINY = ModelSettings(
     config={"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
 )
 SMALL = {"vocab_size": 18, "num_attention_heads": 4, "num_key_value_heads": 2}
-SHORT = Course(documents=200, steps=6)
+SHORT = SftSchedule(documents=200, steps=6)
 
 
 def test_the_folder_is_an_ordinary_checkpoint_with_an_account(tmp_path: Path):
@@ -47,7 +47,7 @@ def test_the_folder_is_an_ordinary_checkpoint_with_an_account(tmp_path: Path):
 
 
 def test_it_learns(tmp_path: Path):
-    course = Course(documents=200, steps=60, ramp_steps=5)
+    course = SftSchedule(documents=200, steps=60, ramp_steps=5)
     losses: list[float] = []
     warm_up(Remainder(), TINY, 0, tmp_path / "w", 1, lambda *at: losses.append(at[2]), course)
     assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:3])
@@ -94,7 +94,7 @@ def test_a_killed_warm_up_leaves_nothing_half_and_starts_again(tmp_path: Path):
     process.communicate()
     assert not folder.exists()
     warm_up(Remainder(), TINY, 0, folder, 1, course=SHORT)
-    assert is_warm(folder)
+    assert is_warmed_up(folder)
     assert os.listdir(tmp_path) == ["warm"]
 
 
@@ -134,8 +134,8 @@ def test_the_loss_is_that_of_the_responses_alone():
         logits = model(input_ids=tokens).logits[0, len(one.prompt) - 1 : -1]
         total += cross_entropy(logits, torch.tensor(one.response), reduction="sum").item()
         count += len(one.response)
-    course = Course(steps=1, batch_tokens=100_000)
-    taught = teach(model, documents, course, 0, 1, lambda *at: None)
+    course = SftSchedule(steps=1, batch_tokens=100_000)
+    taught = train_sft(model, documents, course, 0, 1, lambda *at: None)
     assert taught == [pytest.approx(total / count, rel=1e-5)]
 
 
@@ -147,8 +147,8 @@ def test_one_thread_and_two_give_the_same_bits(tmp_path: Path):
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor():
-    course = Course(steps=800)
-    rates = [rate(step, course) for step in range(course.steps)]
+    course = SftSchedule(steps=800)
+    rates = [learning_rate_share(step, course) for step in range(course.steps)]
     assert rates[0] == pytest.approx(1 / 30, rel=0.01)
     assert max(rates) == rates[29] == pytest.approx(1, abs=0.04)
     assert rates[-1] == pytest.approx(course.lr_final)

@@ -10,7 +10,8 @@ import transformers
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.sample import Sample
-from streams.records import ENVIRONMENT, GENERATED, PROMPT, Span, Version
+from streams.records import ENVIRONMENT, GENERATED, PROMPT
+from streams.values import Span, Version
 
 VOCABULARY = 23
 SHAPE = {

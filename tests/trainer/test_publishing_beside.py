@@ -9,17 +9,18 @@ import pytest
 import torch
 
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.publisher import QUEUE_MAX, Publisher, Retention, Snapshot
+from consumers.trainer.publisher import QUEUE_MAX, StepPublisher, CheckpointRetention, StepSnapshot
 from consumers.trainer.versions import VersionWriter
 from storage.checkpoints import CheckpointId, read_checkpoint
 from storage.file_store import FileStore
 from storage.metrics import MetricsFile
 from storage.objects import Data
 from storage.settings import WeightsSettings
-from storage.versions.fetch import fetch
+from storage.versions.fetch import fetch_tensors
 from streams.connect import open_bus
 from streams.errors import StoreError
-from streams.records import Position, StepDone, Version
+from streams.records import Position, StepDone
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 
@@ -61,15 +62,15 @@ def publishing(tmp_path: Path):
     versions.open()
     ledger = Ledger(bus, 1)
     ledger.open(Position())
-    publisher = Publisher(
-        store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), Retention(STEPS)
+    publisher = StepPublisher(
+        store, versions, ledger, MetricsFile(tmp_path / "m.jsonl"), CheckpointRetention(STEPS)
     )
     yield publisher, store
     store.gate.set()
     bus.close()
 
 
-def hand_over(publisher: Publisher, step: int, checkpoint: bool = False) -> None:
+def hand_over(publisher: StepPublisher, step: int, checkpoint: bool = False) -> None:
     """As the trainer does it."""
     publisher.await_room()
     done = StepDone(step, Version(step, 1), "", 1, {}, {}, 0.0)
@@ -77,7 +78,7 @@ def hand_over(publisher: Publisher, step: int, checkpoint: bool = False) -> None
         (publisher.state_buffers.copy(weights(step), None), {"step": step}) if checkpoint else None
     )
     tensors = publisher.weight_buffers.copy(weights(step), torch.bfloat16)
-    publisher.submit(Snapshot(done, tensors, kept, False, {}, {}))
+    publisher.submit(StepSnapshot(done, tensors, kept, False, {}, {}))
     assert publisher.weight_buffers.in_use <= QUEUE_MAX + 2
     assert publisher.state_buffers.in_use <= QUEUE_MAX + 1
 
@@ -89,7 +90,7 @@ def test_every_version_and_checkpoint_has_the_bits_of_its_step(publishing) -> No
     publisher.close()
     kinds = set()
     for step in range(STEPS):
-        manifest, tensors = fetch(store, Version(step, 1))
+        manifest, tensors = fetch_tensors(store, Version(step, 1))
         kinds.add(manifest.kind)
         kept = read_checkpoint(store, CheckpointId(1, step)).tensors
         for name, wanted in weights(step).items():

@@ -7,10 +7,11 @@ from consumers.trainer.versions import VersionWriter
 from storage.manifest import manifest_key, read_manifest
 from storage.memory_store import MemoryStore
 from storage.settings import WeightsSettings
-from storage.versions.fetch import fetch
+from storage.versions.fetch import fetch_tensors
 from streams.memory_bus import MemoryBus
 from streams.reader import TopicReader, from_begin
-from streams.records import Version, WeightsAnnounced
+from streams.values import Version
+from streams.records import WeightsAnnounced
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 
@@ -54,7 +55,7 @@ def test_versions_are_deltas_between_anchors_every_k(bus, store):
     assert kinds(store, *versions) == ["anchor", "delta", "delta"] * 2 + ["anchor"]
     assert read_manifest(store, versions[3]).delta is not None
     for version in versions:
-        assert torch.equal(fetch(store, version)[1]["weight"], tensors_at(version.number)["weight"])
+        assert torch.equal(fetch_tensors(store, version)[1]["weight"], tensors_at(version.number)["weight"])
 
 
 def test_the_chain_is_no_longer_than_half_of_what_is_kept(bus, store):
@@ -108,7 +109,7 @@ def test_a_restarted_trainer_goes_on_with_the_chain_of_the_older_term(bus, store
         Version(2, 1),
         Version(0, 1),
     )
-    assert torch.equal(fetch(store, version)[1]["weight"], tensors_at(3)["weight"])
+    assert torch.equal(fetch_tensors(store, version)[1]["weight"], tensors_at(3)["weight"])
 
 
 def test_a_fork_goes_on_with_an_anchor_alone(bus, store, caplog):
@@ -146,4 +147,4 @@ def test_a_base_of_a_version_that_a_rollout_holds_stays(bus, store):
     for number in range(3):
         writer.publish(number, tensors_at(number))
         writer.retain()
-    assert torch.equal(fetch(store, Version(1, 1))[1]["weight"], tensors_at(1)["weight"])
+    assert torch.equal(fetch_tensors(store, Version(1, 1))[1]["weight"], tensors_at(1)["weight"])

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from rollstream.config import load
-from rollstream.folder import run_log
+from rollstream.folder import open_run_log_for_writing
 from rollstream.main import main
 from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
@@ -58,7 +58,7 @@ def test_it_is_looked_at(folder: Path) -> None:
 def test_its_trainer_resumes_under_a_term_of_this_release(folder: Path) -> None:
     """Checkpoint, ledger and pointer of 0.1.0 are read, and the settings' old hash is the run's."""
     configuration, stop = load(folder / "config.json", (), {}), threading.Event()
-    bus = run_log(configuration, folder)
+    bus = open_run_log_for_writing(configuration, folder)
     reader = TopicReader(bus, "ledger", {0: Position(bus.end("ledger")[0])}, with_opened=True)
     launch = RoleLaunch(
         role="train",

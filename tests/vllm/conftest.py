@@ -4,10 +4,10 @@ process interfere, so each module runs in its own (`make test-vllm`).
 
 import pytest
 
-from producers.engines.vllm_engine.environment import installed
+from producers.engines.vllm_engine.environment import installed_release
 
 
 @pytest.fixture(autouse=True)
 def vllm_is_here() -> None:
-    if installed() is None:
+    if installed_release() is None:
         pytest.fail("vLLM is not installed: `make vllm` brings its CPU build", pytrace=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
     check_a_move,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from producers.engines.base import Update
-from streams.records import Sampling
+from producers.engines.base import WeightUpdate
+from streams.values import Sampling
 from tests.support.engine_samples import (
     V2,
     Gained,
@@ -46,7 +46,7 @@ def test_what_is_drawn_after_a_move_and_an_update_follows_the_model() -> None:
     firsts = {name: mine.tokens[0] for name, mine in gained.items()}
     wanted = (plain_logprobs(old, start.tolist())[-1] / 2).softmax(-1).double()
     assert chi_square(list(firsts.values()), wanted) < CRITICAL
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     cut = {name: Gained(mine.tokens[:1], mine.logprobs[:1]) for name, mine in gained.items()}
     moved = run_all(engine, [resumed(asked[name], cut[name]) for name in asked])
     for first in sorted(set(firsts.values()))[:4]:

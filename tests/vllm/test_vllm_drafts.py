@@ -13,18 +13,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from producers.engines.base import Emission, Request, Update
-from producers.engines.drafts import History, prompt_key
-from producers.engines.drafts.merged import WithRunning
+from producers.engines.base import Emission, GenerationRequest, WeightUpdate
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.engines.drafts.merged import CombinedSource
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
-from streams.drafted import joined, marks, right_of
+from streams.drafted import join_drafts, accepted_mask, accepted_tokens
 from streams.errors import EngineRefused
-from streams.records import PROMPT, Drafts, Sampling, Tokens, Version
+from streams.records import PROMPT
+from streams.values import Drafts, Sampling, Tokens, Version
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (
     V1,
@@ -59,12 +60,12 @@ def drafting(
         model.config,
         model.state_dict(),
         V1,
-        EngineOptions(slots, 96, emit_every, drafts=history, switch=Switch(forced=forced)),
+        EngineOptions(slots, 96, emit_every, drafts=history, switch=DraftGate(forced=forced)),
         settings=VllmSettings(process=process),
     )
 
 
-def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[Request]:
+def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[GenerationRequest]:
     """Several samples of a few prompts, of different lengths."""
     return [
         ask(
@@ -77,16 +78,16 @@ def asked(temperature: float, stop: tuple[int, ...] = ()) -> list[Request]:
     ]
 
 
-def remembered(requests: list[Request], gained: dict[str, Gained], wrong: float = 0.0) -> History:
+def remembered(requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0) -> AnswerHistory:
     """What was gained, a share of its tokens replaced by others."""
-    history, drawn = History(1 << 15), np.random.default_rng(0)
+    history, drawn = AnswerHistory(1 << 15), np.random.default_rng(0)
     remember(history, requests, gained, wrong, drawn)
     return history
 
 
 def remember(
-    history: History,
-    requests: list[Request],
+    history: AnswerHistory,
+    requests: list[GenerationRequest],
     gained: dict[str, Gained],
     wrong: float,
     drawn: np.random.Generator,
@@ -139,11 +140,11 @@ def test_right_drafts_come_many_per_step_and_never_beyond_the_end() -> None:
         assert short["t0"].finish == ("stop" if sampling.stop else "length")
 
 
-def likely_answers(model: PreTrainedModel, start: Tokens) -> History:
+def likely_answers(model: PreTrainedModel, start: Tokens) -> AnswerHistory:
     """What is most likely after each two first tokens; of the second ones, the likeliest ranks
     first.
     """
-    history, answers = History(1 << 14), torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2)
+    history, answers = AnswerHistory(1 << 14), torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2)
     begun = torch.from_numpy(start.astype(np.int64)).expand(len(answers), -1)
     answers = torch.cat((begun, answers), 1)
     with torch.inference_mode():
@@ -217,7 +218,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     requests = [
         ask(f"t{i}", prompt(3, i), Sampling(heats[i % 4], tokens_max=40)) for i in range(12)
     ]
-    plain = run_all(drafting(model, History(64)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64)), requests)
     engine = drafting(model, remembered(requests, plain, 0.1))
     for name, mine in run_all(engine, requests).items():
         request = next(r for r in requests if r.trajectory == name)
@@ -235,7 +236,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 def test_a_prompt_that_is_cached_but_for_a_token_enters_right_beside_others() -> None:
     """vLLM may fill such a request up with drafts that are none."""
     model, long = vllm_model("qwen3"), prompt(33)
-    engine = drafting(model, History(64), emit_every=1)
+    engine = drafting(model, AnswerHistory(64), emit_every=1)
     engine.submit(ask("first", long, Sampling(1.0, tokens_max=60)))
     gained: dict[str, Gained] = {}
     for i in range(110):
@@ -254,13 +255,13 @@ def test_new_weights_take_over_between_two_steps_with_drafts(mode: str) -> None:
     """Invariant 3: what was guessed before is verified under the new weights."""
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     request = ask("t", prompt(6), Sampling(temperature=0, tokens_max=40))
-    history = History(1 << 12)
+    history = AnswerHistory(1 << 12)
     for model in (old, new):
-        plain = run_all(drafting(model, History(64)), [request])
+        plain = run_all(drafting(model, AnswerHistory(64)), [request])
         remember(history, [request], plain, 0.1, np.random.default_rng(2))
     engine = drafting(old, history, emit_every=5)
     gained = half_way(engine)
-    engine.update(Update(V2, new.state_dict()), mode)
+    engine.update(WeightUpdate(V2, new.state_dict()), mode)
     mine = to_the_end(engine, gained)
     (_, before), (_, after) = mine.spans
     assert ([version for version, _ in mine.spans], before + after) == ([V1, V2], 40)
@@ -281,7 +282,7 @@ def test_moved_in_the_middle_greedy_tokens_go_on_the_same() -> None:
     """A draft that was not verified yet leaves with its request; the prompt is known elsewhere."""
     model = vllm_model("qwen3")
     requests = [ask(n, prompt(6, i), Sampling(0, tokens_max=70)) for i, n in enumerate("abc")]
-    plain = run_all(drafting(model, History(64)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64)), requests)
     history = remembered(requests, plain, 0.15)
     engine, part = drafting(model, history, emit_every=8), {"a": Gained()}
     for request in requests:
@@ -314,7 +315,7 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
         engine.abort("t")
         return gained["t"]
 
-    plain = talk(drafting(model, History(64), forced=False))
+    plain = talk(drafting(model, AnswerHistory(64), forced=False))
     request = ask("t", prompt(4, 9), Sampling(0.0))
     drafted = talk(drafting(model, remembered([request], {"t": plain})))
     assert drafted.tokens == plain.tokens
@@ -334,18 +335,18 @@ class Said:
             part = (len(one.tokens), one.drafts)
             self.parts.setdefault(one.trajectory, []).append(part)
 
-    def to_the_end(self, requests: Iterable[Request] = ()) -> dict[str, Drafts]:
+    def to_the_end(self, requests: Iterable[GenerationRequest] = ()) -> dict[str, Drafts]:
         for request in requests:
             self.engine.submit(request)
         while self.engine.running():
             self.take(self.engine.poll(10.0))
-        told = {name: joined(parts) for name, parts in self.parts.items()}
+        told = {name: join_drafts(parts) for name, parts in self.parts.items()}
         return {name: drafts for name, drafts in told.items() if drafts is not None}
 
 
 def check_adds_up(told: dict[str, Drafts], engine: VllmEngine) -> None:
     counted, all_told = engine.stats().drafts, told.values()
-    assert sum(map(right_of, all_told)) == counted.accepted > 0
+    assert sum(map(accepted_tokens, all_told)) == counted.accepted > 0
     assert sum(drafts.guessed for drafts in all_told) == counted.proposed
     assert sum(drafts.asked for drafts in all_told) == counted.asked > 0
     assert sum(drafts.found for drafts in all_told) == counted.found > 0
@@ -366,7 +367,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     for number, mode in enumerate(("in_flight", "in_flight_recompute"), 2):
         for _ in range(3):
             said.take(said.engine.poll(0.0))
-        said.engine.update(Update(Version(number, 1), model.state_dict()), mode)
+        said.engine.update(WeightUpdate(Version(number, 1), model.state_dict()), mode)
     moved = next(r for r in requests if r.trajectory in {*said.gained} & {*said.engine.running()})
     rest = said.engine.abort(moved.trajectory)
     said.take([rest] if rest else [])
@@ -375,7 +376,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     for name, mine in said.gained.items():
         assert mine.tokens == bare.gained[name].tokens
         assert sum(told[name].runs) == len(mine.tokens)
-        assert told[name].steps == len(mine.tokens) - right_of(told[name]) + ends_guessed(
+        assert told[name].steps == len(mine.tokens) - accepted_tokens(told[name]) + ends_guessed(
             told[name]
         )
 
@@ -394,14 +395,14 @@ def test_a_stop_token_is_marked_if_history_had_it() -> None:
         history = remembered([request], {"t": Gained(whole[:known])})
         said = Said(drafting(model, history))
         told = said.to_the_end([stopped])
-        assert marks(told["t"], at + 1)[-1] == (known > at)
+        assert accepted_mask(told["t"], at + 1)[-1] == (known > at)
         check_adds_up(told, said.engine)
 
 
 def test_the_switch_is_off_where_there_is_no_history_and_comes_on_where_it_fits() -> None:
     """By itself, from what steps take."""
     model, requests = vllm_model("qwen3"), asked(0.0)
-    engine = drafting(model, History(64), forced=None)
+    engine = drafting(model, AnswerHistory(64), forced=None)
     plain = run_all(engine, requests)
     assert engine.stats().drafts.proposed == 0
     again = [
@@ -421,15 +422,15 @@ def test_a_core_in_its_own_process_guesses_from_the_history_of_the_node(tmp_path
     """
     old, new, requests = vllm_model("qwen3", 0), vllm_model("qwen3", 1), asked(0.0, stop=(2,))
     with pytest.raises(EngineRefused, match="another process"):
-        drafting(old, History(64), process=True)
+        drafting(old, AnswerHistory(64), process=True)
     node = NodeHistory(tmp_path / "history", 1 << 15)
-    engine = drafting(old, WithRunning(node, History(1 << 12)), process=True)
+    engine = drafting(old, CombinedSource(node, AnswerHistory(1 << 12)), process=True)
     history = node.take_over()
     assert history is not None
     for model, version in ((old, V1), (new, V2)):
         if version == V2:
-            engine.update(Update(V2, model.state_dict()), "in_flight")
-        plain = run_all(drafting(model, History(64), forced=False), requests)
+            engine.update(WeightUpdate(V2, model.state_dict()), "in_flight")
+        plain = run_all(drafting(model, AnswerHistory(64), forced=False), requests)
         remember(history, requests, plain, 0.0, np.random.default_rng(3))
         before, said_of = engine.stats().drafts, Said(engine)
         told = said_of.to_the_end(requests)
@@ -440,7 +441,7 @@ def test_a_core_in_its_own_process_guesses_from_the_history_of_the_node(tmp_path
         guessed, right = said.proposed - before.proposed, said.accepted - before.accepted
         assert guessed > 40
         assert right > 0.5 * guessed
-        assert sum(map(right_of, told.values())) == right
+        assert sum(map(accepted_tokens, told.values())) == right
         assert sum(drafts.guessed for drafts in told.values()) == guessed
         assert sum(drafts.asked for drafts in told.values()) == said.asked - before.asked
     node.leave()

@@ -7,7 +7,7 @@ import torch
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.support.engine_samples import V1, ask, prompt, run_all
 from tests.vllm.vllm_samples import vllm_model
 

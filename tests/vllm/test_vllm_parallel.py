@@ -4,12 +4,12 @@ and together they give the tokens of one.
 
 import pytest
 
-from producers.engines.base import Compared, Update
+from producers.engines.base import WeightComparison, WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
-from producers.engines.vllm_engine.staging import Staged
+from producers.engines.vllm_engine.staging import StagedFile
 from producers.settings import VllmSettings
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.support.engine_samples import V1, V2, ask, prompt, run_all
 from tests.vllm.vllm_samples import open_vllm, vllm_model
 
@@ -30,14 +30,14 @@ def test_each_worker_takes_its_slice_and_the_tokens_are_those_of_one() -> None:
         }
         assert all(m.spans == [(version, 40)] for m in mine.values())
         if version == V1:
-            two.update(two.prepare(Update(V2, new)), "in_flight")
-            one.update(Update(V2, new), "in_flight")
+            two.update(two.prepare(WeightUpdate(V2, new)), "in_flight")
+            one.update(WeightUpdate(V2, new), "in_flight")
     name = "model.layers.1.mlp.up_proj.weight"  # cut by rows
     for worker, rows in enumerate(new[name].chunk(2)):
-        staged = Staged([(name, rows)])
+        staged = StagedFile([(name, rows)])
         differs = two._core._engine.collective_rpc(
             "differs_from_staged", args=(staged.path, staged.entries)
         )
         assert differs == [worker != 0, worker != 1]
         staged.close()
-    assert two.read_back(new, new) == Compared(0, ())  # nothing is said where tensors are cut
+    assert two.read_back(new, new) == WeightComparison(0, ())  # nothing is said where tensors are cut

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.vllm_engine import VllmEngine, chunks
 from producers.engines.vllm_engine.environment import require_vllm
 from storage.tensors import untie
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 from streams.errors import EngineRefused
 from tests.support.engine_samples import V1, V2, chosen_logprobs, half_way, prompt, to_the_end
 from tests.vllm.vllm_samples import open_vllm, vllm_model
@@ -36,7 +36,7 @@ def open_in_place(family: str) -> VllmEngine:
     return engine
 
 
-def drawn_anew(old: Mapping[str, torch.Tensor], share: float) -> tuple[dict, tuple[Patch, ...]]:
+def drawn_anew(old: Mapping[str, torch.Tensor], share: float) -> tuple[dict, tuple[TensorPatch, ...]]:
     """The tensors with a share of the elements of each drawn anew, and the patches between them."""
     kept, tied = untie(old)
     new, patches = {}, []
@@ -47,7 +47,7 @@ def drawn_anew(old: Mapping[str, torch.Tensor], share: float) -> tuple[dict, tup
         new[name] = tensor.clone()
         new[name].view(-1)[at] = torch.randn(len(at)) * 0.3
         values = new[name].view(-1)[at]
-        patches.append(Patch(name, tuple(tensor.shape), tensor.dtype, at, values))
+        patches.append(TensorPatch(name, tuple(tensor.shape), tensor.dtype, at, values))
     return new | {name: new[owner] for name, owner in tied.items()}, tuple(patches)
 
 
@@ -57,7 +57,7 @@ def test_patches_in_flight_serve_the_bits_of_the_new_version(family: str) -> Non
     engine = open_in_place(family)
     new, patches = drawn_anew(vllm_model(family).state_dict(), 0.05)
     gained = half_way(engine)
-    update = engine.prepare(Update(V2, new, V1, patches))
+    update = engine.prepare(WeightUpdate(V2, new, V1, patches))
     assert update.prepared.patches is not None
     engine.update(update, "in_flight_recompute")
     assert engine.read_back(new, new).differing == ()
@@ -75,14 +75,14 @@ def test_whole_tensors_beside_patches_and_many_chunks(monkeypatch: pytest.Monkey
     new, patches = drawn_anew(vllm_model("qwen3").state_dict(), 0.05)
     whole = ("model.norm.weight", "model.layers.1.self_attn.v_proj.weight")
     rest = tuple(patch for patch in patches if patch.name not in whole)
-    engine.update(Update(V2, new, V1, rest, whole), "in_flight")
+    engine.update(WeightUpdate(V2, new, V1, rest, whole), "in_flight")
     assert engine.read_back(new, new).differing == ()
 
 
 def test_patches_of_another_base_load_everything() -> None:
     engine = open_in_place("qwen3")
     new, patches = drawn_anew(vllm_model("qwen3", 1).state_dict(), 0.05)
-    engine.update(Update(V2, new, V2, patches), "in_flight")
+    engine.update(WeightUpdate(V2, new, V2, patches), "in_flight")
     assert engine.read_back(new, new).differing == ()
 
 
@@ -97,5 +97,5 @@ def test_a_wrong_patch_is_refused_before_anything_is_written(fault: str) -> None
     else:
         bad.values[0] = torch.nan
     with pytest.raises(EngineRefused, match=bad.name):
-        engine.prepare(Update(V2, new, V1, patches))
+        engine.prepare(WeightUpdate(V2, new, V1, patches))
     assert engine.read_back(old, old).differing == ()

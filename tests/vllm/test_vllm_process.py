@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine, chunks
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from testbed.repository import ROOT
 from testbed.update_reference import over_old_cache
 from testbed.waiting import WAIT_S
@@ -50,7 +50,7 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(monkeypatch: pytest.MonkeyPa
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     engine = open_process()
     gained = half_way(engine)
-    update = engine.prepare(Update(V2, new.state_dict()))
+    update = engine.prepare(WeightUpdate(V2, new.state_dict()))
     engine.update(update, "in_flight")
     mine = to_the_end(engine, gained)
     (_, before), (_, after) = mine.spans
@@ -64,7 +64,7 @@ def test_recomputing_equals_a_full_prefill_and_what_is_served_is_read_back() -> 
     new = vllm_model("qwen3", 1)
     engine, tensors = open_process(), dict(new.state_dict())
     gained = half_way(engine)
-    engine.update(Update(V2, tensors), "in_flight_recompute")
+    engine.update(WeightUpdate(V2, tensors), "in_flight_recompute")
     mine = to_the_end(engine, gained)
     before = mine.spans[0][1]
     wanted = chosen_logprobs(new, prompt(6), mine.tokens)[before:]
@@ -96,12 +96,12 @@ def test_two_hundred_updates_under_load_lose_and_repeat_nothing() -> None:
 def test_a_failed_update_serves_nothing_until_one_succeeds() -> None:
     engine, new = open_process(), dict(vllm_model("qwen3", 1).state_dict())
     gained = half_way(engine)
-    update = engine.prepare(Update(V2, new))
+    update = engine.prepare(WeightUpdate(V2, new))
     update.prepared.messages[0].file.close()  # its memory went
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
-    engine.update(Update(V2, new), "in_flight")
+    engine.update(WeightUpdate(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
     mine = to_the_end(engine, gained)
     assert (len(mine.tokens), [version for version, _ in mine.spans]) == (40, [V1, V2])
@@ -132,7 +132,7 @@ def test_a_killed_core_is_an_error_of_the_rollout() -> None:
 def test_a_core_that_is_killed_while_it_is_asked_is_an_error_too() -> None:
     """vLLM itself would wait for ever."""
     engine = open_process()
-    update = engine.prepare(Update(V2, vllm_model("qwen3", 1).state_dict()))
+    update = engine.prepare(WeightUpdate(V2, vllm_model("qwen3", 1).state_dict()))
     for core in cores():
         core.suspend()  # it will not answer
     with ThreadPoolExecutor(1) as threads:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine, chunks
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError, EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.test_engine_contract import (  # noqa: F401  collected here, with the `kind` below
     TURNS,
@@ -116,7 +116,7 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(
     old, new = vllm_model("qwen3", 0), vllm_model("qwen3", 1)
     engine = connect(server, context_max=448, emit_every=5)
     gained = half_way(server, engine)
-    engine.update(engine.prepare(Update(V2, new.state_dict())), "in_flight")
+    engine.update(engine.prepare(WeightUpdate(V2, new.state_dict())), "in_flight")
     mine = to_the_end(server, engine, gained)
     (first, before), (second, after) = mine.spans
     assert (first, second, before + after) == (V1, V2, 400)
@@ -132,7 +132,7 @@ def test_recomputing_equals_a_full_prefill_and_siblings_never_hit_the_old_cache(
     engine = connect(server, context_max=512)
     run_all(engine, [ask("first", prompt(100), Sampling(temperature=0, tokens_max=4))])
     gained = half_way(server, engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight_recompute")
     mine = to_the_end(server, engine, gained)
     before = mine.spans[0][1]
     wanted = chosen_logprobs(new, prompt(6), mine.tokens)[before:]
@@ -193,7 +193,7 @@ def test_what_waits_for_a_slot_begins_under_the_new_version(server: Server) -> N
     engine = connect(server, slots=1, context_max=448)
     gained = half_way(server, engine)
     engine.submit(ask("u", prompt(6), Sampling(tokens_max=30)))
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     to_the_end(server, engine, gained)
     assert gained["u"].spans == [(V2, 30)]
     wanted = chosen_logprobs(new, prompt(6), gained["u"].tokens)
@@ -210,9 +210,9 @@ def test_a_wrong_version_is_refused_and_serves_nothing_until_one_is_right(
     if fault != "missing":
         bad[kind.tensor] = wrong[:-1] if fault == "shape" else wrong * np.nan
     with pytest.raises(EngineRefused, match=kind.tensor):
-        engine.update(Update(V2, bad), "in_flight")
+        engine.update(WeightUpdate(V2, bad), "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
-    engine.update(Update(V2, kind.weights(1)), "in_flight")
+    engine.update(WeightUpdate(V2, kind.weights(1)), "in_flight")
     mine = to_the_end(server, engine, gained)
     assert (len(mine.tokens), [version for version, _ in mine.spans]) == (400, [V1, V2])
 
@@ -223,14 +223,14 @@ def test_a_load_that_fails_in_its_middle_serves_nothing_until_one_went_through(
     monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))
     engine, new = connect(server, context_max=448), dict(vllm_model("qwen3", 1).state_dict())
     gained = half_way(server, engine)
-    update = engine.prepare(Update(V2, new))
+    update = engine.prepare(WeightUpdate(V2, new))
     routes, (name, _) = engine._weights._routes, update.prepared.names[3]
     with pytest.raises(EngineRefused, match="differs"):  # of it nothing is left then
         routes.call("check_chunk", engine._core.owner, name, [ENTRY], ["0" * 32])
     with pytest.raises(EngineRefused, match="v00000002"):
         engine.update(update, "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
-    engine.update(Update(V2, new), "in_flight")
+    engine.update(WeightUpdate(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
     assert len(to_the_end(server, engine, gained).tokens) == 400
 
@@ -262,7 +262,7 @@ def test_whoever_had_the_server_before_is_refused(server: Server) -> None:
     before = connect(server)
     after = connect(server)
     with pytest.raises(EngineRefused, match="one rollout for each server"):
-        before.update(Update(V2, vllm_model("qwen3", 1).state_dict()), "in_flight")
+        before.update(WeightUpdate(V2, vllm_model("qwen3", 1).state_dict()), "in_flight")
     assert len(run_all(after, [ask("t", prompt(6), Sampling(tokens_max=9))])["t"].tokens) == 9
 
 

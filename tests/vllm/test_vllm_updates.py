@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.vllm_engine import chunks
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.engines.torch.test_engine_updates import check_in_flight, check_recompute
 from tests.support.engine_samples import (
@@ -58,7 +58,7 @@ def test_a_cached_prompt_is_not_reused_across_versions(mode: str) -> None:
     run_all(engine, [ask("t", prompt(100), Sampling(temperature=0, tokens_max=4))])
     engine.submit(ask("running", prompt(100), Sampling(temperature=0, tokens_max=20)))
     engine.poll(0.0)
-    engine.update(Update(V2, new.state_dict()), mode)
+    engine.update(WeightUpdate(V2, new.state_dict()), mode)
     sibling = run_all(engine, [ask("u", prompt(100), Sampling(tokens_max=30))])["u"]
     wanted = chosen_logprobs(new, prompt(100), sibling.tokens)
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)
@@ -69,7 +69,7 @@ def test_what_waits_for_a_slot_begins_under_the_new_version() -> None:
     engine = open_vllm(old, slots=1)
     gained = half_way(engine)
     engine.submit(ask("u", prompt(6), Sampling(tokens_max=30)))
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     to_the_end(engine, gained)
     assert gained["u"].spans == [(V2, 30)]
     wanted = chosen_logprobs(new, prompt(6), gained["u"].tokens)
@@ -81,7 +81,7 @@ def test_many_small_chunks_load_the_same_bits(family: str, monkeypatch: pytest.M
     new = dict(vllm_model(family, 1).state_dict())
     monkeypatch.setattr(chunks.whole_chunks, "__defaults__", (1,))  # a chunk for each tensor
     engine = open_vllm(vllm_model(family, 0))
-    engine.update(Update(V2, new), "in_flight")
+    engine.update(WeightUpdate(V2, new), "in_flight")
     assert engine.read_back(new, new).differing == ()
 
 
@@ -118,10 +118,10 @@ def test_an_update_that_fails_in_its_middle_serves_nothing_until_one_succeeds(
     gained = half_way(engine)
     bad = Failing(new.state_dict(), "model.layers.1.self_attn.k_proj.weight")
     with pytest.raises(EngineRefused, match="v00000002"):
-        engine.update(Update(V2, bad), "in_flight")
+        engine.update(WeightUpdate(V2, bad), "in_flight")
     assert (engine.poll(0.1), engine.version) == ([], V1)
     tensors = new.state_dict()
-    engine.update(Update(V2, tensors, base=V1, patches=()), "in_flight")  # no base any more
+    engine.update(WeightUpdate(V2, tensors, base=V1, patches=()), "in_flight")  # no base any more
     assert engine.read_back(tensors, tensors).differing == ()
     mine = to_the_end(engine, gained)
     greedy, _ = over_old_cache(old, new, prompt(6), mine.tokens, 12)

@@ -12,11 +12,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine import VllmEngine
 from producers.settings import VllmSettings
-from streams.records import Sampling, Version
+from streams.values import Sampling, Version
 from tests.support.engine_samples import SIZES, V1, Gained, ask, gather, prompt, random_model
 
 WIDE = SIZES | {"hidden_size": 128}  # 4 heads of 32
@@ -55,7 +55,7 @@ def take_updates(engine: VllmEngine, count: int, tokens: int, poll_s: float) -> 
         engine.submit(ask(f"t{number}", prompt(6, number), Sampling(tokens_max=tokens)))
         gather(gained, engine.poll(poll_s))
         mode = "in_flight" if number % 3 else "in_flight_recompute"
-        engine.update(Update(Version(number, 1), states[number % 2]), mode)
+        engine.update(WeightUpdate(Version(number, 1), states[number % 2]), mode)
     return gained
 
 

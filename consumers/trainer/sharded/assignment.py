@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RankTurn:
     """A rank's micro-batch in a round, and whether its gradient counts."""
 
     micro_batch: int
     counts: bool
 
 
-def rounds(micro_batches: int, ranks: int) -> list[tuple[Turn, ...]]:
+def rounds(micro_batches: int, ranks: int) -> list[tuple[RankTurn, ...]]:
     """One turn for each round and rank: rank k mod `ranks` trains micro-batch k in round
     k div `ranks`. Only the last round can have turns that do not count.
     """
     assert ranks >= 1
     return [
         tuple(
-            Turn(k, True) if k < micro_batches else Turn(first, False)
+            RankTurn(k, True) if k < micro_batches else RankTurn(first, False)
             for k in range(first, first + ranks)
         )
         for first in range(0, micro_batches, ranks)

@@ -11,37 +11,23 @@ from collections.abc import Callable
 from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.sharded.messages import (
-    Begin,
-    Close,
-    Encode,
-    Finish,
-    Gather,
-    Hash,
-    Identify,
-    Load,
-    Round,
-    Tick,
-    Told,
-    WriteDelta,
-    WriteShards,
-)
+from consumers.trainer.sharded.messages import BeginTraining, EndRanks, EncodeDelta, FinishUpdate, GatherCopy, HashState, IdentifyTensors, LoadState, TrainRound, Tick, RankCommand, WriteDelta, WriteShards
 from consumers.trainer.sharded.ranks import RankLost, Ranks
 from consumers.trainer.sharded.shard import Shard, model_hash
-from consumers.trainer.sharded.telling import listen
-from consumers.trainer.sharded.writing import Portion, Writing
+from consumers.trainer.sharded.telling import receive_command
+from consumers.trainer.sharded.writing import RankCopies, RankWriter
 from storage.objects import ObjectStore
 from streams.errors import ConfigurationError, RollstreamError
 
 log = logging.getLogger(__name__)
 
 
-def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks) -> None:
+def run_follower(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks) -> None:
     """Execute rank 0's commands until rank 0 has ended. `RankLost` if a rank is gone;
     `ConfigurationError` if this machine's model differs from the one that rank 0 starts from.
     """
     model = load()
-    begin = _begin(ranks)
+    begin = _receive_begin(ranks)
     if begin is None:
         return
     if model_hash(model) != begin.model_hash:
@@ -50,12 +36,12 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
             "machines the same model folder (model.path) or a shared run folder"
         )
     settings = TrainerSettings.model_validate_json(begin.settings)
-    portion = Portion()
-    writing = Writing(portion, store, ranks)
+    portion = RankCopies()
+    writing = RankWriter(portion, store, ranks)
     shard = Shard(model, settings, ranks)
-    while not isinstance(command := listen(ranks), Close):
+    while not isinstance(command := receive_command(ranks), EndRanks):
         try:
-            _do(command, shard, portion, writing)
+            _execute(command, shard, portion, writing)
         except RollstreamError:
             raise
         except RuntimeError as error:  # collectives raise no more specific type
@@ -65,32 +51,32 @@ def follow(load: Callable[[], PreTrainedModel], store: ObjectStore, ranks: Ranks
     writing.close()
 
 
-def _begin(ranks: Ranks) -> Begin | None:
+def _receive_begin(ranks: Ranks) -> BeginTraining | None:
     """The first command; None if rank 0 ended before it got the lease."""
-    while isinstance(command := listen(ranks), Tick):
+    while isinstance(command := receive_command(ranks), Tick):
         log.debug("rank %d waits for rank 0", ranks.rank)
-    if isinstance(command, Close):
+    if isinstance(command, EndRanks):
         return None
-    assert isinstance(command, Begin)
+    assert isinstance(command, BeginTraining)
     return command
 
 
-def _do(command: Told, shard: Shard, portion: Portion, writing: Writing) -> None:
+def _execute(command: RankCommand, shard: Shard, portion: RankCopies, writing: RankWriter) -> None:
     match command:
         case Tick():
             pass
-        case Round(version, counts, samples):
+        case TrainRound(version, counts, samples):
             shard.train([one.sample() for one in samples], version, counts)
-        case Finish():
+        case FinishUpdate():
             shard.finish()
-        case Gather(copy, dtype, alive):
+        case GatherCopy(copy, dtype, alive):
             mine = shard.snapshot(dtype) if dtype else shard.state()
             portion.keep(copy, mine, alive)
-        case Load(updates, applied):
+        case LoadState(updates, applied):
             shard.load(None, updates, applied)
-        case Hash():
+        case HashState():
             shard.state_hash()
-        case WriteShards() | Encode() | WriteDelta() | Identify():
+        case WriteShards() | EncodeDelta() | WriteDelta() | IdentifyTensors():
             writing.enqueue(command)
-        case Begin() | Close():
+        case BeginTraining() | EndRanks():
             raise AssertionError(f"{command} comes once")

@@ -16,24 +16,15 @@ from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
 from consumers.trainer.compute_failure import ComputeFailed, is_out_of_memory
-from consumers.trainer.copies import Copies
-from consumers.trainer.masters import of_this_model
+from consumers.trainer.copies import BufferPool
+from consumers.trainer.masters import checkpoint_tensor
 from consumers.trainer.sample import Sample
 from consumers.trainer.sharded.assignment import rounds
-from consumers.trainer.sharded.messages import (
-    Begin,
-    Close,
-    Finish,
-    Gather,
-    Hash,
-    Load,
-    Round,
-    wire,
-)
+from consumers.trainer.sharded.messages import BeginTraining, EndRanks, FinishUpdate, GatherCopy, HashState, LoadState, TrainRound, wire_sample
 from consumers.trainer.sharded.ranks import RankLost, Ranks
 from consumers.trainer.sharded.shard import COUNTERS, PREFIXES, Shard, model_hash
-from consumers.trainer.sharded.telling import Teller
-from consumers.trainer.sharded.writing import Copied, Copybook
+from consumers.trainer.sharded.telling import RankCommander
+from consumers.trainer.sharded.writing import ShardedCopy, ShardedCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class ShardedModel:
 
     model: PreTrainedModel
     ranks: Ranks
-    teller: Teller
+    teller: RankCommander
 
 
 class ShardedLearner:
@@ -58,10 +49,10 @@ class ShardedLearner:
         self._begins_step = True
         self.micro_batches = 0
         """Micro-batches of the step being trained, or just trained."""
-        begin = Begin(model_hash(sharded.model), settings.model_dump_json().encode())
+        begin = BeginTraining(model_hash(sharded.model), settings.model_dump_json().encode())
         with self._teller.command(lambda rank: begin):
             self._shard = Shard(sharded.model, settings, sharded.ranks)
-        self._book = Copybook(self._teller, sharded.ranks)
+        self._book = ShardedCopies(self._teller, sharded.ranks)
 
     @property
     def updates(self) -> int:
@@ -103,18 +94,18 @@ class ShardedLearner:
         busy_s = self.busy_s
         if self._waiting:
             self._round()
-        with self._teller.command(lambda rank: Finish()):
+        with self._teller.command(lambda rank: FinishUpdate()):
             metrics = self._shard.finish()
         self._begins_step = self.updates % self._settings.updates_per_step == 0
         return {**metrics, "busy_s": self.busy_s - busy_s}
 
-    def snapshot(self, dtype: str, pool: Copies | None = None) -> Copied:
+    def snapshot(self, dtype: str, pool: BufferPool | None = None) -> ShardedCopy:
         """A copy of the weights to publish, distributed over the ranks; its memory is its own, not
         from `pool`.
         """
         return self._copy(dtype, lambda: self._shard.snapshot(dtype))
 
-    def state(self, pool: Copies | None = None) -> Copied:
+    def state(self, pool: BufferPool | None = None) -> ShardedCopy:
         """A copy of everything that the next update depends on, distributed over the ranks."""
         return self._copy("", self._shard.state)
 
@@ -124,31 +115,31 @@ class ShardedLearner:
         """
         for prefix in PREFIXES:
             for name, shape in self._shard.shapes.items():
-                of_this_model(tensors, prefix + name, shape)
+                checkpoint_tensor(tensors, prefix + name, shape)
         updates, applied = (int(count) for count in tensors[COUNTERS])
-        with self._teller.command(lambda rank: Load(updates, applied)):
+        with self._teller.command(lambda rank: LoadState(updates, applied)):
             self._shard.load(tensors, updates, applied)
 
     def state_hash(self) -> str:
         """xxh3-128 of masters and optimiser state. For the same bits it differs with the number of
         ranks.
         """
-        with self._teller.command(lambda rank: Hash()):
+        with self._teller.command(lambda rank: HashState()):
             return self._shard.state_hash()
 
     def close(self) -> None:
         """End the other ranks."""
-        self._teller.close(Close())
+        self._teller.close(EndRanks())
 
     def _round(self) -> None:
         (turns,) = rounds(len(self._waiting), self._ranks.size)
         version, waiting = self.version, self._waiting
         self._waiting = []
 
-        def command_of(rank: int) -> Round:
+        def command_of(rank: int) -> TrainRound:
             turn = turns[rank]
-            samples = tuple(wire(sample) for sample in waiting[turn.micro_batch])
-            return Round(version, turn.counts, samples)
+            samples = tuple(wire_sample(sample) for sample in waiting[turn.micro_batch])
+            return TrainRound(version, turn.counts, samples)
 
         numbers = tuple(self._numbers[: len(waiting)])
         del self._numbers[: len(waiting)]
@@ -162,8 +153,8 @@ class ShardedLearner:
         except Exception as error:
             raise ComputeFailed(numbers, error) from error
 
-    def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> Copied:
+    def _copy(self, dtype: str, gather: Callable[[], dict[str, Tensor]]) -> ShardedCopy:
         number, alive = self._book.next_number()
-        with self._teller.command(lambda rank: Gather(number, dtype, alive)):
+        with self._teller.command(lambda rank: GatherCopy(number, dtype, alive)):
             mine = gather()
         return self._book.keep(number, mine, alive)

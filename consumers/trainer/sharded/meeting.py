@@ -19,12 +19,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from consumers.trainer.sharded.launch import rank_of
 
-PORT = "rollstream/port"
+PORT_KEY = "rollstream/port"
 CONNECT_S = 1.0
 PAUSE_S = 0.1
 
 
-def meet(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
+def rendezvous_store(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPStore:
     """The store of this start; `RuntimeError` if rank 0 does not open it in time."""
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     rank, timeout = rank_of(environment), timedelta(seconds=timeout_s)
@@ -33,11 +33,11 @@ def meet(timeout_s: float, environment: Mapping[str, str] = os.environ) -> TCPSt
     kept = TCPStore(host, port, None, False, timeout)
     if rank == 0:
         own = TCPStore(host, 0, None, True, timeout, wait_for_workers=False)
-        kept.set(PORT, str(own.port))
+        kept.set(PORT_KEY, str(own.port))
         return own
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up:
-        now = int(kept.get(PORT))
+        now = int(kept.get(PORT_KEY))
         try:
             socket.create_connection((host, now), CONNECT_S).close()
         except OSError:  # of a start before this one

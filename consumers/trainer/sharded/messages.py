@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from consumers.trainer.sample import Sample
 from storage.manifest import Delta, Manifest, TensorFiles
-from streams.records import Span
+from streams.values import Span
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ class WireSample(Struct, frozen=True, array_like=True):
         )
 
 
-def wire(sample: Sample) -> WireSample:
+def wire_sample(sample: Sample) -> WireSample:
     """The wire form of a sample."""
     return WireSample(
         sample.trajectory,
@@ -68,14 +68,14 @@ class Tick(Struct, frozen=True, tag=True):
     """Heartbeat: rank 0 is alive and has no work."""
 
 
-class Begin(Struct, frozen=True, tag=True):
+class BeginTraining(Struct, frozen=True, tag=True):
     """Shard the model, which must have this hash; rank 0's settings (JSON) hold for all ranks."""
 
     model_hash: str
     settings: bytes
 
 
-class Round(Struct, frozen=True, tag=True):
+class TrainRound(Struct, frozen=True, tag=True):
     """Train the samples from `version` in a round of all ranks; `counts` is False if the samples
     only fill up the round.
     """
@@ -85,22 +85,22 @@ class Round(Struct, frozen=True, tag=True):
     samples: tuple[WireSample, ...]
 
 
-class Finish(Struct, frozen=True, tag=True):
+class FinishUpdate(Struct, frozen=True, tag=True):
     """Change the weights."""
 
 
-class Load(Struct, frozen=True, tag=True):
+class LoadState(Struct, frozen=True, tag=True):
     """Receive this rank's slice of every tensor of a checkpoint, and these counters."""
 
     updates: int
     applied: int
 
 
-class Hash(Struct, frozen=True, tag=True):
+class HashState(Struct, frozen=True, tag=True):
     """Hash this rank's slices of masters and optimiser state."""
 
 
-class Gather(Struct, frozen=True, tag=True):
+class GatherCopy(Struct, frozen=True, tag=True):
     """Gather the whole tensors that this rank owns and keep them as copy `copy`: the published
     tensors as `dtype`, or the whole state if that is "". Copies that are not in `alive` are
     dropped.
@@ -112,7 +112,7 @@ class Gather(Struct, frozen=True, tag=True):
 
 
 class WriteShards(Struct, frozen=True, tag=True):
-    """Write a copy's tensors; the reply is `Wrote`."""
+    """Write a copy's tensors; the reply is `WroteShards`."""
 
     copy: int
     folder: str
@@ -120,9 +120,9 @@ class WriteShards(Struct, frozen=True, tag=True):
     shard_bytes: int
 
 
-class Encode(Struct, frozen=True, tag=True):
+class EncodeDelta(Struct, frozen=True, tag=True):
     """Encode a copy as differences from copy `base`, the tensors of version `parent`; the reply is
-    `Encoded`.
+    `EncodedDelta`.
     """
 
     copy: int
@@ -138,36 +138,36 @@ class WriteDelta(Struct, frozen=True, tag=True):
     shard_bytes: int
 
 
-class Identify(Struct, frozen=True, tag=True):
-    """Hash the tensors of a copy; the reply is `Identities`."""
+class IdentifyTensors(Struct, frozen=True, tag=True):
+    """Hash the tensors of a copy; the reply is `TensorIdentities`."""
 
     copy: int
 
 
-class Close(Struct, frozen=True, tag=True):
+class EndRanks(Struct, frozen=True, tag=True):
     """The trainer has ended."""
 
 
-Asked = WriteShards | Encode | WriteDelta | Identify
+WriteCommand = WriteShards | EncodeDelta | WriteDelta | IdentifyTensors
 """Commands that a rank's writing thread executes and replies to."""
-Told = Tick | Begin | Round | Finish | Load | Hash | Gather | Asked | Close
+RankCommand = Tick | BeginTraining | TrainRound | FinishUpdate | LoadState | HashState | GatherCopy | WriteCommand | EndRanks
 
 
-class Encoded(Struct, frozen=True, tag=True):
+class EncodedDelta(Struct, frozen=True, tag=True):
     """Bytes of the encoded payloads, and the manifest's entries for the tensors."""
 
     bytes: int
     weights: TensorFiles
 
 
-class Identities(Struct, frozen=True, tag=True):
+class TensorIdentities(Struct, frozen=True, tag=True):
     """Hashes by name; `tied` maps a name to the one whose memory it shares."""
 
     hashes: dict[str, str]
     tied: dict[str, str]
 
 
-class Wrote(Struct, frozen=True, tag=True):
+class WroteShards(Struct, frozen=True, tag=True):
     """The files of written whole tensors."""
 
     files: TensorFiles
@@ -179,13 +179,13 @@ class WroteDelta(Struct, frozen=True, tag=True):
     delta: Delta
 
 
-class Failed(Struct, frozen=True, tag=True):
+class WriteFailed(Struct, frozen=True, tag=True):
     """The command failed; `message` is the exception's text."""
 
     message: str
 
 
-Answer = Encoded | Identities | Wrote | WroteDelta | Failed
+WriteReply = EncodedDelta | TensorIdentities | WroteShards | WroteDelta | WriteFailed
 
 
 def encode(value: Any) -> bytes:

@@ -14,7 +14,7 @@ from consumers.trainer.sharded.ranks import Ranks
 from storage.tensors import untie
 
 
-class Ownership:
+class TensorOwnership:
     """The owners of a model's tensors, planned before it is sharded; a tensor with several names
     has one owner.
     """

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from consumers.trainer.sharded.launch import rank_of
-from consumers.trainer.sharded.meeting import meet
+from consumers.trainer.sharded.meeting import rendezvous_store
 from streams.errors import ConfigurationError, RollstreamError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: str, timeout_s: float) -> Generator[Ranks]:
+def join_ranks(device: str, timeout_s: float) -> Generator[Ranks]:
     """Run the block once all ranks have joined; `RankLost` if one does not join in time.
 
     `device` is `cpu` or `cuda`; each process of a machine uses the GPU of its local rank.
@@ -53,7 +53,7 @@ def joined(device: str, timeout_s: float) -> Generator[Ranks]:
     mine, backend = _device(device)
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, size = meet(timeout_s), int(os.environ["WORLD_SIZE"])
+        store, size = rendezvous_store(timeout_s), int(os.environ["WORLD_SIZE"])
         dist.init_process_group(
             backend, timeout=timeout, store=store, rank=rank_of(), world_size=size
         )

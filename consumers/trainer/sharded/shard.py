@@ -20,19 +20,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.layout import judged_of, placed, rows_of
-from consumers.trainer.loss import surrogate
-from consumers.trainer.mismatch import gaps_of
+from consumers.trainer.layout import loss_inputs, to_device, token_rows
+from consumers.trainer.loss import surrogate_loss
+from consumers.trainer.mismatch import logprob_gaps
 from consumers.trainer.packing_probe import can_pack, check_trainable
 from consumers.trainer.policy_forward import forward_scores
 from consumers.trainer.recompute import recompute_layers
 from consumers.trainer.sample import Sample
 from consumers.trainer.sharded.exchange import gather_values, scatter_rows
-from consumers.trainer.sharded.ownership import Ownership
+from consumers.trainer.sharded.ownership import TensorOwnership
 from consumers.trainer.sharded.ranks import Ranks
 from consumers.trainer.sharded.shard_optimiser import ShardOptimiser
 from consumers.trainer.sharded.wrapping import shard_model
-from consumers.trainer.sums import Sums
+from consumers.trainer.sums import LossStatistics
 from storage.tensors import state_hash, tensor_bytes
 
 COUNTERS = "optimiser.counters"
@@ -44,7 +44,7 @@ class Shard:
 
     def __init__(self, model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> None:
         self._settings, self._ranks, self._model = settings, ranks, model.eval()
-        self._owned = Ownership(model, ranks)
+        self._owned = TensorOwnership(model, ranks)
         check_trainable(model)
         self._packed = can_pack(model)
         if settings.gradient_checkpointing:
@@ -56,7 +56,7 @@ class Shard:
         self._slices = {name: _local(one) for name, one in self._parameters.items()}
         slices = list(self._slices.values())
         self._optimiser = ShardOptimiser(slices, settings, _over_all_ranks)
-        self._sums = Sums()
+        self._sums = LossStatistics()
         self.busy_s = 0.0
 
     @property
@@ -73,7 +73,7 @@ class Shard:
         """Count the tokens of a micro-batch without trained tokens; called on rank 0 only, not a
         collective.
         """
-        self._sums += Sums(masked=float(tokens))
+        self._sums += LossStatistics(masked=float(tokens))
 
     def train(self, samples: Sequence[Sample], version: int, counts: bool) -> None:
         """Train one micro-batch of a round. One that only fills up the round (`counts` False)
@@ -81,13 +81,13 @@ class Shard:
         """
         began = time.monotonic()
         scores = forward_scores(
-            self._model, placed(rows_of(samples), self._ranks.device), self._packed
+            self._model, to_device(token_rows(samples), self._ranks.device), self._packed
         )
         if counts:
-            judged = placed(judged_of(samples, version), self._ranks.device)
-            loss, sums = surrogate(scores, judged, self._settings)
+            judged = to_device(loss_inputs(samples, version), self._ranks.device)
+            loss, sums = surrogate_loss(scores, judged, self._settings)
             if self.updates % self._settings.updates_per_step == 0:  # as in learner.py
-                sums = replace(sums, gaps=gaps_of(scores.logprobs, samples, version))
+                sums = replace(sums, gaps=logprob_gaps(scores.logprobs, samples, version))
             self._sums += sums
         else:
             loss = scores.logprobs.sum() * 0.0
@@ -96,14 +96,14 @@ class Shard:
 
     def finish(self) -> dict[str, float]:
         """Change the masters; returns the update's metrics, equal on every rank."""
-        total = Sums()
-        for part in gather_values(self._sums, Sums, self._ranks):
+        total = LossStatistics()
+        for part in gather_values(self._sums, LossStatistics, self._ranks):
             total += part
         gradients = [_gradient(one) for one in self._parameters.values()]
         done = self._optimiser.update(gradients, total.weight)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._sums = Sums()
+        self._sums = LossStatistics()
         return {
             **total.metrics(),
             "gradient_norm": done.gradient_norm,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.optimiser import NORM_EPS, Applied, learning_rate
+from consumers.trainer.optimiser import NORM_EPS, UpdateResult, learning_rate
 
 
 class ShardOptimiser:
@@ -56,7 +56,7 @@ class ShardOptimiser:
         for one in self._applied:
             one.fill_(applied)
 
-    def update(self, gradients: Sequence[Tensor | None], weight: float) -> Applied:
+    def update(self, gradients: Sequence[Tensor | None], weight: float) -> UpdateResult:
         """Apply one update by Σ gradients / `weight`, clipped; gradients are overwritten. The
         update is skipped if no token was trained or the norm is not finite.
         """
@@ -64,7 +64,7 @@ class ShardOptimiser:
         self.updates += 1
         norm = self._norm(gradients) / weight if weight else 0.0
         if not weight or not math.isfinite(norm):
-            return Applied(norm, rate, 1)
+            return UpdateResult(norm, rate, 1)
         scale = min(1.0, self._settings.gradient_norm_max / (norm + NORM_EPS)) / weight
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             # None only for a parameter that no rank's forward used.
@@ -75,7 +75,7 @@ class ShardOptimiser:
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         self.applied += 1
-        return Applied(norm, rate, 0)
+        return UpdateResult(norm, rate, 0)
 
     def _norm(self, gradients: Sequence[Tensor | None]) -> float:
         squares = [g.double().square().sum().cpu() for g in gradients if g is not None]

@@ -26,20 +26,20 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from consumers.trainer.sharded.messages import Answer, Tick, Told, decode, encode
+from consumers.trainer.sharded.messages import WriteReply, Tick, RankCommand, decode, encode
 from consumers.trainer.sharded.ranks import RankLost, Ranks
 from streams.errors import RollstreamError
 
 log = logging.getLogger(__name__)
 
 TICKS_PER_TIMEOUT = 4
-CALL_S = 2.0
+ROLL_CALL_S = 2.0
 """Longest wait of a roll call; a closed connection fails at once."""
-BYTES_MAX = 1 << 31
+MESSAGE_BYTES_MAX = 1 << 31
 """Largest message; a longer one is not a message of this protocol."""
 
 
-class Teller:
+class RankCommander:
     """Rank 0's side: sends commands to all other ranks. Thread-safe."""
 
     def __init__(self, ranks: Ranks) -> None:
@@ -52,7 +52,7 @@ class Teller:
         self._ticker.start()
 
     @contextmanager
-    def command(self, command_of: Callable[[int], Told]) -> Generator[None]:
+    def command(self, command_of: Callable[[int], RankCommand]) -> Generator[None]:
         """Send `command_of(rank)` to every other rank, then run the block, which is rank 0's own
         part. No other command is sent before the block ends. `RankLost` names the rank that is
         gone.
@@ -66,12 +66,12 @@ class Teller:
             except RuntimeError as error:  # collectives raise no more specific type
                 raise self._lost(error) from error
 
-    def send(self, command_of: Callable[[int], Told]) -> None:
+    def send(self, command_of: Callable[[int], RankCommand]) -> None:
         """As `command`, without a part for rank 0."""
         with self.command(command_of):
             pass
 
-    def close(self, last: Told) -> None:
+    def close(self, last: RankCommand) -> None:
         """Send the last command. Idempotent, and harmless after a failure."""
         if self._closed.is_set():
             return
@@ -80,7 +80,7 @@ class Teller:
         if self._failed is None:
             self.send(lambda rank: last)
 
-    def _send_all(self, command_of: Callable[[int], Told]) -> None:
+    def _send_all(self, command_of: Callable[[int], RankCommand]) -> None:
         if self._failed is not None:
             raise self._failed
         for rank in self._others:
@@ -120,9 +120,9 @@ class Teller:
             try:
                 work = dist.isend(size, rank, group=self._ranks.commands)
                 if work is not None:
-                    work.wait(timedelta(seconds=CALL_S))
+                    work.wait(timedelta(seconds=ROLL_CALL_S))
             except RuntimeError:
-                return time.monotonic() - began < CALL_S / 2
+                return time.monotonic() - began < ROLL_CALL_S / 2
             return False
 
         with ThreadPoolExecutor(len(self._others)) as pool:
@@ -138,24 +138,24 @@ class Teller:
                 return
 
 
-def listen(ranks: Ranks) -> Told:
+def receive_command(ranks: Ranks) -> RankCommand:
     """The next command for this rank; `RankLost` if rank 0 sends nothing within the timeout."""
     try:
         data = receive(0, ranks.commands)
     except RuntimeError as error:
         raise RankLost(f"rank {ranks.rank}: rank 0 is gone or silent ({error})") from error
-    return decode(data, Told)
+    return decode(data, RankCommand)
 
 
-def answer(value: Answer, ranks: Ranks) -> None:
+def send_reply(value: WriteReply, ranks: Ranks) -> None:
     """Send a reply to rank 0."""
     send(encode(value), 0, ranks.replies)
 
 
-def answer_of(rank: int, ranks: Ranks) -> Answer:
+def receive_reply(rank: int, ranks: Ranks) -> WriteReply:
     """The reply of this rank; `RankLost` if none comes."""
     try:
-        return decode(receive(rank, ranks.replies), Answer)
+        return decode(receive(rank, ranks.replies), WriteReply)
     except RuntimeError as error:
         raise RankLost(f"rank {rank} of the trainer does not answer: {error}") from error
 
@@ -171,7 +171,7 @@ def receive(rank: int, group: dist.ProcessGroup) -> bytes:
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, rank, group=group)
     length = int(size)
-    if not 0 < length <= BYTES_MAX:
+    if not 0 < length <= MESSAGE_BYTES_MAX:
         raise RuntimeError(f"a message of {length} bytes from rank {rank}")
     data = torch.empty(length, dtype=torch.uint8)
     dist.recv(data, rank, group=group)

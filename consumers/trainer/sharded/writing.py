@@ -16,69 +16,51 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from consumers.trainer.sharded.messages import (
-    Answer,
-    Asked,
-    Encode,
-    Encoded,
-    Failed,
-    Identify,
-    Identities,
-    WriteDelta,
-    WriteShards,
-    Wrote,
-    WroteDelta,
-)
+from consumers.trainer.sharded.messages import WriteReply, WriteCommand, EncodeDelta, EncodedDelta, WriteFailed, IdentifyTensors, TensorIdentities, WriteDelta, WriteShards, WroteShards, WroteDelta
 from consumers.trainer.sharded.ranks import Ranks
-from consumers.trainer.sharded.telling import Teller, answer, answer_of
+from consumers.trainer.sharded.telling import RankCommander, send_reply, receive_reply
 from storage.manifest import Delta, Manifest, TensorFiles
 from storage.objects import ObjectStore
 from storage.shards import write_shards
-from storage.spread import Spread, SpreadDifferences, identities, merged, merged_delta, merged_files
-from storage.versions.differences import (
-    STEM,
-    Differences,
-    Parent,
-    encode_version,
-    write_delta,
-)
+from storage.spread import DistributedTensors, DistributedDifferences, tensor_hashes, merge_disjoint, merge_delta, merge_files
+from storage.versions.differences import DELTA_STEM, EncodedDifferences, ParentVersion, encode_version, write_delta
 from streams.errors import RollstreamError, StoreError
 
-_A = TypeVar("_A", bound=Answer)
+_A = TypeVar("_A", bound=WriteReply)
 log = logging.getLogger(__name__)
 
 
-def stem_of(stem: str, rank: int) -> str:
+def rank_stem(stem: str, rank: int) -> str:
     """The file name stem of one rank."""
     return f"{stem}-rank{rank}"
 
 
-class Portion:
+class RankCopies:
     """A rank's copies by number, and the writing commands on them. `keep` and `execute` may be
     called from two threads.
     """
 
     def __init__(self) -> None:
         self._copies: dict[int, dict[str, Tensor]] = {}
-        self._encoded: tuple[Differences, Manifest] | None = None
+        self._encoded: tuple[EncodedDifferences, Manifest] | None = None
 
     def keep(self, number: int, tensors: dict[str, Tensor], alive: tuple[int, ...]) -> None:
         """Add a copy and drop those that are not in `alive`."""
         kept = {n: t for n, t in self._copies.items() if n in alive}
         self._copies = {**kept, number: tensors}
 
-    def execute(self, command: Asked, store: ObjectStore | None) -> Answer:
+    def execute(self, command: WriteCommand, store: ObjectStore | None) -> WriteReply:
         """Execute a command; `store` is needed by those that write."""
         match command:
             case WriteShards(copy, folder, stem, shard_bytes):
                 assert store is not None
-                return Wrote(write_shards(store, folder, stem, self._copies[copy], shard_bytes))
-            case Encode(copy, base, parent):
-                before = Parent(parent, self._copies[base])
+                return WroteShards(write_shards(store, folder, stem, self._copies[copy], shard_bytes))
+            case EncodeDelta(copy, base, parent):
+                before = ParentVersion(parent, self._copies[base])
                 found = encode_version(self._copies[copy], before)
-                assert isinstance(found, Differences)
+                assert isinstance(found, EncodedDifferences)
                 self._encoded = (found, parent)
-                return Encoded(found.bytes, found.weights)
+                return EncodedDelta(found.bytes, found.weights)
             case WriteDelta(folder, stem, shard_bytes):
                 assert self._encoded is not None
                 assert store is not None
@@ -86,20 +68,20 @@ class Portion:
                 self._encoded = None  # as large as a version, and written once
                 delta = write_delta(store, folder, differences, parent, shard_bytes, stem)
                 return WroteDelta(delta)
-            case Identify(copy):
-                return Identities(*identities(self._copies[copy]))
+            case IdentifyTensors(copy):
+                return TensorIdentities(*tensor_hashes(self._copies[copy]))
 
 
-class Writing:
+class RankWriter:
     """The writing thread of a rank other than 0."""
 
-    def __init__(self, portion: Portion, store: ObjectStore, ranks: Ranks) -> None:
+    def __init__(self, portion: RankCopies, store: ObjectStore, ranks: Ranks) -> None:
         self._portion, self._store, self._ranks = portion, store, ranks
-        self._commands: SimpleQueue[Asked | None] = SimpleQueue()  # rank 0 waits for each answer
+        self._commands: SimpleQueue[WriteCommand | None] = SimpleQueue()  # rank 0 waits for each answer
         self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
         self._thread.start()
 
-    def enqueue(self, command: Asked) -> None:
+    def enqueue(self, command: WriteCommand) -> None:
         """Queue a command; returns at once."""
         self._commands.put(command)
 
@@ -114,20 +96,20 @@ class Writing:
                 reply = self._portion.execute(command, self._store)
             except Exception as error:  # rank 0 raises it; without a reply it would wait in vain
                 log.exception("rank %d could not write", self._ranks.rank)
-                reply = Failed(f"{type(error).__name__}: {error}")
-            answer(reply, self._ranks)
+                reply = WriteFailed(f"{type(error).__name__}: {error}")
+            send_reply(reply, self._ranks)
 
 
-class Copybook:
+class ShardedCopies:
     """Rank 0's side: numbers the copies, sends writing commands to all ranks at once, and collects
     their replies.
     """
 
-    def __init__(self, teller: Teller, ranks: Ranks) -> None:
+    def __init__(self, teller: RankCommander, ranks: Ranks) -> None:
         self._teller, self._ranks = teller, ranks
-        self._portion = Portion()
+        self._portion = RankCopies()
         self._lock = threading.Lock()
-        self._alive: weakref.WeakValueDictionary[int, Copied] = weakref.WeakValueDictionary()
+        self._alive: weakref.WeakValueDictionary[int, ShardedCopy] = weakref.WeakValueDictionary()
         self._next = 0
 
     def next_number(self) -> tuple[int, tuple[int, ...]]:
@@ -137,75 +119,75 @@ class Copybook:
         self._next += 1
         return self._next, tuple(self._alive.keys())
 
-    def keep(self, number: int, mine: dict[str, Tensor], alive: tuple[int, ...]) -> "Copied":
+    def keep(self, number: int, mine: dict[str, Tensor], alive: tuple[int, ...]) -> "ShardedCopy":
         """The handle of a copy gathered at all ranks; the ranks keep their parts while the handle
         is referenced.
         """
         self._portion.keep(number, mine, alive)
-        copied = Copied(number, self)
+        copied = ShardedCopy(number, self)
         self._alive[number] = copied
         return copied
 
     def request(
-        self, command_of: Callable[[int], Asked], kind: type[_A], store: ObjectStore | None = None
+        self, command_of: Callable[[int], WriteCommand], kind: type[_A], store: ObjectStore | None = None
     ) -> list[_A]:
         """The replies of all ranks, rank 0 first; `StoreError` names a rank that failed."""
         with self._lock:
             self._teller.send(command_of)
-            mine: Answer | RollstreamError
+            mine: WriteReply | RollstreamError
             try:
                 mine = self._portion.execute(command_of(0), store)
             except RollstreamError as error:  # raised after the other ranks' replies were read
                 mine = error
-            theirs = [answer_of(rank, self._ranks) for rank in range(1, self._ranks.size)]
+            theirs = [receive_reply(rank, self._ranks) for rank in range(1, self._ranks.size)]
         if isinstance(mine, RollstreamError):
             raise mine
         return [_expect(reply, kind, rank) for rank, reply in enumerate((mine, *theirs))]
 
 
-def _expect(reply: Answer, kind: type[_A], rank: int) -> _A:
-    if isinstance(reply, Failed):
+def _expect(reply: WriteReply, kind: type[_A], rank: int) -> _A:
+    if isinstance(reply, WriteFailed):
         raise StoreError(f"rank {rank} of the trainer could not write: {reply.message}")
     assert isinstance(reply, kind)
     return reply
 
 
-class Copied(Spread):
+class ShardedCopy(DistributedTensors):
     """Copy `number` of the model's tensors, of which every rank holds a part."""
 
-    def __init__(self, number: int, book: Copybook) -> None:
+    def __init__(self, number: int, book: ShardedCopies) -> None:
         self.number, self._book = number, book
 
     def write_shards(
         self, store: ObjectStore, folder: str, stem: str, shard_bytes: int
     ) -> TensorFiles:
         def command_of(rank: int) -> WriteShards:
-            return WriteShards(self.number, folder, stem_of(stem, rank), shard_bytes)
+            return WriteShards(self.number, folder, rank_stem(stem, rank), shard_bytes)
 
-        return merged_files(reply.files for reply in self._book.request(command_of, Wrote, store))
+        return merge_files(reply.files for reply in self._book.request(command_of, WroteShards, store))
 
-    def differences(self, parent: Manifest, base: Spread) -> SpreadDifferences:
-        assert isinstance(base, Copied)
+    def differences(self, parent: Manifest, base: DistributedTensors) -> DistributedDifferences:
+        assert isinstance(base, ShardedCopy)
         # Encoding needs only the tensors' hashes; the delta's entries would double the message.
         slim = replace(parent, model_files=(), delta=None)
-        command = Encode(self.number, base.number, slim)
-        return _Encoded(self._book.request(lambda rank: command, Encoded), self._book)
+        command = EncodeDelta(self.number, base.number, slim)
+        return _ShardedDifferences(self._book.request(lambda rank: command, EncodedDelta), self._book)
 
     def identities(self) -> tuple[dict[str, str], dict[str, str]]:
-        command = Identify(self.number)
-        found = self._book.request(lambda rank: command, Identities)
-        return merged(one.hashes for one in found), merged(one.tied for one in found)
+        command = IdentifyTensors(self.number)
+        found = self._book.request(lambda rank: command, TensorIdentities)
+        return merge_disjoint(one.hashes for one in found), merge_disjoint(one.tied for one in found)
 
 
-class _Encoded(SpreadDifferences):
-    def __init__(self, parts: Sequence[Encoded], book: Copybook) -> None:
-        self.weights = merged_files(part.weights for part in parts)
+class _ShardedDifferences(DistributedDifferences):
+    def __init__(self, parts: Sequence[EncodedDelta], book: ShardedCopies) -> None:
+        self.weights = merge_files(part.weights for part in parts)
         self.bytes = sum(part.bytes for part in parts)
         self._book = book
 
     def write(self, store: ObjectStore, folder: str, parent: Manifest, shard_bytes: int) -> Delta:
         def command_of(rank: int) -> WriteDelta:
-            return WriteDelta(folder, stem_of(STEM, rank), shard_bytes)
+            return WriteDelta(folder, rank_stem(DELTA_STEM, rank), shard_bytes)
 
         found = self._book.request(command_of, WroteDelta, store)
-        return merged_delta((reply.delta for reply in found), parent)
+        return merge_delta((reply.delta for reply in found), parent)

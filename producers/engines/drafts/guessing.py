@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.engines.base import DraftStats
-from producers.engines.drafts.chances import Agreement, Chances
-from producers.engines.drafts.plan import Row, draft_lengths, levelled
-from producers.engines.drafts.source import NOTHING, Draft, DraftSource
-from producers.engines.drafts.switch import Switch
-from producers.engines.drafts.unsaid import Unsaid
+from producers.engines.drafts.chances import HistoryAgreement, AcceptanceCurve
+from producers.engines.drafts.plan import DraftRow, draft_lengths, level_lengths
+from producers.engines.drafts.source import NO_DRAFT, Draft, DraftSource
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.drafts.unsaid import DraftsBuilder
 
-TELL_TOKENS = 32  # new tokens of a running sequence before it is added to the history again
+SHARE_TOKENS_MIN = 32  # new tokens of a running sequence before it is added to the history again
 
 
 @dataclass(slots=True)
-class Guessed:
+class DraftedSequence:
     """A sequence of the batch; `prompt` and `group` are its keys in the history. `told` of its
     tokens are in the history already: they were added, or they were drafted from it. `has_news`:
     some of the tokens after these were not drafted.
@@ -34,19 +34,19 @@ class Guessed:
     window: int
     told: int
     has_news: bool = True
-    agreement: Agreement = field(default_factory=Agreement)
-    how: Unsaid = field(default_factory=Unsaid)
+    agreement: HistoryAgreement = field(default_factory=HistoryAgreement)
+    how: DraftsBuilder = field(default_factory=DraftsBuilder)
 
 
 @dataclass
-class Guessing:
+class Speculation:
     """Drafts and their statistics of one engine; the model's tokens are below `vocabulary`."""
 
     source: DraftSource
-    switch: Switch
+    switch: DraftGate
     vocabulary: int
     clock: Callable[[], float] = time.perf_counter
-    chances: Chances = field(init=False)
+    chances: AcceptanceCurve = field(init=False)
     counts: Counter[str] = field(default_factory=Counter[str], init=False)
     """The integers of `DraftStats` by name."""
     lookup_s: float = field(default=0.0, init=False)
@@ -55,7 +55,7 @@ class Guessing:
     decided_rows: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.chances = Chances(self.switch.rule.most)
+        self.chances = AcceptanceCurve(self.switch.rule.most)
 
     def stats(self) -> DraftStats:
         return DraftStats(**self.counts, lookup_s=self.lookup_s)
@@ -71,7 +71,7 @@ class Guessing:
         self.undecided_steps += steps
         return drafts
 
-    def ask(self, row: Guessed, newest: Sequence[int], most: int) -> Draft:
+    def ask(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft. It is cut before the first token that is outside of the model's
         vocabulary: the memory may be torn, or hold the history of another model.
         """
@@ -79,9 +79,9 @@ class Guessing:
         if not draft.tokens or max(draft.tokens) < self.vocabulary:
             return draft
         kept = list(takewhile(lambda token: token < self.vocabulary, draft.tokens))
-        return Draft(kept, draft.matched) if kept else NOTHING
+        return Draft(kept, draft.matched) if kept else NO_DRAFT
 
-    def coming(self, row: Guessed, newest: Sequence[int], most: int) -> list[int]:
+    def coming(self, row: DraftedSequence, newest: Sequence[int], most: int) -> list[int]:
         """The tokens that may be drafted for this row, before `worth` cuts them."""
         draft = self.ask(row, newest, most)
         coming = list(row.agreement.looked_up(draft, self.source.context)[:most])
@@ -92,7 +92,7 @@ class Guessing:
         return coming
 
     def worth(
-        self, rows: Sequence[Guessed], longest: list[int], *, is_padded: bool = False
+        self, rows: Sequence[DraftedSequence], longest: list[int], *, is_padded: bool = False
     ) -> list[int]:
         """The length at which each row's draft pays, at most `longest`. With `is_padded` every row
         of a pass takes as many places as the longest draft.
@@ -100,18 +100,18 @@ class Guessing:
         if self.switch.forced or not any(longest):
             return longest
         known = [self.chances.odds(row.agreement.known) for row in rows]
-        rated = [Row(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
+        rated = [DraftRow(length, 0.0, odds) for length, odds in zip(longest, known, strict=True)]
         cost = self.switch.pass_cost(len(rows))
         lengths = draft_lengths(rated, cost)
-        return levelled(rated, lengths, cost) if is_padded else lengths
+        return level_lengths(rated, lengths, cost) if is_padded else lengths
 
-    def spent(self, rows: Sequence[Guessed], seconds: float) -> None:
+    def spent(self, rows: Sequence[DraftedSequence], seconds: float) -> None:
         """Record look-ups that took `seconds` for all of these rows together."""
         self.lookup_s += seconds
         for row in rows:
             row.how.lookup_s += seconds / len(rows)
 
-    def verified(self, row: Guessed, draft: Sequence[int], gained: Sequence[int]) -> None:
+    def verified(self, row: DraftedSequence, draft: Sequence[int], gained: Sequence[int]) -> None:
         """Record that a pass with this draft gave the tokens `gained`: the accepted ones, then one
         that the model drew, unless an accepted token ended the sequence.
         """
@@ -128,7 +128,7 @@ class Guessing:
         self.counts["proposed"] += guessed
         self.counts["accepted"] += right
 
-    def attempt(self, row: Guessed, newest: Sequence[int], most: int) -> Draft:
+    def attempt(self, row: DraftedSequence, newest: Sequence[int], most: int) -> Draft:
         """Look up a draft that is not verified but passed to `compared` later."""
         draft = self.ask(row, newest, most)
         self.switch.found.add(1, bool(draft.tokens))
@@ -142,7 +142,7 @@ class Guessing:
             self.switch.right.add(len(draft.tokens), right)
             self.chances.add(draft.matched, len(draft.tokens), right)
 
-    def tell(self, row: Guessed, tokens: NDArray[np.integer], least: int = TELL_TOKENS) -> None:
+    def tell(self, row: DraftedSequence, tokens: NDArray[np.integer], least: int = SHARE_TOKENS_MIN) -> None:
         """Add the row's new tokens to the history, so that siblings can draft from them. Does
         nothing while fewer than `least` tokens are new, and nothing if all of them were drafted.
         """

@@ -19,33 +19,16 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from producers.engines.drafts.lookup import View, drafted
-from producers.engines.drafts.memory import (
-    END,
-    HEAD,
-    INSERTED,
-    LENGTHS,
-    REACH,
-    TOKENS_LEAST,
-    Layout,
-    Memory,
-    own_memory,
-)
-from producers.engines.drafts.ngrams import Keys, keys_of
-from producers.engines.drafts.ranks import (
-    PASS_BYTES,
-    RUNNING,
-    WAITING_BYTES,
-    Passes,
-    Stored,
-    Waiting,
-    priority_of,
-)
+from producers.engines.drafts.lookup import HistoryView, look_up_draft
+from producers.engines.drafts.memory import SEQUENCE_END, HEAD_WORD, INSERTED_WORD, NGRAM_LENGTHS, DRAFTED_PER_MATCHED, HISTORY_TOKENS_MIN, HistoryLayout, HistoryMemory, allocate_memory
+from producers.engines.drafts.ngrams import NgramKeys, ngram_keys
+from producers.engines.drafts.ranks import PASS_BYTES, RUNNING_PRIORITY, UNREWARDED_BYTES, PromptPasses, StoredAnswer, UnrewardedAnswers, reward_priority
 from producers.engines.drafts.source import Draft
-from producers.engines.drafts.table import Places, Ranks, Table
-from streams.records import PROMPT, Sources, Tokens
+from producers.engines.drafts.table import RingPositions, EntryRanks, NgramTable
+from streams.records import PROMPT
+from streams.values import Sources, Tokens
 
-Choice = Literal["priority", "newest", "count"]
+OccurrenceChoice = Literal["priority", "newest", "count"]
 
 
 def prompt_key(tokens: Tokens, sources: Sources) -> int:
@@ -56,7 +39,7 @@ def prompt_key(tokens: Tokens, sources: Sources) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HistoryAnswer:
     """An answer to insert: its last `fresh` tokens are new, the others came just before them. An
     answer with a `name` and without a reward can get its reward later (`judged`).
     """
@@ -72,7 +55,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranked:
+class _RankedAnswer:
     """An answer cut to the tokens that are stored; its patterns end at `first` and later."""
 
     prompt: int
@@ -83,7 +66,7 @@ class _Ranked:
     name: str = ""
 
 
-class History:
+class AnswerHistory:
     """At most `tokens_max` tokens and as many n-grams as their table holds, in `memory` or, without
     it, in private memory. A memory that another writer left is continued.
     """
@@ -91,34 +74,34 @@ class History:
     def __init__(
         self,
         tokens_max: int,
-        lengths: Sequence[int] = LENGTHS,
-        choice: Choice = "priority",
-        reach: int = REACH,
-        memory: Memory | None = None,
+        lengths: Sequence[int] = NGRAM_LENGTHS,
+        choice: OccurrenceChoice = "priority",
+        reach: int = DRAFTED_PER_MATCHED,
+        memory: HistoryMemory | None = None,
     ) -> None:
-        assert tokens_max >= TOKENS_LEAST, "room for a few tokens"
+        assert tokens_max >= HISTORY_TOKENS_MIN, "room for a few tokens"
         assert list(lengths) == sorted(set(lengths)), "ascending lengths"
-        layout = Layout(tokens_max, tuple(lengths), reach)
-        memory = own_memory(layout) if memory is None else memory
+        layout = HistoryLayout(tokens_max, tuple(lengths), reach)
+        memory = allocate_memory(layout) if memory is None else memory
         assert memory.layout == layout, "a memory for this history"
         self.layout, self.tokens_max, self.lengths = layout, tokens_max, layout.lengths
         self.choice, self.context = choice, layout.lengths[-1]
-        self.view = View(memory)
+        self.view = HistoryView(memory)
         self._ring = np.frombuffer(memory.tokens, np.uint32)
-        self._table = Table(memory)
+        self._table = NgramTable(memory)
         self._words = memory.words
-        self._head = max(tokens_max, min(self._words[HEAD], 2**62))
-        if self._words[HEAD] != tokens_max:  # another writer used this memory before
+        self._head = max(tokens_max, min(self._words[HEAD_WORD], 2**62))
+        if self._words[HEAD_WORD] != tokens_max:  # another writer used this memory before
             self._table.settle(self.floor, self._head)
-        self._words[HEAD] = self._head
-        self._passes = Passes(_prompts(tokens_max))
-        self._waiting = Waiting(_prompts(tokens_max))
+        self._words[HEAD_WORD] = self._head
+        self._passes = PromptPasses(_prompts_max(tokens_max))
+        self._waiting = UnrewardedAnswers(_prompts_max(tokens_max))
         self.inserted = 0
 
     @property
     def bytes(self) -> int:
         """Memory in use for the present contents."""
-        kept = PASS_BYTES * len(self._passes) + WAITING_BYTES * len(self._waiting)
+        kept = PASS_BYTES * len(self._passes) + UNREWARDED_BYTES * len(self._waiting)
         return self.layout.bytes + kept
 
     @property
@@ -137,9 +120,9 @@ class History:
         """Insert an answer whose last `fresh` tokens are new. A group later than all earlier groups
         of this prompt begins the prompt's next pass.
         """
-        self.insert_all([Answer(prompt, group, tokens, fresh, reward)])
+        self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, reward)])
 
-    def insert_all(self, answers: Sequence[Answer]) -> None:
+    def insert_all(self, answers: Sequence[HistoryAnswer]) -> None:
         """Insert a batch of answers; of equal patterns the best one stays, as when inserted one by
         one.
         """
@@ -155,7 +138,7 @@ class History:
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Insert the last `fresh` tokens of a sequence that still runs."""
-        self.insert_all([Answer(prompt, group, tokens, fresh, runs=True)])
+        self.insert_all([HistoryAnswer(prompt, group, tokens, fresh, runs=True)])
 
     def judged(self, name: str, reward: float) -> bool:
         """Rank an answer again by its late reward; False if no answer of this name waits for
@@ -165,9 +148,9 @@ class History:
         if stored is None:
             return False
         if self.choice == "priority" and stored.base >= self.floor:
-            at, rank = stored.base % self.tokens_max, stored.number + priority_of(reward)
+            at, rank = stored.base % self.tokens_max, stored.number + reward_priority(reward)
             tokens = self._ring[at : at + stored.count].copy()
-            again = _Ranked(stored.prompt, tokens, stored.first, stored.number, rank)
+            again = _RankedAnswer(stored.prompt, tokens, stored.first, stored.number, rank)
             self._point([again], [stored.base])
         return True
 
@@ -175,30 +158,30 @@ class History:
         """The tokens that followed the longest match of the end of `newest`, up to the end of their
         sequence, at most `reach` tokens for each matched one and at most `most`.
         """
-        return drafted((self.view,), prompt, newest, most)
+        return look_up_draft((self.view,), prompt, newest, most)
 
-    def _ranked(self, answer: Answer) -> _Ranked:
+    def _ranked(self, answer: HistoryAnswer) -> _RankedAnswer:
         longest = self.tokens_max // 2 - 1
         tokens = answer.tokens[-(answer.fresh + self.context) :][-longest:]
         first = max(len(tokens) - answer.fresh, self.lengths[0])
         number, rank = 0, 0.0
         if len(tokens) > first:
             number = self._passes.number(answer.prompt, answer.group)
-            rank = number + (RUNNING if answer.runs else priority_of(answer.reward))
+            rank = number + (RUNNING_PRIORITY if answer.runs else reward_priority(answer.reward))
         name = answer.name if answer.reward is None and not answer.runs else ""
-        return _Ranked(answer.prompt, tokens, first, number, rank, name)
+        return _RankedAnswer(answer.prompt, tokens, first, number, rank, name)
 
-    def _insert(self, some: Sequence[_Ranked]) -> None:
+    def _insert(self, some: Sequence[_RankedAnswer]) -> None:
         bases = [self._store(one.tokens) for one in some]
         self._point(some, bases)
         self.inserted += sum(len(one.tokens) - one.first for one in some)
-        self._words[INSERTED] = self.inserted
+        self._words[INSERTED_WORD] = self.inserted
         for one, base in zip(some, bases, strict=True):
             if one.name:
-                stored = Stored(one.prompt, one.number, base, len(one.tokens), one.first)
+                stored = StoredAnswer(one.prompt, one.number, base, len(one.tokens), one.first)
                 self._waiting.add(one.name, stored)
 
-    def _point(self, some: Sequence[_Ranked], stored: Sequence[int]) -> None:
+    def _point(self, some: Sequence[_RankedAnswer], stored: Sequence[int]) -> None:
         """Add the patterns of sequences that are stored at these places of the ring to the
         table.
         """
@@ -210,7 +193,7 @@ class History:
         ranks = np.repeat(np.array([one.rank for one in some], np.float32), counts)
         prompts = np.repeat(np.array([one.prompt for one in some], np.uint64), counts)
         tokens = np.concatenate([one.tokens for one in some])
-        found = keys_of(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
+        found = ngram_keys(prompts, tokens, np.where(place >= firsts, place, -1), self.lengths)
         at = np.concatenate([positions for _, positions in found])
         self._index(np.concatenate([keys for keys, _ in found]), (bases + place)[at], ranks[at])
 
@@ -224,14 +207,14 @@ class History:
             at, skipped = 0, self.tokens_max - at
         base = self._head + skipped
         self._head = base + count
-        self._words[HEAD] = self._head
+        self._words[HEAD_WORD] = self._head
         if skipped:
-            self._ring[-skipped:] = END
+            self._ring[-skipped:] = SEQUENCE_END
         self._ring[at : at + count - 1] = tokens
-        self._ring[at + count - 1] = END
+        self._ring[at + count - 1] = SEQUENCE_END
         return base
 
-    def _index(self, keys: Keys, places: Places, ranks: Ranks) -> None:
+    def _index(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks) -> None:
         exists, at = self._table.find(keys)
         known, new = np.flatnonzero(exists), np.flatnonzero(~exists)
         if len(known):
@@ -240,7 +223,7 @@ class History:
             given = np.ones(len(new), np.float32) if self.choice == "count" else ranks[new]
             self._table.add(keys[new], places[new], given, self.floor)
 
-    def _choose(self, at: Places, places: Places, ranks: Ranks) -> None:
+    def _choose(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
         """For each entry, keep the known occurrence or replace it by the new one, as `choice`
         wants.
         """
@@ -260,11 +243,11 @@ class History:
         table.write(at[better], places[better], ranks[better])
 
 
-def history_bytes(tokens_max: int, lengths: Sequence[int] = LENGTHS) -> int:
+def history_bytes(tokens_max: int, lengths: Sequence[int] = NGRAM_LENGTHS) -> int:
     """The largest memory that a history of this size takes."""
-    kept = (PASS_BYTES + WAITING_BYTES) * _prompts(tokens_max)
-    return Layout(tokens_max, tuple(lengths)).bytes + kept
+    kept = (PASS_BYTES + UNREWARDED_BYTES) * _prompts_max(tokens_max)
+    return HistoryLayout(tokens_max, tuple(lengths)).bytes + kept
 
 
-def _prompts(tokens_max: int) -> int:
+def _prompts_max(tokens_max: int) -> int:
     return max(16, tokens_max // 32)

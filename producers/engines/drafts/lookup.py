@@ -7,15 +7,15 @@ the newest ones.
 
 from collections.abc import Sequence
 
-from producers.engines.drafts.memory import END, HEAD, PROBES, Memory
-from producers.engines.drafts.ngrams import key_of, sums_at
-from producers.engines.drafts.source import NOTHING, Draft
+from producers.engines.drafts.memory import SEQUENCE_END, HEAD_WORD, PROBES, HistoryMemory
+from producers.engines.drafts.ngrams import ngram_key, ngram_sums
+from producers.engines.drafts.source import NO_DRAFT, Draft
 
 
-class View:
+class HistoryView:
     """Reads drafts from one memory."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: HistoryMemory) -> None:
         layout = memory.layout
         self.lengths, self.size, self.reach = layout.lengths, layout.tokens_max, layout.reach
         self._mask = layout.slots - PROBES - 1
@@ -36,27 +36,27 @@ class View:
         return []
 
     def _behind(self, place: int, newest: list[int], length: int, most: int) -> list[int]:
-        if place < self._words[HEAD] - self.size:
+        if place < self._words[HEAD_WORD] - self.size:
             return []
         at, tokens = place % self.size, self._tokens
         if at < length or tokens[at - length : at].tolist() != newest[-length:]:
             return []
         found = tokens[at : at + min(most, self.reach * length)].tolist()
-        return found[: found.index(END)] if END in found else found
+        return found[: found.index(SEQUENCE_END)] if SEQUENCE_END in found else found
 
 
-def drafted(views: Sequence[View], prompt: int, newest: Sequence[int], most: int) -> Draft:
+def look_up_draft(views: Sequence[HistoryView], prompt: int, newest: Sequence[int], most: int) -> Draft:
     """The tokens that followed the longest match of the end of `newest`, up to the end of their
     sequence, at most `reach` tokens for each matched one. Of views that match equally many tokens
     the first one is used. All views must have the same n-gram lengths.
     """
     lengths, newest = views[0].lengths, list(newest)
-    sums = sums_at(newest, lengths)
+    sums = ngram_sums(newest, lengths)
     for index in range(len(sums) - 1, -1, -1):
         length = lengths[index]
-        key = key_of(prompt, sums[index], length)
+        key = ngram_key(prompt, sums[index], length)
         for view in views:
             found = view.after(key, newest, length, most)
             if found:
                 return Draft(found, length)
-    return NOTHING
+    return NO_DRAFT

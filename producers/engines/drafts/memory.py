@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LENGTHS = (3, 4, 5, 6, 7)
-REACH = 5  # tokens drafted per matched one, at most: drafts with a short match fail sooner
-END = 2**32 - 1  # mark after each sequence; not a token
+NGRAM_LENGTHS = (3, 4, 5, 6, 7)
+DRAFTED_PER_MATCHED = 5  # tokens drafted per matched one, at most: drafts with a short match fail sooner
+SEQUENCE_END = 2**32 - 1  # mark after each sequence; not a token
 
 PROBES = 8
 ENTRY_BYTES = 20
 
 MAGIC = int.from_bytes(b"rhymes/1", "little")
 HEADER_BYTES = 256
-WORDS = HEADER_BYTES // 8
+HEADER_WORDS = HEADER_BYTES // 8
 _MAGIC, _TOKENS_MAX, _REACH, _COUNT, _LENGTHS = range(5)  # lengths fill up to 16 words
-WRITER, HEAD, INSERTED = WORDS - 3, WORDS - 2, WORDS - 1
+WRITER_WORD, HEAD_WORD, INSERTED_WORD = HEADER_WORDS - 3, HEADER_WORDS - 2, HEADER_WORDS - 1
 """Words that change: the writing process, the place of the next token, the tokens inserted."""
-TOKENS_LEAST, TOKENS_MOST = 16, 1 << 31
-LONGEST = 64
+HISTORY_TOKENS_MIN, HISTORY_TOKENS_MAX = 16, 1 << 31
+NGRAM_LENGTH_MAX = 64
 
 
 def table_slots(entries: int) -> int:
@@ -37,12 +37,12 @@ def table_slots(entries: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HistoryLayout:
     """The parameters that determine the sizes of all arrays."""
 
     tokens_max: int
-    lengths: tuple[int, ...] = LENGTHS
-    reach: int = REACH
+    lengths: tuple[int, ...] = NGRAM_LENGTHS
+    reach: int = DRAFTED_PER_MATCHED
 
     @property
     def slots(self) -> int:
@@ -57,34 +57,34 @@ class Layout:
         """The header of an empty history. Its head starts at `tokens_max`, so that every place is
         above 0 and the lowest valid place is never negative.
         """
-        words = [0] * WORDS
+        words = [0] * HEADER_WORDS
         words[_MAGIC], words[_TOKENS_MAX], words[_REACH] = MAGIC, self.tokens_max, self.reach
         words[_COUNT] = len(self.lengths)
         words[_LENGTHS : _LENGTHS + len(self.lengths)] = self.lengths
-        words[HEAD] = self.tokens_max
+        words[HEAD_WORD] = self.tokens_max
         return words
 
 
-def layout_of(words: Sequence[int]) -> Layout | None:
+def parse_layout(words: Sequence[int]) -> HistoryLayout | None:
     """The layout in a header; None if the words are no valid header."""
     count = words[_COUNT]
     if words[_MAGIC] != MAGIC or not 0 < count <= 16:
         return None
     lengths = tuple(words[_LENGTHS : _LENGTHS + count])
-    sizes_fit = TOKENS_LEAST <= words[_TOKENS_MAX] <= TOKENS_MOST and 0 < words[_REACH] <= 1024
+    sizes_fit = HISTORY_TOKENS_MIN <= words[_TOKENS_MAX] <= HISTORY_TOKENS_MAX and 0 < words[_REACH] <= 1024
     if not sizes_fit or list(lengths) != sorted(set(lengths)):
         return None
-    if lengths[0] < 1 or lengths[-1] > LONGEST:
+    if lengths[0] < 1 or lengths[-1] > NGRAM_LENGTH_MAX:
         return None
-    return Layout(words[_TOKENS_MAX], lengths, words[_REACH])
+    return HistoryLayout(words[_TOKENS_MAX], lengths, words[_REACH])
 
 
-class Memory:
+class HistoryMemory:
     """Memoryviews of a buffer of this layout. Reading one item of a memoryview is twice as fast as
     reading one of a numpy array.
     """
 
-    def __init__(self, layout: Layout, buffer: memoryview) -> None:
+    def __init__(self, layout: HistoryLayout, buffer: memoryview) -> None:
         assert len(buffer) == layout.bytes, "a buffer of another layout"
         self.layout = layout
         ends = [HEADER_BYTES]
@@ -97,8 +97,8 @@ class Memory:
         self.tokens = buffer[ends[3] : ends[4]].cast("I")
 
 
-def own_memory(layout: Layout) -> Memory:
+def allocate_memory(layout: HistoryLayout) -> HistoryMemory:
     """An empty memory that is private to this process."""
-    memory = Memory(layout, np.zeros(layout.bytes, np.uint8).data)
+    memory = HistoryMemory(layout, np.zeros(layout.bytes, np.uint8).data)
     memory.words[:] = memoryview(array("q", layout.words()))
     return memory

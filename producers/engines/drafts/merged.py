@@ -7,26 +7,26 @@ weights. They are kept in a small separate history, where they are soon overwrit
 
 from collections.abc import Sequence
 
-from producers.engines.drafts.history import History
-from producers.engines.drafts.lookup import drafted
+from producers.engines.drafts.history import AnswerHistory
+from producers.engines.drafts.lookup import look_up_draft
 from producers.engines.drafts.node import NodeHistory
 from producers.engines.drafts.shared import SharedHistory
 from producers.engines.drafts.source import Draft
-from streams.records import Tokens
+from streams.values import Tokens
 
-RUNNING_LEAST = 1024
+RUNNING_TOKENS_MIN = 1024
 
 
-class WithRunning:
+class CombinedSource:
     """A draft source over two histories of the same n-gram lengths."""
 
-    def __init__(self, node: NodeHistory | SharedHistory, running: History) -> None:
+    def __init__(self, node: NodeHistory | SharedHistory, running: AnswerHistory) -> None:
         self.node, self._running = node, running
         self.context = running.context
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
-        return drafted((self._running.view, self.node.view()), prompt, newest, most)
+        return look_up_draft((self._running.view, self.node.view()), prompt, newest, most)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Add the last `fresh` of these tokens, which the engine generated, to the running
@@ -39,4 +39,4 @@ def running_tokens(slots: int, context_max: int, tokens_max: int) -> int:
     """Tokens of the history of running sequences: those of a full batch, or a quarter of the node's
     history if that is less.
     """
-    return max(RUNNING_LEAST, min(slots * context_max, tokens_max // 4))
+    return max(RUNNING_TOKENS_MIN, min(slots * context_max, tokens_max // 4))

@@ -1,6 +1,6 @@
 """64-bit keys of the few tokens before a position, one for each length, and for its prompt.
 
-`keys_of` computes them for all positions of a sequence at once, `sums_at` and `key_of` for one
+`ngram_keys` computes them for all positions of a sequence at once, `ngram_sums` and `ngram_key` for one
 position in plain integers; both give the same keys. A key is a polynomial in an odd multiplier,
 modulo 2^64, then two rounds of mixing. Keys can collide, so a look-up also compares the tokens.
 """
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streams.records import Tokens
+from streams.values import Tokens
 
-Keys = NDArray[np.uint64]
+NgramKeys = NDArray[np.uint64]
 
 _MASK = 2**64 - 1
 _BASE = 0x9E3779B97F4A7C15
 _MIX = 0xD6E8FEB86659FD93
-_LONGEST = 64
+_LENGTH_MAX = 64
 
 
 def _powers() -> tuple[int, ...]:
     found = [1]
-    while len(found) < _LONGEST:
+    while len(found) < _LENGTH_MAX:
         found.append(found[-1] * _BASE & _MASK)
     return tuple(found)
 
@@ -31,9 +31,9 @@ _POWERS = _powers()
 _POWERS_64 = np.array(_POWERS, np.uint64)
 
 
-def keys_of(
-    prompts: Keys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
-) -> list[tuple[Keys, NDArray[np.int64]]]:
+def ngram_keys(
+    prompts: NgramKeys, tokens: Tokens, places: NDArray[np.int64], lengths: Sequence[int]
+) -> list[tuple[NgramKeys, NDArray[np.int64]]]:
     """Per length (ascending): the keys of all positions that have at least that many tokens before
     them, and these positions.
 
@@ -43,7 +43,7 @@ def keys_of(
     """
     weights = tokens.astype(np.uint64) + np.uint64(1)
     sums = np.zeros(len(tokens), np.uint64)  # at position i: the sum over the tokens before i
-    found: list[tuple[Keys, NDArray[np.int64]]] = []
+    found: list[tuple[NgramKeys, NDArray[np.int64]]] = []
     done = 0
     for length in lengths:
         for back in range(done + 1, min(length + 1, len(tokens))):
@@ -55,8 +55,8 @@ def keys_of(
     return found
 
 
-def sums_at(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Per length (ascending) for which `newest` has tokens: the sum that `key_of` turns into a key.
+def ngram_sums(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Per length (ascending) for which `newest` has tokens: the sum that `ngram_key` turns into a key.
     Mixing costs most and the longest match is mostly found, so keys are computed one by one.
     """
     found: list[int] = []
@@ -71,7 +71,7 @@ def sums_at(newest: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return found
 
 
-def key_of(prompt: int, total: int, length: int) -> int:
+def ngram_key(prompt: int, total: int, length: int) -> int:
     """The key of the position after `length` tokens with this sum."""
     key = (total ^ prompt ^ length * _MIX) & _MASK
     key = (key ^ (key >> 32)) * _MIX & _MASK
@@ -79,7 +79,7 @@ def key_of(prompt: int, total: int, length: int) -> int:
     return (key ^ (key >> 32)) or 1
 
 
-def _mixed(keys: Keys) -> Keys:
+def _mixed(keys: NgramKeys) -> NgramKeys:
     for _ in range(2):
         keys = (keys ^ (keys >> np.uint64(32))) * np.uint64(_MIX)
     keys ^= keys >> np.uint64(32)

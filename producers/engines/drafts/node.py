@@ -12,19 +12,10 @@ import os
 import time
 from pathlib import Path
 
-from producers.engines.drafts.history import Choice, History
-from producers.engines.drafts.lookup import View
-from producers.engines.drafts.memory import WRITER, Layout
-from producers.engines.drafts.segment import (
-    HISTORY,
-    Segment,
-    is_used,
-    lock_folder,
-    make_segment,
-    map_segment,
-    remove,
-    sweep,
-)
+from producers.engines.drafts.history import OccurrenceChoice, AnswerHistory
+from producers.engines.drafts.lookup import HistoryView
+from producers.engines.drafts.memory import WRITER_WORD, HistoryLayout
+from producers.engines.drafts.segment import HISTORY_FILE, HistorySegment, is_held, lock_folder, make_segment, map_segment, remove_segment, sweep_dead_segments
 from producers.engines.drafts.shared import SharedHistory
 from streams.errors import StoreError
 
@@ -38,25 +29,25 @@ class NodeHistory:
     (`segment.segment_folder`).
     """
 
-    def __init__(self, folder: Path, tokens_max: int, choice: Choice = "priority") -> None:
-        self.folder, self.path = folder, folder / HISTORY
-        self._layout = Layout(tokens_max)
-        self._choice: Choice = choice
+    def __init__(self, folder: Path, tokens_max: int, choice: OccurrenceChoice = "priority") -> None:
+        self.folder, self.path = folder, folder / HISTORY_FILE
+        self._layout = HistoryLayout(tokens_max)
+        self._choice: OccurrenceChoice = choice
         self._shared = SharedHistory(self.path, holds=True)
         self._lock: int | None = None
-        self._written: Segment | None = None
-        self._alone: History | None = None
+        self._written: HistorySegment | None = None
+        self._alone: AnswerHistory | None = None
 
     @property
     def writes(self) -> bool:
         """Whether this process writes the history."""
         return self._lock is not None
 
-    def view(self) -> View:
+    def view(self) -> HistoryView:
         """The view for look-ups now."""
         return self._shared.view() if self._alone is None else self._alone.view
 
-    def take_over(self) -> History | None:
+    def take_over(self) -> AnswerHistory | None:
         """Become the writer. Returns the history to fill, from its beginning on, or None while
         another process of the node writes; the caller tries again from time to time.
         """
@@ -66,9 +57,9 @@ class NodeHistory:
             if self._lock is None:
                 self._shared.refresh()
                 return None
-            sweep(self.folder)
+            sweep_dead_segments(self.folder)
             self._written = self._left_by_another() or make_segment(self.folder, self._layout)
-            self._written.memory.words[WRITER] = os.getpid()
+            self._written.memory.words[WRITER_WORD] = os.getpid()
         except StoreError as error:
             log.warning("%s; earlier answers are remembered by this process alone", error)
             self._unlock()
@@ -89,16 +80,16 @@ class NodeHistory:
             except StoreError:
                 return
             if self._lock is not None:
-                remove(self.folder)
+                remove_segment(self.folder)
                 self._unlock()
                 return
             if not self.path.exists():
                 return
             time.sleep(LEAVE_PAUSE_S)
 
-    def _left_by_another(self) -> Segment | None:
+    def _left_by_another(self) -> HistorySegment | None:
         """The segment that other processes use, if it has the layout of this one's."""
-        if not self._shared.attached and not is_used(self.path):
+        if not self._shared.attached and not is_held(self.path):
             return None
         found = map_segment(self.path, writes=True)
         if found is None or found.memory.layout == self._layout:
@@ -106,10 +97,10 @@ class NodeHistory:
         found.close()
         return None
 
-    def _history(self, segment: Segment | None) -> History:
+    def _history(self, segment: HistorySegment | None) -> AnswerHistory:
         memory = None if segment is None else segment.memory
         layout = self._layout
-        return History(layout.tokens_max, layout.lengths, self._choice, layout.reach, memory)
+        return AnswerHistory(layout.tokens_max, layout.lengths, self._choice, layout.reach, memory)
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -3,7 +3,7 @@ pays.
 
 A pass over n tokens takes `fixed_s + token_s · n` (`StepTimes` fits that from measured passes).
 Each token of a draft gains the probability that it and all before it are accepted: a + a² + … + a^d
-where one acceptance rate a is all that is known, else a product along `Odds`. One more token pays
+where one acceptance rate a is all that is known, else a product along `DraftOdds`. One more token pays
 while its gain per second is above that of the batch: Seer's marginal benefit (section 3.7), solved
 by Dinkelbach's iteration for the ratio (Management Science 13, 1967). Pure functions over values.
 """
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-FORGET = 0.98  # weight of a measurement after the next one: about the last 50 count
-OUTLIER = 4.0  # a pass that took this many times its expected time was interrupted
-CERTAIN = 0.999  # higher acceptance rates are cut to this
-PADDING = 0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
+MEASUREMENT_DECAY = 0.98  # weight of a measurement after the next one: about the last 50 count
+OUTLIER_FACTOR = 4.0  # a pass that took this many times its expected time was interrupted
+RATE_MAX = 0.999  # higher acceptance rates are cut to this
+PADDING_COST = 0.5  # share of a token's time: attention over a place that a shorter draft leaves empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class StepTimes:
     product: float = 0.0
 
     def seen(self, tokens: float, seconds: float) -> "StepTimes":
-        """The sums with one more pass; its time is cut at `OUTLIER` times the expected one."""
+        """The sums with one more pass; its time is cut at `OUTLIER_FACTOR` times the expected one."""
         if self.count >= 3:
-            seconds = min(seconds, OUTLIER * self.cost().seconds(tokens))
+            seconds = min(seconds, OUTLIER_FACTOR * self.cost().seconds(tokens))
         return StepTimes(
-            self.count * FORGET + 1,
-            self.tokens * FORGET + tokens,
-            self.seconds * FORGET + seconds,
-            self.tokens_squared * FORGET + tokens * tokens,
-            self.product * FORGET + tokens * seconds,
+            self.count * MEASUREMENT_DECAY + 1,
+            self.tokens * MEASUREMENT_DECAY + tokens,
+            self.seconds * MEASUREMENT_DECAY + seconds,
+            self.tokens_squared * MEASUREMENT_DECAY + tokens * tokens,
+            self.product * MEASUREMENT_DECAY + tokens * seconds,
         )
 
     def times(self, factor: float) -> "StepTimes":
@@ -75,7 +75,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Odds:
+class DraftOdds:
     """Of a draft of length d: `whole[d - 1]` is the probability that all of it is accepted, negated
     so that the sequence ascends, and `gains[d]` the expected number of accepted tokens.
     """
@@ -84,31 +84,31 @@ class Odds:
     gains: tuple[float, ...]
 
     @classmethod
-    def of(cls, chances: Iterable[float]) -> "Odds":
+    def of(cls, chances: Iterable[float]) -> "DraftOdds":
         """From the acceptance probability of each token, given that those before it are
         accepted.
         """
         whole: list[float] = []
         product = 1.0
         for chance in chances:
-            product *= min(chance, CERTAIN)
+            product *= min(chance, RATE_MAX)
             whole.append(product)
         return cls(tuple(-one for one in whole), tuple(accumulate(whole, initial=0.0)))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DraftRow:
     """A sequence of the batch: at most `window` tokens are drafted. Each is accepted with
     probability `rate`, or by the sequence's own `odds`, which then cover `window` tokens.
     """
 
     window: int
     rate: float
-    odds: Odds | None = None
+    odds: DraftOdds | None = None
 
     def gain(self, length: int) -> float:
         """The expected number of accepted tokens of a draft of this length."""
-        return gain(self.rate, length) if self.odds is None else self.odds.gains[length]
+        return expected_gain(self.rate, length) if self.odds is None else self.odds.gains[length]
 
     def worth_while(self, price: float) -> int:
         """The number of drafted tokens that gain at least `price` each."""
@@ -117,13 +117,13 @@ class Row:
         return min(self.window, bisect_left(self.odds.whole, -price))
 
 
-def gain(rate: float, length: int) -> float:
+def expected_gain(rate: float, length: int) -> float:
     """The expected number of accepted tokens of a draft of this length."""
-    rate = min(max(rate, 0.0), CERTAIN)
+    rate = min(max(rate, 0.0), RATE_MAX)
     return rate * (1 - rate**length) / (1 - rate)
 
 
-def draft_lengths(rows: Sequence[Row], cost: StepCost) -> list[int]:
+def draft_lengths(rows: Sequence[DraftRow], cost: StepCost) -> list[int]:
     """The draft lengths at which the batch generates the most tokens per second."""
     lengths = [row.window for row in rows]
     if cost.token_s <= 0:
@@ -132,14 +132,14 @@ def draft_lengths(rows: Sequence[Row], cost: StepCost) -> list[int]:
     for _ in range(8):  # converges faster than a line search; 3 or 4 rounds are usual
         price = cost.token_s * worth
         lengths = [row.worth_while(price) for row in rows]
-        better = speed(rows, lengths, cost)
+        better = tokens_per_s(rows, lengths, cost)
         if better <= worth * (1 + 1e-9):
             break
         worth = better
     return lengths
 
 
-def levelled(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> list[int]:
+def level_lengths(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> list[int]:
     """The lengths, all cut to the maximum at which the batch is fastest if every row takes as many
     places as the longest draft.
     """
@@ -151,25 +151,25 @@ def levelled(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> lis
         tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, cut, strict=True))
         given = len(rows) + sum(cut)
         empty = len(rows) * (1 + longest) - given
-        return tokens / cost.seconds(given + PADDING * empty)
+        return tokens / cost.seconds(given + PADDING_COST * empty)
 
     best = max(sorted(set(lengths)), key=worth)
     return [min(n, best) for n in lengths]
 
 
-def speed(rows: Sequence[Row], lengths: Sequence[int], cost: StepCost) -> float:
+def tokens_per_s(rows: Sequence[DraftRow], lengths: Sequence[int], cost: StepCost) -> float:
     """Expected tokens per second with these drafts."""
     tokens = len(rows) + sum(r.gain(n) for r, n in zip(rows, lengths, strict=True))
     return tokens / max(cost.seconds(len(rows) + sum(lengths)), 1e-12)
 
 
-def best_draft(rows: int, most: int, found: float, rate: float, cost: StepCost) -> float:
+def best_draft_speed(rows: int, most: int, found: float, rate: float, cost: StepCost) -> float:
     """Tokens per second of `rows` equal rows at the best draft length up to `most`, where a look-up
     finds a draft with probability `found`; 0 where no length is better than no draft.
     """
     best, without = 0.0, rows / max(cost.seconds(rows), 1e-12)
     for length in range(1, most + 1):
-        tokens = rows * (1 + found * gain(rate, length))
+        tokens = rows * (1 + found * expected_gain(rate, length))
         worth = tokens / max(cost.seconds(rows * (1 + found * length)), 1e-12)
         best = max(best, worth)
     return best if best > without else 0.0
@@ -177,7 +177,7 @@ def best_draft(rows: int, most: int, found: float, rate: float, cost: StepCost) 
 
 def _worth_while(rate: float, price: float) -> int:
     """The number of drafted tokens that gain at least `price` each."""
-    rate = min(max(rate, 0.0), CERTAIN)
+    rate = min(max(rate, 0.0), RATE_MAX)
     if rate <= price:
         return 0
     return int(math.log(price) / math.log(rate) + 1e-9)

@@ -7,20 +7,20 @@ Rewards may come late, so the places of answers without one are kept by name, to
 from collections import OrderedDict
 from dataclasses import dataclass
 
-UNKNOWN = 0.5  # priority of an answer without a reward
-RUNNING = 0.0  # of a running sequence: every finished answer of the same pass ranks higher
+UNREWARDED_PRIORITY = 0.5  # priority of an answer without a reward
+RUNNING_PRIORITY = 0.0  # of a running sequence: every finished answer of the same pass ranks higher
 PASS_BYTES = 200  # about: a prompt's entry in the dictionary of passes
-WAITING_BYTES = 400  # about: the entry of an answer without a reward
+UNREWARDED_BYTES = 400  # about: the entry of an answer without a reward
 
 
-def priority_of(reward: float | None) -> float:
+def reward_priority(reward: float | None) -> float:
     """A priority in [0, 1] that rises with the reward, whatever its scale; without one,
-    `UNKNOWN`.
+    `UNREWARDED_PRIORITY`.
     """
-    return UNKNOWN if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
+    return UNREWARDED_PRIORITY if reward is None else 0.5 + 0.5 * reward / (1 + abs(reward))
 
 
-class Passes:
+class PromptPasses:
     """The number of passes over each prompt, for the `most` prompts used last."""
 
     def __init__(self, most: int) -> None:
@@ -45,7 +45,7 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredAnswer:
     """An answer in the ring: `count` tokens from place `base`; its patterns end at `first` and
     later.
     """
@@ -57,22 +57,22 @@ class Stored:
     first: int
 
 
-class Waiting:
+class UnrewardedAnswers:
     """The `most` answers without a reward that were stored last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._stored: OrderedDict[str, StoredAnswer] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def add(self, name: str, stored: Stored) -> None:
+    def add(self, name: str, stored: StoredAnswer) -> None:
         self._stored[name] = stored
         self._stored.move_to_end(name)
         while len(self._stored) > self._most:
             self._stored.popitem(last=False)
 
-    def take(self, name: str) -> Stored | None:
+    def take(self, name: str) -> StoredAnswer | None:
         """Remove and return an answer; None if it is unknown or was evicted."""
         return self._stored.pop(name, None)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import xxhash
 
-from producers.engines.drafts.memory import HEADER_BYTES, WRITER, Layout, Memory, layout_of
+from producers.engines.drafts.memory import HEADER_BYTES, WRITER_WORD, HistoryLayout, HistoryMemory, parse_layout
 from storage.own_files import is_own_file
 from streams.errors import StoreError
 
-MEMORY = Path("/dev/shm")
-HISTORY, PARTIAL = "history", "history.partial"
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
+HISTORY_FILE, PARTIAL_FILE = "history", "history.partial"
 
 
 def segment_folder(run: str, folder: Path, node: str) -> Path:
@@ -31,15 +31,15 @@ def segment_folder(run: str, folder: Path, node: str) -> Path:
     """
     named = f"{run}\n{folder.absolute()}\n{node}"
     digest = xxhash.xxh3_128_hexdigest(named.encode())[:12]
-    base = MEMORY if MEMORY.is_dir() else folder
+    base = SHARED_MEMORY_FOLDER if SHARED_MEMORY_FOLDER.is_dir() else folder
     return base / f"rollstream-{os.getuid()}-{digest}-drafts"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class HistorySegment:
     """A mapped file; while it is held and not closed, no process removes it."""
 
-    memory: Memory
+    memory: HistoryMemory
     inode: int
     _descriptor: int
 
@@ -49,7 +49,7 @@ class Segment:
         os.close(self._descriptor)
 
 
-def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment | None:
+def map_segment(path: Path, writes: bool = False, holds: bool = True) -> HistorySegment | None:
     """Map the segment of this name. Returns None where there is none or it is being removed, and,
     without `writes`, where its writer is dead: the next writer may remove it. Without `holds` the
     segment may be removed while it is mapped.
@@ -59,7 +59,7 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment
     except OSError:  # not there yet, or of another user
         return None
     try:
-        found = _mapped(descriptor, writes, holds)
+        found = _map_descriptor(descriptor, writes, holds)
     except OSError:  # locked by the process that removes it
         found = None
     if found is None:
@@ -67,20 +67,20 @@ def map_segment(path: Path, writes: bool = False, holds: bool = True) -> Segment
     return found
 
 
-def make_segment(folder: Path, layout: Layout) -> Segment:
+def make_segment(folder: Path, layout: HistoryLayout) -> HistorySegment:
     """Create a segment, replacing an existing one. Raises `StoreError` when there is no room. The
     caller holds the folder's lock.
     """
-    partial, size = folder / PARTIAL, layout.bytes
+    partial, size = folder / PARTIAL_FILE, layout.bytes
     try:
         partial.unlink(missing_ok=True)
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:  # a full file system is an error here, and a SIGBUS in the mapped memory
             os.posix_fallocate(descriptor, 0, size)
             os.pwrite(descriptor, array("q", layout.words()).tobytes(), 0)
-            found = _mapped(descriptor, writes=True, holds=True)
+            found = _map_descriptor(descriptor, writes=True, holds=True)
             assert found is not None, "the segment was just made"
-            partial.rename(folder / HISTORY)
+            partial.rename(folder / HISTORY_FILE)
         except BaseException:
             partial.unlink(missing_ok=True)
             os.close(descriptor)
@@ -118,7 +118,7 @@ def lock_folder(folder: Path) -> int | None:
     return None
 
 
-def is_used(path: Path) -> bool:
+def is_held(path: Path) -> bool:
     """Whether any process, this one included, holds the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -133,18 +133,18 @@ def is_used(path: Path) -> bool:
     return False
 
 
-def remove(folder: Path) -> bool:
+def remove_segment(folder: Path) -> bool:
     """Remove the folder unless a process uses its file. The caller holds the folder's lock."""
-    if is_used(folder / HISTORY):
+    if is_held(folder / HISTORY_FILE):
         return False
     with contextlib.suppress(OSError):  # a folder with a foreign file is kept
-        for name in (HISTORY, PARTIAL):
+        for name in (HISTORY_FILE, PARTIAL_FILE):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
     return True
 
 
-def sweep(folder: Path) -> None:
+def sweep_dead_segments(folder: Path) -> None:
     """Remove the folders beside this one that killed runs of this user left: no process uses them,
     and a restarted run would create its folder again.
     """
@@ -152,26 +152,26 @@ def sweep(folder: Path) -> None:
         with contextlib.suppress(StoreError):
             lock = None if other == folder else lock_folder(other)
             if lock is not None:
-                remove(other)
+                remove_segment(other)
                 os.close(lock)
 
 
-def _mapped(descriptor: int, writes: bool, holds: bool) -> Segment | None:
+def _map_descriptor(descriptor: int, writes: bool, holds: bool) -> HistorySegment | None:
     there = os.fstat(descriptor)
     header = array("q", os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0"))
-    layout = layout_of(header.tolist())
+    layout = parse_layout(header.tolist())
     if layout is None or not is_own_file(there) or there.st_size != layout.bytes:
         return None
-    if not (writes or _lives(header[WRITER])):
+    if not (writes or _is_alive(header[WRITER_WORD])):
         return None
     if holds:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     access = mmap.ACCESS_WRITE if writes else mmap.ACCESS_READ
     mapped = memoryview(mmap.mmap(descriptor, layout.bytes, access=access))
-    return Segment(Memory(layout, mapped), there.st_ino, descriptor)
+    return HistorySegment(HistoryMemory(layout, mapped), there.st_ino, descriptor)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     if not 0 < pid < 1 << 31:
         return False
     try:

@@ -9,13 +9,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from producers.engines.drafts.lookup import View, drafted
-from producers.engines.drafts.memory import LENGTHS, Layout, own_memory
-from producers.engines.drafts.segment import Segment, map_segment
+from producers.engines.drafts.lookup import HistoryView, look_up_draft
+from producers.engines.drafts.memory import NGRAM_LENGTHS, HistoryLayout, allocate_memory
+from producers.engines.drafts.segment import HistorySegment, map_segment
 from producers.engines.drafts.source import Draft
-from streams.records import Tokens
+from streams.values import Tokens
 
-LOOK_EVERY = 256  # look-ups between two checks whether the file was replaced, 1 µs each
+REFRESH_EVERY_LOOKUPS = 256  # look-ups between two checks whether the file was replaced, 1 µs each
 
 
 class SharedHistory:
@@ -23,13 +23,13 @@ class SharedHistory:
     the process of an engine, which ends with its rollout, does not have to.
     """
 
-    context = LENGTHS[-1]
+    context = NGRAM_LENGTHS[-1]
 
     def __init__(self, path: str | Path, holds: bool = False) -> None:
         self.path, self._holds = Path(path), holds
-        self._nothing = View(own_memory(Layout(16)))
+        self._nothing = HistoryView(allocate_memory(HistoryLayout(16)))
         self._view = self._nothing
-        self._segment: Segment | None = None
+        self._segment: HistorySegment | None = None
         self._asked = 0
 
     @property
@@ -37,16 +37,16 @@ class SharedHistory:
         """Whether a segment is mapped."""
         return self._segment is not None
 
-    def view(self) -> View:
+    def view(self) -> HistoryView:
         """The view for look-ups now (`lookup.drafted`)."""
-        if self._asked % LOOK_EVERY == 0:
+        if self._asked % REFRESH_EVERY_LOOKUPS == 0:
             self.refresh()
         self._asked += 1
         return self._view
 
     def draft(self, prompt: int, newest: Sequence[int], most: int) -> Draft:
         """At most `most` tokens that may follow `newest` (oldest first) after this prompt."""
-        return drafted((self.view(),), prompt, newest, most)
+        return look_up_draft((self.view(),), prompt, newest, most)
 
     def grown(self, prompt: int, group: int, tokens: Tokens, fresh: int) -> None:
         """Does nothing: running sequences are not part of the node's history (see
@@ -66,11 +66,11 @@ class SharedHistory:
         found = map_segment(self.path, holds=self._holds)
         if found is None:
             return
-        if found.memory.layout.lengths != LENGTHS:  # written by another release
+        if found.memory.layout.lengths != NGRAM_LENGTHS:  # written by another release
             found.close()
             return
         self.close()
-        self._segment, self._view = found, View(found.memory)
+        self._segment, self._view = found, HistoryView(found.memory)
 
     def close(self) -> None:
         """Unmap the segment; look-ups find nothing until `view` maps one again."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from streams.records import Tokens
+from streams.values import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Draft:
     matched: int
 
 
-NOTHING = Draft((), 0)
+NO_DRAFT = Draft((), 0)
 
 
 class DraftSource(Protocol):

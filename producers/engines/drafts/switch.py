@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from producers.engines.drafts.plan import StepCost, StepTimes, best_draft
+from producers.engines.drafts.plan import StepCost, StepTimes, best_draft_speed
 from producers.engines.drafts.windows import MARGINAL, WindowRule
 
 DECIDE_STEPS = 16  # between two looks at the switch while as many rows run
@@ -39,7 +39,7 @@ CONFIRMED_S_MAX = 8.0  # between two probes that only confirmed: each doubles th
 
 
 @dataclass(slots=True)
-class Share:
+class SuccessRate:
     """How many of the newest some hundred trials succeeded."""
 
     right: float = 0.0
@@ -102,7 +102,7 @@ class _Load:
 
 
 @dataclass(slots=True)
-class Switch:
+class DraftGate:
     """One engine's; `forced` sets it for good (tests, measurements). `now_s` is the clock by which
     steps are measured.
     """
@@ -112,9 +112,9 @@ class Switch:
     on: bool = False
     plain: StepTimes = field(default_factory=StepTimes)
     passes: StepTimes = field(default_factory=StepTimes)
-    found: Share = field(default_factory=Share)
+    found: SuccessRate = field(default_factory=SuccessRate)
     """Of the drafts that were asked for, those that the history had."""
-    right: Share = field(default_factory=Share)
+    right: SuccessRate = field(default_factory=SuccessRate)
     """Of their tokens."""
     bias: float = 1.0
     """What drafting gave, over what was expected of it."""
@@ -195,7 +195,7 @@ class Switch:
         are worth their time.
         """
         found, rate = self.found.rate(0.0), self.right.rate(0.0)
-        drafted = best_draft(rows, self.rule.most, found, rate, self.passes.cost())
+        drafted = best_draft_speed(rows, self.rule.most, found, rate, self.passes.cost())
         return drafted * self.plain.cost().seconds(rows) / rows
 
     def gain(self) -> float | None:

@@ -9,23 +9,23 @@ Insertions are done in batches; look-ups are in `lookup.py`.
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.drafts.memory import PROBES, Memory
-from producers.engines.drafts.ngrams import Keys
+from producers.engines.drafts.memory import PROBES, HistoryMemory
+from producers.engines.drafts.ngrams import NgramKeys
 
-Places = NDArray[np.int64]
-Ranks = NDArray[np.float32]
+RingPositions = NDArray[np.int64]
+EntryRanks = NDArray[np.float32]
 
 
-class Table:
+class NgramTable:
     """The table in a memory."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.keys: Keys = np.frombuffer(memory.keys, np.uint64)
-        self.places: Places = np.frombuffer(memory.places, np.int64)
-        self.ranks: Ranks = np.frombuffer(memory.ranks, np.float32)
+    def __init__(self, memory: HistoryMemory) -> None:
+        self.keys: NgramKeys = np.frombuffer(memory.keys, np.uint64)
+        self.places: RingPositions = np.frombuffer(memory.places, np.int64)
+        self.ranks: EntryRanks = np.frombuffer(memory.ranks, np.float32)
         self.slots = len(self.keys) - PROBES
 
-    def find(self, keys: Keys) -> tuple[NDArray[np.bool_], Places]:
+    def find(self, keys: NgramKeys) -> tuple[NDArray[np.bool_], RingPositions]:
         """Which of the keys have an entry, and a slot for each key: that of its entry, else the
         first slot that is probed.
         """
@@ -34,12 +34,12 @@ class Table:
         at = slots[np.arange(len(keys)), same.argmax(1)]
         return same.any(1), at
 
-    def write(self, at: Places, places: Places, ranks: Ranks) -> None:
+    def write(self, at: RingPositions, places: RingPositions, ranks: EntryRanks) -> None:
         """Point existing entries to other occurrences."""
         self.places[at] = places
         self.ranks[at] = ranks
 
-    def add(self, keys: Keys, places: Places, ranks: Ranks, floor: int) -> None:
+    def add(self, keys: NgramKeys, places: RingPositions, ranks: EntryRanks, floor: int) -> None:
         """Add entries for keys that have none; of equal keys the last one stays."""
         for _ in range(PROBES):
             slots = self._near(keys)
@@ -64,7 +64,7 @@ class Table:
         self.places[lost] = -1  # dead, not empty: an empty slot would end probes too early
         self.ranks[:] = 0
 
-    def _near(self, keys: Keys) -> Places:
+    def _near(self, keys: NgramKeys) -> RingPositions:
         """(n, PROBES) slots that may hold each key."""
         first = (keys & np.uint64(self.slots - 1)).astype(np.int64)
         return first[:, None] + np.arange(PROBES)

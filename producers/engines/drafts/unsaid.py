@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from streams.drafted import extend
-from streams.records import Drafts
+from streams.drafted import extend_runs
+from streams.values import Drafts
 
 
 @dataclass(slots=True)
-class Unsaid:
+class DraftsBuilder:
     """Counts since the last emission. Tokens must be added in the order of generation."""
 
     runs: list[int] = field(default_factory=lambda: [0])
@@ -19,13 +19,13 @@ class Unsaid:
 
     def drew(self, count: int) -> None:
         """Add `count` tokens that the model drew, one per step."""
-        extend(self.runs, count, guessed=False)
+        extend_runs(self.runs, count, guessed=False)
         self.steps += count
 
     def verified(self, guessed: int, right: int, gained: int) -> None:
         """Add a pass that gave `gained` tokens, the first `right` of them drafted and accepted."""
-        extend(self.runs, right, guessed=True)
-        extend(self.runs, gained - right, guessed=False)
+        extend_runs(self.runs, right, guessed=True)
+        extend_runs(self.runs, gained - right, guessed=False)
         self.steps += 1
         self.guessed += guessed
 

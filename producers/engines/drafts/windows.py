@@ -34,4 +34,4 @@ class WindowRule:
 ADDITIVE = WindowRule("additive", 2, 32)
 MULTIPLICATIVE = WindowRule("multiplicative", 2, 16)
 MARGINAL = WindowRule("marginal", 32, 32)
-RULES = {rule.kind: rule for rule in (ADDITIVE, MULTIPLICATIVE, MARGINAL)}
+WINDOW_RULES = {rule.kind: rule for rule in (ADDITIVE, MULTIPLICATIVE, MARGINAL)}

@@ -2,7 +2,7 @@
 scheduler.
 
 * First come, first served: the first sequence of the queue enters when a slot is free and its
-  tokens fit; no other overtakes it. A new sequence leaves `SPARE` of the capacity free for the
+  tokens fit; no other overtakes it. A new sequence leaves `SPARE_SHARE` of the capacity free for the
   growth of those that run.
 * When a step needs more capacity than is left, the sequence that entered last is preempted: its
   cache is dropped, it waits at the head of the queue, and it is prefilled again when it enters.
@@ -16,38 +16,38 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from producers.engines.paced.sequence import Sequence
+from producers.engines.paced.sequence import PacedSequence
 
-SPARE = 0.01
+SPARE_SHARE = 0.01
 """Share of the capacity kept free at admission (vLLM's watermark). Without it the sequence that
 enters last is preempted at once.
 """
 
 
 @dataclass(slots=True)
-class Batch:
+class PacedBatch:
     """Every sequence is in one state: running, held after a stop, ready to continue, or waiting."""
 
     slots: int
     capacity: int
-    rows: list[Sequence] = field(default_factory=list[Sequence])
+    rows: list[PacedSequence] = field(default_factory=list[PacedSequence])
     """Running sequences, in the order in which they entered."""
-    held: dict[str, Sequence] = field(default_factory=dict[str, Sequence])
+    held: dict[str, PacedSequence] = field(default_factory=dict[str, PacedSequence])
     """Sequences whose slots and caches stay reserved; ready ones are among them."""
-    ready: deque[Sequence] = field(default_factory=deque[Sequence])
-    waiting: deque[Sequence] = field(default_factory=deque[Sequence])
+    ready: deque[PacedSequence] = field(default_factory=deque[PacedSequence])
+    waiting: deque[PacedSequence] = field(default_factory=deque[PacedSequence])
     used: int = 0
     """Cached tokens of running and held sequences."""
     preempted: int = 0
     """How often a sequence lost its cache."""
 
-    def enter(self) -> tuple[int, list[Sequence]]:
+    def enter(self) -> tuple[int, list[PacedSequence]]:
         """Admit all sequences that may run. Returns the number of tokens to prefill, and the
         sequences that are already full and end without another token.
 
         Ready sequences enter first, in their own slots, then the queue.
         """
-        tokens, full = 0, list[Sequence]()
+        tokens, full = 0, list[PacedSequence]()
         while self.ready:
             sequence = self.ready.popleft()
             del self.held[sequence.trajectory]
@@ -89,7 +89,7 @@ class Batch:
             row.gain(steps)
         self.used += steps * len(self.rows)
 
-    def end(self, sequence: Sequence, hold: bool) -> None:
+    def end(self, sequence: PacedSequence, hold: bool) -> None:
         """Remove a sequence from the rows; with `hold` its slot and cache stay reserved."""
         self.rows.remove(sequence)
         if hold:
@@ -97,11 +97,11 @@ class Batch:
         else:
             self._dropped(sequence)
 
-    def go_on(self, sequence: Sequence) -> None:
+    def go_on(self, sequence: PacedSequence) -> None:
         """Queue a held sequence to continue: the environment has appended its tokens."""
         self.ready.append(sequence)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: PacedSequence) -> None:
         """Remove a sequence in any state, with its cache."""
         self.held.pop(sequence.trajectory, None)
         for place in (self.rows, self.ready, self.waiting):
@@ -109,22 +109,22 @@ class Batch:
                 place.remove(sequence)
         self._dropped(sequence)
 
-    def everyone(self) -> Iterable[Sequence]:
+    def everyone(self) -> Iterable[PacedSequence]:
         """All sequences, each once."""
         return (*self.rows, *self.held.values(), *self.waiting)
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _fits(self, sequence: PacedSequence) -> bool:
         """Whether a waiting sequence fits; its first step also caches its newest token."""
-        spare = int(SPARE * self.capacity) if self.rows else 0
+        spare = int(SPARE_SHARE * self.capacity) if self.rows else 0
         return self.used + sequence.length + len(self.rows) + spare <= self.capacity
 
-    def _entered(self, sequence: Sequence, missing: int) -> int:
+    def _entered(self, sequence: PacedSequence, missing: int) -> int:
         sequence.cached += missing
         self.used += missing
         self.rows.append(sequence)
         return missing
 
-    def _dropped(self, sequence: Sequence) -> Sequence:
+    def _dropped(self, sequence: PacedSequence) -> PacedSequence:
         self.used -= sequence.cached
         sequence.cached = 0
         return sequence

@@ -15,35 +15,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from producers.engines.base import (
-    Compared,
-    Emission,
-    EngineStats,
-    Request,
-    Update,
-    UpdateMode,
-)
+from producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
 from producers.engines.outbox import take_back
-from producers.engines.paced.batch import Batch
-from producers.engines.paced.lengths import Lengths
-from producers.engines.paced.pace import Pace
+from producers.engines.paced.batch import PacedBatch
+from producers.engines.paced.lengths import LengthSampler
+from producers.engines.paced.pace import EngineClock
 from producers.engines.paced.roofline import Roofline, batch_max
-from producers.engines.paced.sequence import Sequence
+from producers.engines.paced.sequence import PacedSequence
 from producers.engines.requests import check_append, check_request, check_room
-from producers.engines.torch_engine.places import Place
-from producers.engines.torch_engine.weights import Prepared, ServedWeights
+from producers.engines.torch_engine.places import WeightView
+from producers.engines.torch_engine.weights import PreparedWrites, ServedWeights
 from storage.tensors import untie
 from streams.errors import EngineRefused
-from streams.records import Tokens, Version
+from streams.values import Tokens, Version
 
-BEHIND_S = 1.0
+CATCH_UP_S_MAX = 1.0
 """Most seconds of the caller's time between two polls for which steps are made up afterwards: a
 process that was stopped did not decode meanwhile.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PacedShape:
     """Capacity and speed of the engine: rows, context, KV capacity, roofline, lengths."""
 
     slots: int
@@ -51,7 +44,7 @@ class Shape:
     kv_capacity: int
     vocabulary: int
     roofline: Roofline
-    lengths: Lengths
+    lengths: LengthSampler
     emit_every: int = 256
 
 
@@ -61,7 +54,7 @@ class PacedEngine:
     """
 
     def __init__(
-        self, shape: Shape, tensors: Mapping[str, torch.Tensor], version: Version, pace: Pace
+        self, shape: PacedShape, tensors: Mapping[str, torch.Tensor], version: Version, pace: EngineClock
     ) -> None:
         assert min(shape.slots, shape.emit_every) >= 1, "one slot, and one token per emission"
         assert shape.context_max >= 2, "a prompt token and a generated one"
@@ -73,8 +66,8 @@ class PacedEngine:
         self.version = version
         self._shape, self._pace = shape, pace
         self._served = _served(tensors)
-        self._batch = Batch(shape.slots, shape.kv_capacity)
-        self._known: dict[str, Sequence] = {}
+        self._batch = PacedBatch(shape.slots, shape.kv_capacity)
+        self._known: dict[str, PacedSequence] = {}
         self._outbox: list[Emission] = []
         self._serving = True
         self._held: Version | None = version
@@ -96,7 +89,7 @@ class PacedEngine:
         """How often a sequence lost its cache because the KV capacity was full."""
         return self._batch.preempted
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         check_request(request, self._known, self._shape.vocabulary)
         if len(set(request.sampling.stop)) >= self._shape.vocabulary:
             raise EngineRefused(
@@ -104,14 +97,14 @@ class PacedEngine:
             )
         context_max = self._shape.context_max
         check_room(request, context_max)
-        sequence = Sequence(request, context_max, self._shape.vocabulary, self._shape.lengths)
+        sequence = PacedSequence(request, context_max, self._shape.vocabulary, self._shape.lengths)
         self._known[request.trajectory] = sequence
         self._batch.waiting.append(sequence)
 
     def poll(self, deadline_s: float) -> list[Emission]:
         """As `Engine.poll`; makes at least one step, as an engine that steps inside `poll` does."""
         until = self._pace.now() + deadline_s * self._pace.scale
-        late = BEHIND_S * self._pace.scale
+        late = CATCH_UP_S_MAX * self._pace.scale
         self._at_s = max(self._at_s, self._pace.now() - late)
         while self._serving and not (self._outbox and self._at_s >= self._pace.now()):
             self._enter()
@@ -141,11 +134,11 @@ class PacedEngine:
         return take_back(self._outbox, trajectory)
 
     @torch.inference_mode()
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         return self._served.prepare_for(update, self._held)
 
     @torch.inference_mode()
-    def update(self, update: Update, mode: UpdateMode) -> None:
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         if mode == "keep_version" and self._known and update.version != self.version:
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
@@ -153,7 +146,7 @@ class PacedEngine:
         for sequence in self._batch.everyone():
             self._say(sequence)
         self._serving = False
-        if not isinstance(update.prepared, Prepared):
+        if not isinstance(update.prepared, PreparedWrites):
             update = self.prepare(update)
         held, self._held = self._held, None
         self._served.apply(update, held)
@@ -164,7 +157,7 @@ class PacedEngine:
         self._serving = True
 
     @torch.inference_mode()
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         return self._served.compare(names, tensors)
 
     def running(self) -> list[str]:
@@ -235,7 +228,7 @@ class PacedEngine:
                 if not hold:
                     del self._known[sequence.trajectory]
 
-    def _say(self, sequence: Sequence) -> None:
+    def _say(self, sequence: PacedSequence) -> None:
         if sequence.unsaid:
             self._outbox.append(sequence.say(self.version))
 
@@ -243,7 +236,7 @@ class PacedEngine:
 def _served(tensors: Mapping[str, torch.Tensor]) -> ServedWeights:
     """A copy of every tensor, served unchanged."""
     kept, tied = untie(tensors)
-    places = {name: (Place(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()}
+    places = {name: (WeightView(tensor.detach().clone().contiguous()),) for name, tensor in kept.items()}
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)

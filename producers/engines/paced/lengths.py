@@ -18,16 +18,16 @@ import xxhash
 
 from producers.engines.draws import trajectory_key, uniforms
 from streams.errors import ConfigurationError
-from streams.records import Tokens
+from streams.values import Tokens
 
 NORMAL = NormalDist()
 P99 = NORMAL.inv_cdf(0.99)
-LENGTHS_AT = 1 << 40
+LENGTH_POSITIONS_FROM = 1 << 40
 """Positions of the random sequence from here on draw lengths; lower positions draw tokens."""
 HALVINGS = 60  # of an interval of logarithms: below one token at any length
 
 
-class Distribution(Protocol):
+class LengthDistribution(Protocol):
     def quantile(self, share: float) -> float:
         """The length that the given share of all answers does not exceed; `share` in (0, 1)."""
         ...
@@ -56,7 +56,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class LogNormalMixture:
     """Log-normal parts by weight, e.g. short answers and long derivations."""
 
     parts: tuple[tuple[float, LogNormal], ...]
@@ -73,7 +73,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LengthTrace:
     """Recorded lengths, ascending."""
 
     lengths: tuple[float, ...]
@@ -83,27 +83,27 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthSampler:
     """Draws lengths. `correlation` of two answers to one prompt: at 0 there is none, at 1 all are
     equally long.
     """
 
-    distribution: Distribution
+    distribution: LengthDistribution
     correlation: float
 
     def draw(self, seed: int, prompt: Tokens, trajectory: str, begin: int) -> int:
         """Tokens of the turn that begins at token `begin` of this trajectory, at least 1."""
         own = np.array([trajectory_key(seed, trajectory)], np.uint64)
         asked = np.array([_prompt_key(seed, prompt)], np.uint64)
-        mine = _normal(own, LENGTHS_AT + begin)
-        shared = _normal(asked, LENGTHS_AT)
+        mine = _normal(own, LENGTH_POSITIONS_FROM + begin)
+        shared = _normal(asked, LENGTH_POSITIONS_FROM)
         drawn = sqrt(self.correlation) * shared + sqrt(1 - self.correlation) * mine
         # far out the distribution function rounds to 1, where no quantile exists
         share = min(max(NORMAL.cdf(drawn), 1e-12), 1 - 1e-12)
         return max(1, round(self.distribution.quantile(share)))
 
 
-def read_trace(path: str) -> Trace:
+def read_trace(path: str) -> LengthTrace:
     """Read a text file with one length a line, in any order; empty lines and `#` comments are
     skipped. Raises `ConfigurationError`, which names the line that holds no length.
     """
@@ -118,12 +118,12 @@ def read_trace(path: str) -> Trace:
     ]
     if not found:
         raise ConfigurationError(f"paced.lengths.trace: {path} has no lengths, one a line")
-    return Trace(tuple(sorted(found)))
+    return LengthTrace(tuple(sorted(found)))
 
 
-def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> Distribution:
+def mixture_of(parts: Sequence[tuple[float, LogNormal]]) -> LengthDistribution:
     """The mixture of these weighted parts; of one part, the part itself."""
-    return parts[0][1] if len(parts) == 1 else Mixture(tuple(parts))
+    return parts[0][1] if len(parts) == 1 else LogNormalMixture(tuple(parts))
 
 
 def _length(path: str, number: int, line: str) -> float:
@@ -131,7 +131,7 @@ def _length(path: str, number: int, line: str) -> float:
         length = float(line)
     except ValueError:
         length = 0.0
-    if not 1 <= length < LENGTHS_AT:
+    if not 1 <= length < LENGTH_POSITIONS_FROM:
         raise ConfigurationError(
             f"paced.lengths.trace: line {number} of {path} is {line[:40]!r}, not a length ≥ 1"
         )

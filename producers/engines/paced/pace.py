@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Pace(Protocol):
+class EngineClock(Protocol):
     @property
     def scale(self) -> float:
         """Accelerator seconds in one second of the caller's clock."""
@@ -24,7 +24,7 @@ class Pace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RealPace:
+class ScaledClock:
     """Real time, `scale` times as fast."""
 
     scale: float = 1.0

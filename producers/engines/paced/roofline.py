@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FREE = 1.25
+NEARLY_FREE = 1.25
 """One more row is nearly free while the step lasts at most this many times as long as a step of one
 row.
 """
@@ -51,7 +51,7 @@ class Roofline:
         return tokens * self.prefill_token_s
 
 
-def roofline_of(
+def roofline_of_hardware(
     model_bytes: float,
     bandwidth: float,
     kv_token_bytes: float,
@@ -75,7 +75,7 @@ def batch_max(roofline: Roofline, slots: int) -> int:
     """B_max: the largest batch up to `slots` at which one more row is nearly free in a decode step,
     at least 1. Reads of the KV cache are left out: they cost the same on every rollout.
     """
-    limit = FREE * roofline.step_s(1, 0)
+    limit = NEARLY_FREE * roofline.step_s(1, 0)
     few, many = 1, slots
     while few < many:
         middle = (few + many + 1) // 2

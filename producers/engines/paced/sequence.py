@@ -11,13 +11,14 @@ from typing import Literal
 
 import numpy as np
 
-from producers.engines.base import Emission, Request
+from producers.engines.base import Emission, GenerationRequest
 from producers.engines.draws import trajectory_key, uniforms
-from producers.engines.paced.lengths import Lengths
-from streams.records import GENERATED, PROMPT, Floats, Tokens, Version
+from producers.engines.paced.lengths import LengthSampler
+from streams.records import GENERATED, PROMPT
+from streams.values import Floats, Tokens, Version
 
 
-class Sequence:
+class PacedSequence:
     """`length` counts all tokens so far, `cached` those with KV, `said` those that were emitted or
     were part of the request; `end` is the length at which the turn is over.
     """
@@ -28,7 +29,7 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, context_max: int, vocabulary: int, lengths: Lengths
+        self, request: GenerationRequest, context_max: int, vocabulary: int, lengths: LengthSampler
     ) -> None:
         self.request, self.context_max, self.vocabulary = request, context_max, vocabulary
         self.lengths = lengths

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from producers.engines.torch_engine.cache import KVCache
-from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.order import RowSegment
 
 
 def attend(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    used: tuple[Segment, ...],
+    used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
     """Attention output (rows, heads · width) for scaled queries (rows, kv heads, queries per kv
@@ -35,7 +35,7 @@ def attend_fused(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    used: tuple[Segment, ...],
+    used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
     """The same result as `attend`, by one fused call per segment."""
@@ -47,7 +47,7 @@ def attend_ahead(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    used: tuple[Segment, ...],
+    used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
     """Attention output (rows · ahead, heads · width) for scaled queries (rows, ahead, kv heads,
@@ -61,7 +61,7 @@ def attend_ahead(
     return apart.reshape(rows * ahead, per_row * group * width)
 
 
-def segment_masks(cache: KVCache, used: tuple[Segment, ...]) -> list[torch.Tensor]:
+def segment_masks(cache: KVCache, used: tuple[RowSegment, ...]) -> list[torch.Tensor]:
     """One mask per segment, (rows of the segment, 1, 1, columns), the newest column included."""
     end = cache.column + 1
     return [
@@ -71,7 +71,7 @@ def segment_masks(cache: KVCache, used: tuple[Segment, ...]) -> list[torch.Tenso
 
 
 def masks_ahead(
-    cache: KVCache, used: tuple[Segment, ...], ahead: int, group: int
+    cache: KVCache, used: tuple[RowSegment, ...], ahead: int, group: int
 ) -> list[torch.Tensor]:
     """One mask per segment, (rows of the segment, 1, ahead · group, columns): of the next `ahead`
     columns a token attends to its own and those before it.
@@ -88,21 +88,21 @@ def masks_ahead(
     return masks
 
 
-Kind = Callable[[torch.Tensor, int, KVCache, Segment, torch.Tensor, int], torch.Tensor]
+SegmentAttention = Callable[[torch.Tensor, int, KVCache, RowSegment, torch.Tensor, int], torch.Tensor]
 """Attention over one segment: queries (rows of the segment, kv heads, queries, width) give
 (rows of the segment · kv heads, queries, width)."""
 
 
-def _kind(queries: torch.Tensor) -> Kind:
+def _kind(queries: torch.Tensor) -> SegmentAttention:
     return _products if queries.device.type == "cpu" else _fused
 
 
 def _by_segment(
-    kind: Kind,
+    kind: SegmentAttention,
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    used: tuple[Segment, ...],
+    used: tuple[RowSegment, ...],
     masks: list[torch.Tensor],
     ahead: int,
 ) -> torch.Tensor:
@@ -118,7 +118,7 @@ def _products(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    segment: Segment,
+    segment: RowSegment,
     mask: torch.Tensor,
     ahead: int,
 ) -> torch.Tensor:
@@ -133,7 +133,7 @@ def _fused(
     queries: torch.Tensor,
     layer: int,
     cache: KVCache,
-    segment: Segment,
+    segment: RowSegment,
     mask: torch.Tensor,
     ahead: int,
 ) -> torch.Tensor:

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from producers.engines.draws import uniforms
-from streams.records import Floats, Tokens
+from streams.values import Floats, Tokens
 
 
-class Block:
+class TokenBuffer:
     """`column` is the newest filled column; `steps` columns fit beside column 0."""
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.order import RowSegment
 
 SPARE_COLUMNS = 256  # steps between two shifts at least: a shift costs about as much as two steps
 
@@ -108,7 +108,7 @@ class KVCache:
         shown = (self.mask[row, window] == 0).nonzero()[:, 0]
         return self.data[:, row, :, window].index_select(2, shown)
 
-    def window(self, layer: int, segment: Segment, part: int, ahead: int = 1) -> torch.Tensor:
+    def window(self, layer: int, segment: RowSegment, part: int, ahead: int = 1) -> torch.Tensor:
         """Keys (`part` 0) or values (1) of a segment, the next `ahead` columns included: (rows ·
         heads, columns, width).
         """
@@ -122,7 +122,7 @@ class KVCache:
         offset = (2 * layer + part) * half + segment.begin * row + segment.column * column
         return self.data.as_strided(size, (head, column, unit), offset)
 
-    def align(self, column: int, used: tuple[Segment, ...], starts: list[int]) -> int:
+    def align(self, column: int, used: tuple[RowSegment, ...], starts: list[int]) -> int:
         """Shift the columns in use so that the next column is `column`. Returns the shift."""
         shift = column - self.column
         for segment in used:

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 import numpy as np
 import torch
 
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 from streams.errors import EngineRefused
 
 
@@ -33,7 +33,7 @@ def check_tensors(
             _check_finite(name, tensor)
 
 
-def check_patch(name: str, patch: Patch, shape: tuple[int, ...]) -> None:
+def check_patch(name: str, patch: TensorPatch, shape: tuple[int, ...]) -> None:
     """Raise `EngineRefused` if a patch has a wrong shape, an index beyond the tensor, or values
     that are not finite.
     """

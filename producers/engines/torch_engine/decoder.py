@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.order import RowSegment
 from producers.engines.torch_engine.weights import ServedWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
+class PrefillBatch:
     """The input of one prefill pass: m sequences, right-aligned, with `past` cached columns and
     then `ids.shape[1]` new tokens.
 
@@ -31,7 +31,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedTokens:
     """The input of a verification pass: n tokens of the rows [0, `rows`), those of a row in order,
     at most `ahead` per row.
 
@@ -64,20 +64,20 @@ class Decoder(Protocol):
         ids: torch.Tensor,
         positions: torch.Tensor,
         cache: KVCache,
-        used: tuple[Segment, ...],
+        used: tuple[RowSegment, ...],
     ) -> torch.Tensor:
         """Logits (n, vocabulary) after one token per row. Its KV is written to `cache.column`,
         which is not advanced.
         """
         ...
 
-    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
         """Logits (n, vocabulary) after each of these tokens. Their KV is written from
         `cache.column` on, which is not advanced. Columns beyond a row's own tokens hold finite
         values.
         """
         ...
 
-    def prefill(self, batch: Prefill) -> torch.Tensor:
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
         """KV of the new tokens: (2 · layers, m, heads, new, width)."""
         ...

@@ -18,21 +18,21 @@ import torch
 
 from producers.engines.base import DraftStats
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
-from producers.engines.torch_engine.batch import Batch
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.torch_engine.batch import DecodeBatch
 from producers.engines.torch_engine.decoder import Decoder
-from producers.engines.torch_engine.drafting import Drafting
-from producers.engines.torch_engine.sampling import draw, plan_of_rows
-from producers.engines.torch_engine.sequence import Sequence
-from producers.engines.torch_engine.verification import accepted, pack
-from streams.records import Drafts, Floats, Tokens
+from producers.engines.torch_engine.drafting import BatchSpeculation
+from producers.engines.torch_engine.sampling import draw_tokens, plan_of_rows
+from producers.engines.torch_engine.sequence import TorchSequence
+from producers.engines.torch_engine.verification import count_accepted, pack_drafts
+from streams.values import Drafts, Floats, Tokens
 
 MEASURE_STEPS = 4  # one of this many plain steps is measured
-SQUEEZE = 16  # times the cached tokens: hidden columns read before they are removed
+SQUEEZE_FACTOR = 16  # times the cached tokens: hidden columns read before they are removed
 
 
-class DraftedBatch(Batch):
-    """As `Batch`, with the same tokens."""
+class SpeculativeBatch(DecodeBatch):
+    """As `DecodeBatch`, with the same tokens."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class DraftedBatch(Batch):
         context_max: int,
         block_steps: int,
         source: DraftSource,
-        switch: Switch,
+        switch: DraftGate,
     ) -> None:
         super().__init__(decoder, slots, context_max, block_steps)
         self.switch, self.block_steps = switch, block_steps
@@ -49,7 +49,7 @@ class DraftedBatch(Batch):
         # On a CPU other processes lengthen wall-clock time, but not the time of this thread.
         on_cpu = decoder.device.type == "cpu"
         self._clock: Callable[[], float] = time.thread_time if on_cpu else time.perf_counter
-        self.drafting = Drafting(source, switch, decoder.vocabulary, self._clock)
+        self.drafting = BatchSpeculation(source, switch, decoder.vocabulary, self._clock)
         self._passed_over = 0
         """Hidden columns read since they were last removed."""
 
@@ -69,43 +69,43 @@ class DraftedBatch(Batch):
             return super().tokens_cached
         return sum(sequence.length - 1 for sequence in self.rows)
 
-    def enter(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+    def enter(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
         super().enter(sequence, kv)
         self.drafting.enter(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TorchSequence) -> None:
         super().leave(sequence)
         del self.drafting.states[sequence]
 
-    def cached(self, sequence: Sequence) -> torch.Tensor:
+    def cached(self, sequence: TorchSequence) -> torch.Tensor:
         if not self.verifies:
             return super().cached(sequence)
         kv = self.cache.seen(sequence.row, int(self._starts[sequence.row]))
         assert kv.shape[2] == sequence.length - 1, "every token but the newest is cached once"
         return kv
 
-    def recache(self, sequence: Sequence, kv: torch.Tensor | None) -> None:
+    def recache(self, sequence: TorchSequence, kv: torch.Tensor | None) -> None:
         if self.verifies:
             self._starts[sequence.row] = self.cache.write(sequence.row, kv)
             self._composed = False
         else:
             super().recache(sequence, kv)
 
-    def collect(self, sequence: Sequence) -> tuple[Tokens, Floats]:
+    def collect(self, sequence: TorchSequence) -> tuple[Tokens, Floats]:
         tokens, logprobs = super().collect(sequence)
         if len(tokens):
             self.drafting.look_back(sequence, tokens)
             self.drafting.drew(sequence, tokens, logprobs)
         return self.drafting.states[sequence].say()
 
-    def drafted(self, sequence: Sequence) -> Drafts | None:
+    def drafted(self, sequence: TorchSequence) -> Drafts | None:
         return self.drafting.states[sequence].how.say()
 
     def restart_block(self) -> None:
         if not self.verifies:
             super().restart_block()
 
-    def step(self) -> list[Sequence]:
+    def step(self) -> list[TorchSequence]:
         """Make one pass or one plain step. Returns the sequences that ended, with `finish` set."""
         self._decide()
         if self.verifies:
@@ -150,7 +150,7 @@ class DraftedBatch(Batch):
 
     # ---- verification --------------------------------------------------------------------------
 
-    def _verify(self) -> list[Sequence]:
+    def _verify(self) -> list[TorchSequence]:
         """1. Make room.  2. Look up drafts.  3. One forward pass, a draw per position.  4.
         Accept.
         """
@@ -162,30 +162,30 @@ class DraftedBatch(Batch):
         if not self._composed:
             self._compose()
         drafts = self.drafting.guess(self.rows)  # 2
-        packed = pack(self.rows, drafts, self.decoder.device)
+        packed = pack_drafts(self.rows, drafts, self.decoder.device)
         given = packed.drafted
         if given.ahead == 1:  # 3
             logits = self.decoder.step(given.ids, given.positions, self.cache, self._used)
         else:
             logits = self.decoder.verify(given, self.cache, self._used)
         plan = plan_of_rows(self._plan, packed.row_of)
-        tokens, logprobs = draw(logits, plan, packed.drawn)
+        tokens, logprobs = draw_tokens(logits, plan, packed.drawn)
         rows = len(self.rows)
         ended = self._take(drafts, tokens[:, 0].tolist(), logprobs[:, 0].cpu().numpy())  # 4
         self.switch.verified(rows, len(given.ids), self.gained, self._clock() - began)
         return ended
 
-    def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[Sequence]:
+    def _take(self, drafts: list[list[int]], drawn: list[int], logprobs: Floats) -> list[TorchSequence]:
         """Add the accepted tokens, and the token after them, to the rows. Returns the sequences
         that ended.
         """
-        ended: list[Sequence] = []
+        ended: list[TorchSequence] = []
         kept: list[int] = []
         begin = 0
         for sequence, draft in zip(self.rows, drafts, strict=True):
             end = begin + 1 + len(draft)
             own = drawn[begin:end]
-            count, stopped = accepted(own, draft, sequence.request.sampling.stop)
+            count, stopped = count_accepted(own, draft, sequence.request.sampling.stop)
             self.drafting.gain(sequence, draft, own[:count], logprobs[begin : begin + count])
             if stopped or sequence.full:
                 sequence.finish = "stop" if stopped else "length"
@@ -209,7 +209,7 @@ class DraftedBatch(Batch):
         columns = rows * self.cache.column - int(self._starts[:rows].sum())
         cached = self.tokens_cached
         self._passed_over += columns - cached
-        if self._passed_over > SQUEEZE * cached:
+        if self._passed_over > SQUEEZE_FACTOR * cached:
             self._squeeze(0)
 
     # ---- the cache -----------------------------------------------------------------------------

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from producers.engines.drafts.chances import Agreement
-from producers.engines.drafts.guessing import TELL_TOKENS, Guessed, Guessing
+from producers.engines.drafts.chances import HistoryAgreement
+from producers.engines.drafts.guessing import SHARE_TOKENS_MIN, DraftedSequence, Speculation
 from producers.engines.drafts.history import prompt_key
-from producers.engines.torch_engine.sequence import Sequence
-from streams.records import Floats, Tokens
+from producers.engines.torch_engine.sequence import TorchSequence
+from streams.values import Floats, Tokens
 
-LOOK_ROWS = 4  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
-LOOK_BACK = 8  # tokens of plain steps that are compared with a draft from history
+LOOKBACK_ROWS = 4  # of a large batch: a row costs 0.2 ms, for each of 32 rows 7 % of all time
+LOOKBACK_TOKENS = 8  # tokens of plain steps that are compared with a draft from history
 
 
 @dataclass(slots=True)
-class RowState(Guessed):
+class RowDrafts(DraftedSequence):
     """The newest `unsaid` tokens are not collected yet; `Sequence.tokens` holds them already."""
 
     tokens: list[Tokens] = field(default_factory=list[Tokens])
@@ -45,19 +45,19 @@ class RowState(Guessed):
 
 
 @dataclass
-class Drafting(Guessing):
+class BatchSpeculation(Speculation):
     """Speculation of one batch."""
 
-    states: dict[Sequence, RowState] = field(default_factory=dict[Sequence, RowState])
+    states: dict[TorchSequence, RowDrafts] = field(default_factory=dict[TorchSequence, RowDrafts])
     collected: int = 0
     """How often a row's plain steps were collected."""
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: TorchSequence) -> None:
         request = sequence.request
         prompt, least = prompt_key(request.tokens, request.sources), self.switch.rule.least
-        self.states[sequence] = RowState(prompt, request.group, least, sequence.length)
+        self.states[sequence] = RowDrafts(prompt, request.group, least, sequence.length)
 
-    def guess(self, rows: Many[Sequence]) -> list[list[int]]:
+    def guess(self, rows: Many[TorchSequence]) -> list[list[int]]:
         """A draft for each row, perhaps empty; no draft contains the last token that the row may
         generate.
         """
@@ -68,7 +68,7 @@ class Drafting(Guessing):
         lengths = self.worth(states, [len(draft) for draft in drafts], is_padded=True)
         return [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
-    def gain(self, sequence: Sequence, draft: list[int], tokens: list[int], given: Floats) -> None:
+    def gain(self, sequence: TorchSequence, draft: list[int], tokens: list[int], given: Floats) -> None:
         """Record the tokens that a pass with this draft gave, and their log-probabilities."""
         state, gained = self.states[sequence], np.array(tokens, np.uint32)
         sequence.gain(gained)
@@ -76,34 +76,34 @@ class Drafting(Guessing):
         self.verified(state, draft, tokens)
         self.share(sequence)
 
-    def drew(self, sequence: Sequence, tokens: Tokens, logprobs: Floats) -> None:
+    def drew(self, sequence: TorchSequence, tokens: Tokens, logprobs: Floats) -> None:
         """Record the newest tokens of the sequence, which plain steps gave."""
         state = self.states[sequence]
         state.keep(tokens, logprobs)
         state.how.drew(len(tokens))
-        state.agreement = Agreement()
+        state.agreement = HistoryAgreement()
 
-    def look_back(self, sequence: Sequence, gained: Tokens) -> None:
+    def look_back(self, sequence: TorchSequence, gained: Tokens) -> None:
         """Compare the newest tokens, which plain steps gave, with the draft that history had for
         them. In a large batch only some rows do this.
         """
         self.collected += 1
-        each = max(1, len(self.states) // LOOK_ROWS)
+        each = max(1, len(self.states) // LOOKBACK_ROWS)
         if self.switch.forced is None and not self.collected % each:
-            came = gained[:LOOK_BACK].tolist()
+            came = gained[:LOOKBACK_TOKENS].tolist()
             newest = self._newest(sequence, sequence.length - len(gained))
             self.compared(self.attempt(self.states[sequence], newest, len(came)), came)
 
-    def share(self, sequence: Sequence, least: int = TELL_TOKENS) -> None:
+    def share(self, sequence: TorchSequence, least: int = SHARE_TOKENS_MIN) -> None:
         """Add the sequence's new tokens to the history, if there are at least `least`."""
         self.tell(self.states[sequence], sequence.tokens[: sequence.length], least)
 
-    def _draft(self, sequence: Sequence, state: RowState) -> list[int]:
+    def _draft(self, sequence: TorchSequence, state: RowDrafts) -> list[int]:
         """The tokens that may be drafted, cut to the row's window and its remaining length."""
         most = min(state.window, sequence.limit - sequence.length - 1)
         newest = self._newest(sequence, sequence.length)
         return self.coming(state, newest, most) if most > 0 else []
 
-    def _newest(self, sequence: Sequence, end: int) -> list[int]:
+    def _newest(self, sequence: TorchSequence, end: int) -> list[int]:
         """The newest of the first `end` tokens, as many as a look-up uses."""
         return sequence.tokens[max(0, end - self.source.context) : end].tolist()

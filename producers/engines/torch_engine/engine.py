@@ -15,28 +15,21 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from producers.engines.base import (
-    Compared,
-    Emission,
-    EngineStats,
-    Request,
-    Update,
-    UpdateMode,
-)
-from producers.engines.drafts.switch import Switch
+from producers.engines.base import WeightComparison, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.options import EngineOptions
 from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
-from producers.engines.torch_engine.batch import Batch
+from producers.engines.torch_engine.batch import DecodeBatch
 from producers.engines.torch_engine.decoder import Decoder
-from producers.engines.torch_engine.drafted import DraftedBatch
+from producers.engines.torch_engine.drafted import SpeculativeBatch
 from producers.engines.torch_engine.open_decoder import open_decoder
-from producers.engines.torch_engine.prefill import Extension, extend
-from producers.engines.torch_engine.prefixes import PrefixStore
-from producers.engines.torch_engine.sequence import Sequence
-from producers.engines.torch_engine.weights import Prepared
+from producers.engines.torch_engine.prefill import CacheExtension, extend_caches
+from producers.engines.torch_engine.prefixes import PrefixCache
+from producers.engines.torch_engine.sequence import TorchSequence
+from producers.engines.torch_engine.weights import PreparedWrites
 from streams.errors import EngineRefused
-from streams.records import Tokens, Version
+from streams.values import Tokens, Version
 
 
 class TorchEngine:
@@ -60,10 +53,10 @@ class TorchEngine:
         device = torch.device(options.device or "cpu")
         self._decoder = open_decoder(model_config, tensors, self.context_max, dtype, device)
         self._batch = _open_batch(self._decoder, options)
-        self._prefixes = PrefixStore(self._decoder, self.slots * self.context_max // 4)
-        self._known: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._ready: deque[Sequence] = deque()
+        self._prefixes = PrefixCache(self._decoder, self.slots * self.context_max // 4)
+        self._known: dict[str, TorchSequence] = {}
+        self._waiting: deque[TorchSequence] = deque()
+        self._ready: deque[TorchSequence] = deque()
         self._parked: dict[str, torch.Tensor] = {}
         """KV of held and of ready sequences; each keeps a slot reserved."""
         self._outbox: list[Emission] = []
@@ -75,10 +68,10 @@ class TorchEngine:
         self._steps = self._tokens = 0
         self._busy_s = 0.0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         check_request(request, self._known, self._decoder.vocabulary)
         check_room(request, self.context_max)
-        sequence = Sequence(request, self.context_max)
+        sequence = TorchSequence(request, self.context_max)
         self._known[request.trajectory] = sequence
         self._waiting.append(sequence)
 
@@ -124,11 +117,11 @@ class TorchEngine:
         return take_back(self._outbox, trajectory)
 
     @torch.inference_mode()
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         return self._decoder.served.prepare_for(update, self._held)
 
     @torch.inference_mode()
-    def update(self, update: Update, mode: UpdateMode) -> None:
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         if mode == "keep_version" and self._known and update.version != self.version:
             raise EngineRefused(
                 f"keep_version: {len(self._known)} trajectories are still here; nothing was changed"
@@ -136,7 +129,7 @@ class TorchEngine:
         self._flush()
         self._prefixes.clear()
         self._serving = False
-        if not isinstance(update.prepared, Prepared):
+        if not isinstance(update.prepared, PreparedWrites):
             update = self.prepare(update)
         held, self._held = self._held, None
         self._decoder.served.apply(update, held)
@@ -148,7 +141,7 @@ class TorchEngine:
         self._serving = True
 
     @torch.inference_mode()
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         return self._decoder.served.compare(names, tensors)
 
     def running(self) -> list[str]:
@@ -176,8 +169,8 @@ class TorchEngine:
             if sequence.full:
                 self._end(sequence, "length")
                 continue
-            grown = Extension(sequence.prefix[past.shape[2] :], past)
-            self._batch.enter(sequence, extend(self._decoder, [grown])[0])
+            grown = CacheExtension(sequence.prefix[past.shape[2] :], past)
+            self._batch.enter(sequence, extend_caches(self._decoder, [grown])[0])
         while self._waiting and len(self._batch.rows) + len(self._parked) < self.slots:
             if self._waiting[0].full:
                 self._end(self._waiting.popleft(), "length")
@@ -204,14 +197,14 @@ class TorchEngine:
             self._say(sequence)
         self._batch.restart_block()
 
-    def _say(self, sequence: Sequence) -> None:
+    def _say(self, sequence: TorchSequence) -> None:
         tokens, logprobs = self._batch.collect(sequence)
         if len(tokens):
             name, drafts = sequence.trajectory, self._batch.drafted(sequence)
             said = Emission(name, tokens, logprobs, self.version, sequence.finish, drafts)
             self._outbox.append(said)
 
-    def _end(self, sequence: Sequence, finish: Literal["stop", "length"]) -> None:
+    def _end(self, sequence: TorchSequence, finish: Literal["stop", "length"]) -> None:
         """End a sequence without another token."""
         del self._known[sequence.trajectory]
         nothing = np.zeros(0, np.uint32), np.zeros(0, np.float32)
@@ -224,11 +217,11 @@ class TorchEngine:
         rows = self._batch.rows
         held = [self._known[name] for name in self._parked]
         lengths = [self._parked[sequence.trajectory].shape[2] for sequence in held]
-        fresh = extend(
+        fresh = extend_caches(
             self._decoder,
-            [Extension(sequence.prefix) for sequence in rows]
+            [CacheExtension(sequence.prefix) for sequence in rows]
             + [
-                Extension(sequence.tokens[:length])
+                CacheExtension(sequence.tokens[:length])
                 for sequence, length in zip(held, lengths, strict=True)
             ],
         )
@@ -239,9 +232,9 @@ class TorchEngine:
             self._parked[sequence.trajectory] = kv
 
 
-def _open_batch(decoder: Decoder, options: EngineOptions) -> Batch:
+def _open_batch(decoder: Decoder, options: EngineOptions) -> DecodeBatch:
     """A batch that verifies drafts where `options` has a source for them."""
     sizes = options.slots, options.context_max, options.emit_every
     if options.drafts is None:
-        return Batch(decoder, *sizes)
-    return DraftedBatch(decoder, *sizes, options.drafts, options.switch or Switch())
+        return DecodeBatch(decoder, *sizes)
+    return SpeculativeBatch(decoder, *sizes, options.drafts, options.switch or DraftGate())

@@ -19,10 +19,10 @@ from producers.engines.torch_engine.attention import (
     segment_masks,
 )
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.decoder import Drafted, Prefill
+from producers.engines.torch_engine.decoder import DraftedTokens, PrefillBatch
 from producers.engines.torch_engine.fused_shape import FusedShape, rotations
 from producers.engines.torch_engine.fused_weights import FusedLayer, FusedWeights, expected_shapes
-from producers.engines.torch_engine.order import Segment
+from producers.engines.torch_engine.order import RowSegment
 from producers.engines.torch_engine.weights import ServedWeights
 
 
@@ -54,7 +54,7 @@ class FusedDecoder:
         ids: torch.Tensor,
         positions: torch.Tensor,
         cache: KVCache,
-        used: tuple[Segment, ...],
+        used: tuple[RowSegment, ...],
     ) -> torch.Tensor:
         s, rows = self.shape, ids.shape[0]
         hidden = self.weights.embedding.index_select(0, ids)
@@ -67,7 +67,7 @@ class FusedDecoder:
             self._finish(layer, hidden, attended)
         return self._logits(hidden)
 
-    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
         s, rows, ahead, slots = self.shape, drafted.rows, drafted.ahead, drafted.slots
         hidden = self.weights.embedding.index_select(0, drafted.ids)
         rotation = self.rotations.index_select(0, drafted.positions)[:, None, None]
@@ -88,7 +88,7 @@ class FusedDecoder:
             self._finish(layer, hidden, attended)
         return self._logits(hidden)
 
-    def prefill(self, batch: Prefill) -> torch.Tensor:
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
         s = self.shape
         rows, new = batch.ids.shape
         hidden = self.weights.embedding[batch.ids.flatten()]

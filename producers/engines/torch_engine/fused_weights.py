@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from producers.engines.torch_engine.fused_shape import FusedShape
-from producers.engines.torch_engine.places import Place
+from producers.engines.torch_engine.places import WeightView
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +61,30 @@ class FusedWeights:
             for _ in range(s.layers)
         ]
 
-        self.places: dict[str, tuple[Place, ...]] = self._outside()
+        self.places: dict[str, tuple[WeightView, ...]] = self._outside()
         for index, layer in enumerate(self.layers):
             self.places.update(_of_layer(layer, s, f"model.layers.{index}."))
 
-    def _outside(self) -> dict[str, tuple[Place, ...]]:
-        embedding = Place(self.embedding)
-        head = Place(self.head, norm="model.norm.weight")
+    def _outside(self) -> dict[str, tuple[WeightView, ...]]:
+        embedding = WeightView(self.embedding)
+        head = WeightView(self.head, norm="model.norm.weight")
         if self.shape.tied:
             return {"model.embed_tokens.weight": (embedding, head)}
         return {"model.embed_tokens.weight": (embedding,), "lm_head.weight": (head,)}
 
 
-def _of_layer(layer: FusedLayer, shape: FusedShape, prefix: str) -> dict[str, tuple[Place, ...]]:
+def _of_layer(layer: FusedLayer, shape: FusedShape, prefix: str) -> dict[str, tuple[WeightView, ...]]:
     attention, mlp, middle = f"{prefix}self_attn.", f"{prefix}mlp.", shape.intermediate
     in_norm, post_norm = (
         f"{prefix}input_layernorm.weight",
         f"{prefix}post_attention_layernorm.weight",
     )
     gate, up = layer.gate_up.t().split(middle)
-    found: dict[str, tuple[Place, ...]] = {
-        f"{attention}o_proj.weight": (Place(layer.output.t()),),
-        f"{mlp}gate_proj.weight": (Place(gate, norm=post_norm),),
-        f"{mlp}up_proj.weight": (Place(up, norm=post_norm),),
-        f"{mlp}down_proj.weight": (Place(layer.down.t()),),
+    found: dict[str, tuple[WeightView, ...]] = {
+        f"{attention}o_proj.weight": (WeightView(layer.output.t()),),
+        f"{mlp}gate_proj.weight": (WeightView(gate, norm=post_norm),),
+        f"{mlp}up_proj.weight": (WeightView(up, norm=post_norm),),
+        f"{mlp}down_proj.weight": (WeightView(layer.down.t()),),
     }
     scale = None if shape.head_norms else shape.width**-0.5
     for kind, served in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
@@ -92,16 +92,16 @@ def _of_layer(layer: FusedLayer, shape: FusedShape, prefix: str) -> dict[str, tu
             continue
         norm = in_norm if kind == "weight" else None
         query, key, value = _heads(served, shape)
-        found[f"{attention}q_proj.{kind}"] = (Place(query, scale, norm),)
-        found[f"{attention}k_proj.{kind}"] = (Place(key, None, norm),)
-        found[f"{attention}v_proj.{kind}"] = (Place(value, None, norm),)
+        found[f"{attention}q_proj.{kind}"] = (WeightView(query, scale, norm),)
+        found[f"{attention}k_proj.{kind}"] = (WeightView(key, None, norm),)
+        found[f"{attention}v_proj.{kind}"] = (WeightView(value, None, norm),)
     if layer.output_bias is not None:
-        found[f"{attention}o_proj.bias"] = (Place(layer.output_bias),)
+        found[f"{attention}o_proj.bias"] = (WeightView(layer.output_bias),)
     if layer.head_norm is not None:
         *queries, key = (_interleaved(row) for row in layer.head_norm)
-        found[f"{attention}q_norm.weight"] = tuple(Place(query) for query in queries)
+        found[f"{attention}q_norm.weight"] = tuple(WeightView(query) for query in queries)
         # The root of the width that the norm leaves out and the scale of attention cancel.
-        found[f"{attention}k_norm.weight"] = (Place(key, shape.width**0.5),)
+        found[f"{attention}k_norm.weight"] = (WeightView(key, shape.width**0.5),)
     return found
 
 

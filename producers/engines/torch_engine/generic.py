@@ -27,14 +27,14 @@ from transformers.cache_utils import (
 
 from producers.engines.torch_engine.attention import masks_ahead
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.decoder import Drafted, Prefill
-from producers.engines.torch_engine.order import Segment
-from producers.engines.torch_engine.places import Place
-from producers.engines.torch_engine.prefill import Extension, extend
+from producers.engines.torch_engine.decoder import DraftedTokens, PrefillBatch
+from producers.engines.torch_engine.order import RowSegment
+from producers.engines.torch_engine.places import WeightView
+from producers.engines.torch_engine.prefill import CacheExtension, extend_caches
 from producers.engines.torch_engine.weights import ServedWeights
 from storage.tensors import untie
 from streams.errors import EngineRefused
-from streams.records import Tokens
+from streams.values import Tokens
 
 
 class _WindowLayer(CacheLayerMixin):
@@ -132,20 +132,20 @@ class TransformersDecoder:
         self.vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         self.kv = self._cached_shape(context_max)
         self._layers: list[_StepLayer] = []
-        self.served = _served(self.model)
+        self.served = _served_weights(self.model)
 
     def step(
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
         cache: KVCache,
-        used: tuple[Segment, ...],
+        used: tuple[RowSegment, ...],
     ) -> torch.Tensor:
         rows, (segment,) = ids.shape[0], used
         mask = cache.mask[:rows, None, None, segment.column : cache.column + 1]
         return self._forward(ids[:, None], positions[:, None], mask, self._over(cache, segment))
 
-    def verify(self, drafted: Drafted, cache: KVCache, used: tuple[Segment, ...]) -> torch.Tensor:
+    def verify(self, drafted: DraftedTokens, cache: KVCache, used: tuple[RowSegment, ...]) -> torch.Tensor:
         (segment,) = used
         (mask,) = masks_ahead(cache, used, drafted.ahead, 1)
         size = drafted.rows * drafted.ahead
@@ -162,7 +162,7 @@ class TransformersDecoder:
         ).logits.flatten(0, 1)
         return logits if drafted.slots is None else logits.index_select(0, drafted.slots)
 
-    def _over(self, cache: KVCache, segment: Segment) -> Cache:
+    def _over(self, cache: KVCache, segment: RowSegment) -> Cache:
         """The engine's cache from this segment's first column on, as a transformers cache."""
         if not self._layers or self._layers[0].cache is not cache:
             self._layers = [_StepLayer(cache, index) for index in range(self.kv.layers)]
@@ -170,7 +170,7 @@ class TransformersDecoder:
             layer.first = segment.column
         return Cache(list(self._layers))
 
-    def prefill(self, batch: Prefill) -> torch.Tensor:
+    def prefill(self, batch: PrefillBatch) -> torch.Tensor:
         past = batch.past
         layers = [
             _PrefillLayer(None if past is None else past[2 * index : 2 * index + 2])
@@ -208,7 +208,7 @@ class TransformersDecoder:
             raise EngineRefused(
                 f"{self.name}: cannot run with a key-value cache: {error}"
             ) from error
-        kinds = {type(layer).__name__ for layer in cache.layers if not _full(layer, context_max)}
+        kinds = {type(layer).__name__ for layer in cache.layers if not _keeps_all_tokens(layer, context_max)}
         if kinds or not cache.layers:
             raise EngineRefused(
                 f"{self.name}: caches {', '.join(sorted(kinds)) or 'nothing'}, "
@@ -236,11 +236,11 @@ class TransformersDecoder:
         cache = KVCache(self.kv, 2, 8, self.dtype, self.device)
         cache.column = 6
         try:
-            kvs = extend(self, [Extension(tokens[:-1]) for tokens in sequences])
+            kvs = extend_caches(self, [CacheExtension(tokens[:-1]) for tokens in sequences])
             starts = [cache.write(row, kv) for row, kv in enumerate(kvs)]
             ids = torch.tensor([int(tokens[-1]) for tokens in sequences], device=self.device)
             positions = torch.tensor([2, 5], device=self.device)
-            found = self.step(ids, positions, cache, (Segment(0, 2, min(starts)),))
+            found = self.step(ids, positions, cache, (RowSegment(0, 2, min(starts)),))
             wanted = torch.cat([self._plain(tokens) for tokens in sequences])
         except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise EngineRefused(
@@ -269,20 +269,20 @@ class TransformersDecoder:
         return self.model(input_ids=ids, use_cache=False).logits[:, place]
 
 
-def _served(model: PreTrainedModel) -> ServedWeights:
+def _served_weights(model: PreTrainedModel) -> ServedWeights:
     """Each tensor in memory once; a checkpoint may hold it under any of its names."""
     kept, tied = untie(model.state_dict())
     others: dict[str, tuple[str, ...]] = {}
     for name, owner in tied.items():
         others[owner] = (*others.get(owner, ()), name)
     return ServedWeights(
-        {name: (Place(tensor),) for name, tensor in kept.items()},
+        {name: (WeightView(tensor),) for name, tensor in kept.items()},
         {name: tuple(tensor.shape) for name, tensor in kept.items()},
         others,
     )
 
 
-def _full(layer: object, context_max: int) -> bool:
+def _keeps_all_tokens(layer: object, context_max: int) -> bool:
     """Whether this layer of a cache keeps plain keys and values of all `context_max` tokens."""
     if type(layer) is DynamicSlidingWindowLayer:
         return layer.sliding_window >= context_max

@@ -11,7 +11,7 @@ from producers.engines.torch_engine.decoder import Decoder
 from producers.engines.torch_engine.fused import FusedDecoder
 from producers.engines.torch_engine.fused_shape import FusedShape, fused_shape
 from producers.engines.torch_engine.generic import TransformersDecoder
-from producers.engines.torch_engine.refusals import refuse_unserved
+from producers.engines.torch_engine.refusals import refuse_unsupported
 
 
 def open_decoder(
@@ -24,7 +24,7 @@ def open_decoder(
     """The fused decode path where it serves the configuration, else transformers' forward. Raises
     `EngineRefused` with the reason where neither does.
     """
-    refuse_unserved(config, context_max)
+    refuse_unsupported(config, context_max)
     shape = fused_shape(config)
     if isinstance(shape, FusedShape):
         decoder = FusedDecoder(shape, config, context_max, dtype, device)

@@ -10,14 +10,14 @@ the caller makes, in this order.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Move = tuple[int, int]
+RowMove = tuple[int, int]
 
 # 48, 144, 432, …: the best of those tried on the long-tailed trace; finer classes move more rows.
 CLASS_FIRST, CLASS_GROWTH = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RowSegment:
     """Rows `[begin, end)` that attend to the columns from `column` on."""
 
     begin: int
@@ -35,7 +35,7 @@ def length_classes(context_max: int) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-class RowOrder:
+class RowLayout:
     """The number of rows per region; region 0 is that of the longest class. `spare` is a row
     outside of the batch for swaps.
     """
@@ -49,10 +49,10 @@ class RowOrder:
         """The region of a row of this length."""
         return max(r for r, ceiling in enumerate(self.ceilings) if length <= ceiling)
 
-    def insert(self, region: int) -> tuple[int, list[Move]]:
+    def insert(self, region: int) -> tuple[int, list[RowMove]]:
         """Add a row to this region. Returns its index, which is free after the moves."""
         hole = sum(self.counts)
-        moves: list[Move] = []
+        moves: list[RowMove] = []
         for later in range(len(self.counts) - 1, region, -1):
             if self.counts[later]:
                 first = sum(self.counts[:later])
@@ -61,9 +61,9 @@ class RowOrder:
         self.counts[region] += 1
         return hole, moves
 
-    def remove(self, row: int) -> list[Move]:
+    def remove(self, row: int) -> list[RowMove]:
         """Remove a row; the moves pack the others."""
-        moves: list[Move] = []
+        moves: list[RowMove] = []
         end, hole, found = 0, row, False
         for region, count in enumerate(self.counts):
             end += count
@@ -75,7 +75,7 @@ class RowOrder:
                 hole = end - 1
         return moves
 
-    def promote(self, row: int, region: int) -> list[Move]:
+    def promote(self, row: int, region: int) -> list[RowMove]:
         """Move a row from its region to the next longer one; the moves swap it to the border
         between the two.
         """
@@ -85,16 +85,16 @@ class RowOrder:
         return [] if row == first else [(row, self.spare), (first, row), (self.spare, first)]
 
 
-def segments(
+def row_segments(
     counts: Sequence[int], columns: Sequence[int], overhead_tokens: int
-) -> tuple[Segment, ...]:
+) -> tuple[RowSegment, ...]:
     """The segments for attention calls; `columns` holds the first column of each region's longest
     row.
 
     A region is merged with the one before it when the padding that it then reads costs less than a
     call of its own.
     """
-    found: list[Segment] = []
+    found: list[RowSegment] = []
     begin = 0
     for count, column in zip(counts, columns, strict=True):
         if not count:
@@ -102,8 +102,8 @@ def segments(
         end = begin + count
         if found and count * (column - found[-1].column) < overhead_tokens:
             last = found[-1]
-            found[-1] = Segment(last.begin, end, min(last.column, column))
+            found[-1] = RowSegment(last.begin, end, min(last.column, column))
         else:
-            found.append(Segment(begin, end, column))
+            found.append(RowSegment(begin, end, column))
         begin = end
     return tuple(found)

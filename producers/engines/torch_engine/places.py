@@ -22,7 +22,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightView:
     """`view` holds the checkpoint tensor's elements in its order; its shape may differ.
 
     Each element is multiplied by `scale`, then by the factor of its column: the weight of `norm`

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from producers.engines.torch_engine.decoder import Decoder, Prefill
-from streams.records import Tokens
+from producers.engines.torch_engine.decoder import Decoder, PrefillBatch
+from streams.values import Tokens
 
 PASS_TOKENS = 4096  # padded tokens of one pass at most, unless one sequence alone is longer
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class CacheExtension:
     """New tokens after the cached tokens of a sequence; `past` is the KV of the latter, (2 ·
     layers, heads, length, width), or None.
     """
@@ -32,7 +32,7 @@ class Extension:
         return 0 if self.past is None else self.past.shape[2]
 
 
-def extend(decoder: Decoder, extensions: Sequence[Extension]) -> list[torch.Tensor | None]:
+def extend_caches(decoder: Decoder, extensions: Sequence[CacheExtension]) -> list[torch.Tensor | None]:
     """Compute the KV of each sequence, past and new tokens; None for an empty sequence."""
     found: list[torch.Tensor | None] = [extension.past for extension in extensions]
     waiting = [index for index, extension in enumerate(extensions) if len(extension.tokens)]
@@ -46,7 +46,7 @@ def extend(decoder: Decoder, extensions: Sequence[Extension]) -> list[torch.Tens
     return found
 
 
-def _passes(extensions: Sequence[Extension], ascending: list[int]) -> list[list[int]]:
+def _passes(extensions: Sequence[CacheExtension], ascending: list[int]) -> list[list[int]]:
     passes: list[list[int]] = []
     for index in ascending:
         length = len(extensions[index].tokens)
@@ -57,7 +57,7 @@ def _passes(extensions: Sequence[Extension], ascending: list[int]) -> list[list[
     return passes
 
 
-def _pack(decoder: Decoder, extensions: Sequence[Extension]) -> Prefill:
+def _pack(decoder: Decoder, extensions: Sequence[CacheExtension]) -> PrefillBatch:
     rows = len(extensions)
     new = max(len(extension.tokens) for extension in extensions)
     before = max(extension.past_length for extension in extensions)
@@ -75,7 +75,7 @@ def _pack(decoder: Decoder, extensions: Sequence[Extension]) -> Prefill:
     mask = torch.zeros(seen.shape, dtype=decoder.dtype).masked_fill_(
         torch.from_numpy(~seen), -torch.inf
     )
-    return Prefill(
+    return PrefillBatch(
         ids=torch.from_numpy(ids).to(decoder.device),
         positions=torch.from_numpy(positions).to(decoder.device),
         mask=mask.unsqueeze(1).to(decoder.device),
@@ -83,7 +83,7 @@ def _pack(decoder: Decoder, extensions: Sequence[Extension]) -> Prefill:
     )
 
 
-def _packed_past(decoder: Decoder, extensions: Sequence[Extension], before: int) -> torch.Tensor:
+def _packed_past(decoder: Decoder, extensions: Sequence[CacheExtension], before: int) -> torch.Tensor:
     shape = decoder.kv
     packed = torch.zeros(
         2 * shape.layers,

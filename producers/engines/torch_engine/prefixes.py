@@ -11,14 +11,14 @@ from collections.abc import Iterable
 import torch
 
 from producers.engines.torch_engine.decoder import Decoder
-from producers.engines.torch_engine.prefill import Extension, extend
-from producers.engines.torch_engine.sequence import Sequence
+from producers.engines.torch_engine.prefill import CacheExtension, extend_caches
+from producers.engines.torch_engine.sequence import TorchSequence
 
 AHEAD_TOKENS = 1024  # most tokens prefilled at once, unless one prompt alone is longer
 AHEAD_PROMPTS = 32
 
 
-class PrefixStore:
+class PrefixCache:
     """At most `tokens_max` cached tokens (or one longer prompt); least recently used are
     evicted.
     """
@@ -28,7 +28,7 @@ class PrefixStore:
         self._entries: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._tokens = 0
 
-    def get(self, waiting: Iterable[Sequence]) -> torch.Tensor | None:
+    def get(self, waiting: Iterable[TorchSequence]) -> torch.Tensor | None:
         """KV of all tokens but the newest of the first waiting sequence; None if it has only
         one.
         """
@@ -45,8 +45,8 @@ class PrefixStore:
         self._entries.clear()
         self._tokens = 0
 
-    def _prefill(self, waiting: Iterable[Sequence]) -> None:
-        ahead: dict[bytes, Extension] = {}
+    def _prefill(self, waiting: Iterable[TorchSequence]) -> None:
+        ahead: dict[bytes, CacheExtension] = {}
         budget = min(AHEAD_TOKENS, self.tokens_max)
         for sequence in waiting:
             prefix = sequence.prefix
@@ -55,8 +55,8 @@ class PrefixStore:
                 break
             key = prefix.tobytes()
             if key and key not in self._entries:
-                ahead[key] = Extension(prefix)
-        for key, kv in zip(ahead, extend(self.decoder, list(ahead.values())), strict=True):
+                ahead[key] = CacheExtension(prefix)
+        for key, kv in zip(ahead, extend_caches(self.decoder, list(ahead.values())), strict=True):
             assert kv is not None
             self._entries[key] = kv
             self._tokens += kv.shape[2]

@@ -12,7 +12,7 @@ from streams.errors import EngineRefused
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def refuse_unserved(config: PreTrainedConfig, context_max: int) -> None:
+def refuse_unsupported(config: PreTrainedConfig, context_max: int) -> None:
     """Raise `EngineRefused`, which names the property of the configuration that is not served."""
     name = type(config).__name__
     if config.is_encoder_decoder:

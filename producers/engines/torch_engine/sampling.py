@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from streams.records import Sampling
+from streams.values import Sampling
 
 NO_TOKEN = -1  # pads stop tokens: equals no token
 
@@ -79,7 +79,7 @@ def plan_of_rows(plan: SamplingPlan, row_of: torch.Tensor) -> SamplingPlan:
     )
 
 
-class PlanBook:
+class SamplingPlanCache:
     """The plan of the present rows, cached while all of them have equal parameters."""
 
     def __init__(self, device: torch.device) -> None:
@@ -133,7 +133,7 @@ def _filtered(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
     return torch.empty_like(scores).scatter_(-1, order, descending)
 
 
-def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Tokens (n, 1) at which the cumulative probabilities of (n, vocabulary) first exceed the
     uniforms (n, 1) in [0, 1).
     """
@@ -142,7 +142,7 @@ def invert(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulated, cumulated[:, -1:] * uniforms, right=True)
 
 
-def draw(
+def draw_tokens(
     logits: torch.Tensor, plan: SamplingPlan, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and their processed log-probabilities, both (n, 1), for logits (n, vocabulary),
@@ -152,7 +152,7 @@ def draw(
     if plan.all_greedy:
         tokens = logits.argmax(-1, keepdim=True)
     else:
-        tokens = invert(logprobs, uniforms)
+        tokens = inverse_cdf(logprobs, uniforms)
         if plan.greedy is not None:
             tokens = torch.where(plan.greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens, logprobs.gather(1, tokens)

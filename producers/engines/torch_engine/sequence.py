@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from producers.engines.base import Request
+from producers.engines.base import GenerationRequest
 from producers.engines.draws import trajectory_key
-from streams.records import Tokens
+from streams.values import Tokens
 
 
-class Sequence:
+class TorchSequence:
     """Host state of a trajectory.
 
     `tokens[:length]` are on the host. While the sequence is in the batch (`row` ≥ 0), newer tokens
@@ -24,7 +24,7 @@ class Sequence:
         "request", "row", "tokens",
     )  # fmt: skip
 
-    def __init__(self, request: Request, context_max: int) -> None:
+    def __init__(self, request: GenerationRequest, context_max: int) -> None:
         self.request = request
         self.key = trajectory_key(request.seed, request.trajectory)
         self.context_max = context_max

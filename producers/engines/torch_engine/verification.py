@@ -16,22 +16,22 @@ import torch
 from numpy.typing import NDArray
 
 from producers.engines.draws import uniforms
-from producers.engines.torch_engine.decoder import Drafted
-from producers.engines.torch_engine.sequence import Sequence
+from producers.engines.torch_engine.decoder import DraftedTokens
+from producers.engines.torch_engine.sequence import TorchSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedDrafts:
     """The input of a pass; `row_of` (n,) is the row of each token, `drawn` (n, 1) the uniform with
     which the token after it is drawn.
     """
 
-    drafted: Drafted
+    drafted: DraftedTokens
     row_of: torch.Tensor
     drawn: torch.Tensor
 
 
-def pack(rows: Many[Sequence], drafts: Many[Many[int]], device: torch.device) -> Packed:
+def pack_drafts(rows: Many[TorchSequence], drafts: Many[Many[int]], device: torch.device) -> PackedDrafts:
     """Pack each row's newest token, which is not cached yet, and the row's draft after it."""
     counts = np.array([1 + len(draft) for draft in drafts])
     ahead = int(counts.max())
@@ -47,7 +47,7 @@ def pack(rows: Many[Sequence], drafts: Many[Many[int]], device: torch.device) ->
     slots = None
     if len(ids) < ahead * len(rows):
         slots = torch.from_numpy(row_of * ahead + place).to(device)
-    drafted = Drafted(
+    drafted = DraftedTokens(
         ids=torch.tensor(ids, device=device),
         positions=torch.from_numpy(positions).to(device),
         slots=slots,
@@ -55,10 +55,10 @@ def pack(rows: Many[Sequence], drafts: Many[Many[int]], device: torch.device) ->
         ahead=ahead,
     )
     drawn = torch.from_numpy(uniforms(keys, positions + 1)).to(device)
-    return Packed(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))
+    return PackedDrafts(drafted, torch.from_numpy(row_of).to(device), drawn.unsqueeze(1))
 
 
-def accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
+def count_accepted(drawn: Many[int], draft: Many[int], stop: Many[int]) -> tuple[int, bool]:
     """How many of the drawn tokens the row gains: the accepted ones and one more. The second value
     is whether the last of these is a stop token; tokens after a stop token are not gained.
     """

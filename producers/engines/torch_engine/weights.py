@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from producers.engines.base import Compared, Update
+from producers.engines.base import WeightComparison, WeightUpdate
 from producers.engines.torch_engine.checks import check_patch, check_tensors
-from producers.engines.torch_engine.places import Indices, Place
+from producers.engines.torch_engine.places import Indices, WeightView
 from storage.tensors import untie
-from storage.versions.held import Patch
-from streams.records import Version
+from storage.versions.held import TensorPatch
+from streams.values import Version
 
 FILL_COLUMNS = 8  # a matrix after a norm is written whole when 1 in this many columns changed
 FILL_SHARE_MAX = 0.25  # share of elements in whole tensors above which everything is loaded
@@ -29,7 +29,7 @@ COMPARE_ELEMENTS = 1 << 20  # compared at once, so that reading back needs littl
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class TensorWrite:
     """New values of served elements: of some `positions` of `target`, or of all of it."""
 
     target: Tensor
@@ -44,15 +44,15 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedWrites:
     """A checked update; `writes` turn the weights of `base` into it. None: load all tensors."""
 
     base: Version | None
-    writes: tuple[Write, ...] | None
+    writes: tuple[TensorWrite, ...] | None
 
 
 @dataclass(slots=True)
-class _Behind:
+class _NormChange:
     """The columns of a norm that changed; None: all."""
 
     columns: Indices | None
@@ -64,7 +64,7 @@ class ServedWeights:
     own); `tied` the other names under which a checkpoint may hold a tensor.
     """
 
-    places: Mapping[str, tuple[Place, ...]]
+    places: Mapping[str, tuple[WeightView, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     tied: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
@@ -79,37 +79,37 @@ class ServedWeights:
             for place in places:
                 place.fill(own[name], place.factor(own))
 
-    def prepare(self, update: Update) -> Prepared:
+    def prepare(self, update: WeightUpdate) -> PreparedWrites:
         """Check an update and compute its writes. Raises `EngineRefused`, which names the error."""
         own = self._own(update.tensors)
         if update.patches is None or self._is_mostly_whole(update):
             check_tensors(self.shapes, own)
-            return Prepared(None, None)
+            return PreparedWrites(None, None)
         patches, whole = self._named(update)
         check_tensors(self.shapes, own, finite=whole)
         for name, patch in patches.items():
             check_patch(name, patch, self.shapes[name])
         norms = {
-            name: _Behind(None if name in whole else np.asarray(patches[name].indices))
+            name: _NormChange(None if name in whole else np.asarray(patches[name].indices))
             for name in (*patches, *whole)
             if name not in self.places
         }
-        writes: list[Write] = []
+        writes: list[TensorWrite] = []
         for name, places in self.places.items():
             patch = patches.get(name)
             for place in places:
                 behind = norms.get(place.norm or "")
                 if name in whole or (behind and _is_wide(behind, own[name])):
                     target, values = place.rowwise(place.served(own[name], place.factor(own)))
-                    writes.append(Write(target, values))
+                    writes.append(TensorWrite(target, values))
                     continue
                 if patch is not None and len(patch.values):
                     writes.append(_elements(place, np.asarray(patch.indices), patch.values, own))
                 if behind is not None:
                     writes.append(_columns(place, behind, own[name], own))
-        return Prepared(update.base, tuple(writes))
+        return PreparedWrites(update.base, tuple(writes))
 
-    def prepare_for(self, update: Update, held: Version | None) -> Update:
+    def prepare_for(self, update: WeightUpdate, held: Version | None) -> WeightUpdate:
         """The update with `prepared` set. Its patches are used only if their base is `held`, else
         all tensors are loaded. Raises `EngineRefused` as `prepare` does.
         """
@@ -117,19 +117,19 @@ class ServedWeights:
             update = replace(update, base=None, patches=None)
         return replace(update, prepared=self.prepare(update))
 
-    def apply(self, update: Update, held: Version | None) -> None:
+    def apply(self, update: WeightUpdate, held: Version | None) -> None:
         """Serve a prepared update: its writes where `held` is still its base, else all tensors. An
         error leaves a mixture of both versions.
         """
         prepared = update.prepared
-        assert isinstance(prepared, Prepared), "prepare_for sets it"
+        assert isinstance(prepared, PreparedWrites), "prepare_for sets it"
         if prepared.writes is not None and prepared.base == held:
             for write in prepared.writes:
                 write.write()
         else:
             self.load(update.tensors, checked=prepared.writes is None)
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> Compared:
+    def compare(self, names: Iterable[str], tensors: Mapping[str, Tensor]) -> WeightComparison:
         """Compare the served bits with those that loading these tensors gives; names of tensors
         that are not served are ignored.
         """
@@ -137,7 +137,7 @@ class ServedWeights:
         mine = {other: name for name, others in self.tied.items() for other in others}
         asked = {mine.get(name, name) for name in names} & set(self.shapes)
         differing = [name for name in sorted(asked) if not self._is_served(name, own)]
-        return Compared(len(asked), tuple(differing))
+        return WeightComparison(len(asked), tuple(differing))
 
     def _is_served(self, name: str, own: Mapping[str, Tensor]) -> bool:
         if name in self.places:
@@ -150,7 +150,7 @@ class ServedWeights:
         ]
         _, other, place = min(behind, key=lambda found: found[:2])
         rows = place.view[:NORM_ROWS]
-        few = Place(rows, place.scale, place.norm)
+        few = WeightView(rows, place.scale, place.norm)
         return _is_same(few, own[other].view(place.view.shape)[:NORM_ROWS], place.factor(own))
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -162,14 +162,14 @@ class ServedWeights:
         names = (name, *self.tied.get(name, ()))
         return next((one for one in names if one in tensors), name)
 
-    def _named(self, update: Update) -> tuple[dict[str, Patch], set[str]]:
+    def _named(self, update: WeightUpdate) -> tuple[dict[str, TensorPatch], set[str]]:
         """Patches, and names of whole tensors, under the names that they have here. A delta holds
         tied tensors once, under any of their names.
         """
         owners = untie(update.tensors)[1]
         by_owner = {owners.get(p.name, p.name): p for p in update.patches or ()}
         anew = {owners.get(name, name) for name in update.whole}
-        patches: dict[str, Patch] = {}
+        patches: dict[str, TensorPatch] = {}
         whole: set[str] = set()
         for name in self.shapes:
             held = self._held_as(name, update.tensors)
@@ -180,27 +180,27 @@ class ServedWeights:
                 patches[name] = by_owner[owner]
         return patches, whole
 
-    def _is_mostly_whole(self, update: Update) -> bool:
+    def _is_mostly_whole(self, update: WeightUpdate) -> bool:
         sizes = {name: tensor.numel() for name, tensor in untie(update.tensors)[0].items()}
         anew = sum(sizes.get(name, 0) for name in update.whole)
         return anew > FILL_SHARE_MAX * sum(sizes.values())
 
 
-def _is_wide(behind: _Behind, tensor: Tensor) -> bool:
+def _is_wide(behind: _NormChange, tensor: Tensor) -> bool:
     columns = behind.columns
     return columns is None or len(columns) * FILL_COLUMNS >= tensor.shape[-1]
 
 
-def _elements(place: Place, indices: Indices, values: Tensor, own: Mapping[str, Tensor]) -> Write:
+def _elements(place: WeightView, indices: Indices, values: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
     factor = place.factor(own)
     if factor is not None:
         columns = torch.from_numpy(indices % len(factor))
         factor = factor.index_select(0, columns.to(factor.device))
     positions = torch.from_numpy(place.positions(indices)).to(place.view.device)
-    return Write(place.flat, place.served(values, factor), positions)
+    return TensorWrite(place.flat, place.served(values, factor), positions)
 
 
-def _columns(place: Place, behind: _Behind, tensor: Tensor, own: Mapping[str, Tensor]) -> Write:
+def _columns(place: WeightView, behind: _NormChange, tensor: Tensor, own: Mapping[str, Tensor]) -> TensorWrite:
     """The elements that a changed norm changes in the matrix after it."""
     assert behind.columns is not None, "all columns are filled, not patched"
     width = tensor.shape[-1]
@@ -210,7 +210,7 @@ def _columns(place: Place, behind: _Behind, tensor: Tensor, own: Mapping[str, Te
     return _elements(place, indices, values, own)
 
 
-def _is_same(place: Place, tensor: Tensor, factor: Tensor | None) -> bool:
+def _is_same(place: WeightView, tensor: Tensor, factor: Tensor | None) -> bool:
     wanted = tensor.view(place.view.shape)
     rows = max(1, COMPARE_ELEMENTS * len(wanted) // max(1, wanted.numel()))
     for begin in range(0, len(wanted), rows):

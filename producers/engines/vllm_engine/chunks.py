@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import torch
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.torch_engine.checks import check_patch, check_tensors
 from producers.engines.vllm_engine.messages import StagedMessage
-from producers.engines.vllm_engine.needed import Needed
+from producers.engines.vllm_engine.needed import ExpectedTensors
 from storage.tensors import untie
-from storage.versions.held import Patch
-from streams.records import Version
+from storage.versions.held import TensorPatch
+from streams.values import Version
 
 Item = TypeVar("Item")
 
@@ -28,39 +28,39 @@ WHOLE_SHARE_MAX = 0.25  # of all elements; a patch of a whole tensor takes three
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedUpdate:
     """A checked update; `patches` turn the weights of `base` into it. None: load all tensors.
     `messages` are its chunks as staged files, if the workers are in another process.
     """
 
     base: Version | None
-    patches: tuple[Patch, ...] | None
+    patches: tuple[TensorPatch, ...] | None
     messages: tuple[StagedMessage, ...] = ()
 
 
-def checked(update: Update, needed: Needed, held: Version | None, in_place: bool) -> Prepared:
+def check_update(update: WeightUpdate, needed: ExpectedTensors, held: Version | None, in_place: bool) -> PreparedUpdate:
     """Check an update. Raises `EngineRefused`, which names the wrong tensor."""
     own = needed.own(update.tensors)
     usable = in_place and update.base is not None and update.base == held
     if not usable or update.patches is None or _is_mostly_whole(update, own):
         check_tensors(needed.shapes, own)
-        return Prepared(None, None)
+        return PreparedUpdate(None, None)
     patches, whole = _named(update, needed)
     check_tensors(needed.shapes, own, finite=whole)
     for patch in patches:
         check_patch(patch.name, patch, needed.shapes[patch.name])
-    return Prepared(update.base, (*patches, *(_as_patch(name, own[name]) for name in whole)))
+    return PreparedUpdate(update.base, (*patches, *(_as_patch(name, own[name]) for name in whole)))
 
 
 def whole_chunks(
-    needed: Needed, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
+    needed: ExpectedTensors, tensors: Mapping[str, torch.Tensor], bytes_max: int = CHUNK_BYTES
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """All tensors of a version in the order of its layers, at least one per chunk."""
     own = needed.own(tensors)
     return _cut(own.items(), [tensor.nbytes for tensor in own.values()], bytes_max)
 
 
-def patch_chunks(patches: Sequence[Patch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[Patch]]:
+def patch_chunks(patches: Sequence[TensorPatch], bytes_max: int = CHUNK_BYTES) -> Iterator[list[TensorPatch]]:
     """Chunks of patches, sized by the whole tensors that vLLM expands them to."""
     sizes = [torch.Size(p.shape).numel() * p.values.element_size() for p in patches]
     return _cut(patches, sizes, bytes_max)
@@ -79,12 +79,12 @@ def _cut(items: Iterable[Item], sizes: Sequence[int], bytes_max: int) -> Iterato
         yield chunk
 
 
-def _named(update: Update, needed: Needed) -> tuple[list[Patch], set[str]]:
+def _named(update: WeightUpdate, needed: ExpectedTensors) -> tuple[list[TensorPatch], set[str]]:
     """Patches, and names of whole tensors, under the names that vLLM loads. A delta holds tied
     tensors once, under any of their names. Tensors that the model does not have are left out.
     """
     owners = untie(update.tensors)[1]
-    patches: list[Patch] = []
+    patches: list[TensorPatch] = []
     whole: set[str] = set()
     for name in needed.shapes:
         names = {name, *needed.tied.get(name, ())}
@@ -95,16 +95,16 @@ def _named(update: Update, needed: Needed) -> tuple[list[Patch], set[str]]:
         for patch in update.patches or ():
             if patch.name in names and len(patch.values):
                 values = (patch.shape, patch.dtype, patch.indices, patch.values)
-                patches.append(Patch(name, *values))
+                patches.append(TensorPatch(name, *values))
     return patches, whole
 
 
-def _as_patch(name: str, tensor: torch.Tensor) -> Patch:
+def _as_patch(name: str, tensor: torch.Tensor) -> TensorPatch:
     """A whole tensor as a patch of all its elements: vLLM takes no whole tensor beside patches."""
     flat = tensor.reshape(-1)
-    return Patch(name, tuple(tensor.shape), tensor.dtype, torch.arange(len(flat)), flat)
+    return TensorPatch(name, tuple(tensor.shape), tensor.dtype, torch.arange(len(flat)), flat)
 
 
-def _is_mostly_whole(update: Update, own: Mapping[str, torch.Tensor]) -> bool:
+def _is_mostly_whole(update: WeightUpdate, own: Mapping[str, torch.Tensor]) -> bool:
     anew = sum(update.tensors[name].numel() for name in update.whole if name in update.tensors)
     return anew > WHOLE_SHARE_MAX * sum(tensor.numel() for tensor in own.values())

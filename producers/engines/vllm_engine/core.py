@@ -22,34 +22,34 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from producers.engines.vllm_engine.asking import replace_core_calls
-from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
+from producers.engines.vllm_engine.exchange import StepOutput, CoreLoad, CoreRequest, PauseResult
 from producers.engines.vllm_engine.needed import architecture_of
-from producers.engines.vllm_engine.proposer import known_by, speculation
-from producers.engines.vllm_engine.settings import EngineShape
+from producers.engines.vllm_engine.proposer import request_arguments, draft_config
+from producers.engines.vllm_engine.settings import VllmShape
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 
-WORKER = "producers.engines.vllm_engine.worker.RolloutWorker"
+WORKER_CLASS = "producers.engines.vllm_engine.worker.WorkerExtension"
 BACKEND = "rollstream"
 FP32_HEAD = {"head_dtype": "float32"}
 """The head in float32, as in the trainer: a lower precision causes most of the difference between
 the two sides' log-probabilities (PipelineRL, arXiv 2509.19128).
 """
 
-_KEPT: list["Core"] = []
+_CORES: list["LocalCore"] = []
 
 
-class Core:
+class LocalCore:
     """One model, with dummy weights until weights are loaded."""
 
-    def __init__(self, config: PreTrainedConfig, shape: EngineShape) -> None:
+    def __init__(self, config: PreTrainedConfig, shape: VllmShape) -> None:
         from producers.engines.vllm_engine.release import (
             EngineArgs,
             LLMEngine,
             WeightTransferConfig,
         )
 
-        self.load = Load()
+        self.load = CoreLoad()
         self.has_process, self.is_parallel = shape.process, shape.tensor_parallel > 1
         self._entering = threading.RLock()
         """Lets one thread in at a time: `read_back` is called from another one."""
@@ -82,8 +82,8 @@ class Core:
                 # Within one process a step under way would end under the next version; and a draft
                 # needs the tokens of the step before.
                 async_scheduling=None if shape.process and not shape.drafts else False,
-                speculative_config=speculation(shape.drafts, shape.slots, shape.eager),
-                worker_extension_cls=WORKER,
+                speculative_config=draft_config(shape.drafts, shape.slots, shape.eager),
+                worker_extension_cls=WORKER_CLASS,
                 weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             )
             self._engine = LLMEngine.from_engine_args(
@@ -93,13 +93,13 @@ class Core:
             )
         if shape.process:
             replace_core_calls(self._engine.engine_core)
-        _KEPT.append(self)
+        _CORES.append(self)
         cache = self._engine.vllm_config.cache_config
         self.kv_capacity = (int(cache.num_gpu_blocks) - 1) * int(
             cache.block_size
         )  # vLLM keeps one block
 
-    def add(self, order: Order) -> None:
+    def add(self, order: CoreRequest) -> None:
         from producers.engines.vllm_engine.release import RequestOutputKind, SamplingParams
 
         s = order.sampling
@@ -114,32 +114,32 @@ class Core:
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=known_by(order.prompt, order.group, order.place, order.stay),
+            extra_args=request_arguments(order.prompt, order.group, order.place, order.stay),
         )
         prompt = {"prompt_token_ids": order.tokens, "cache_salt": order.salt}
         with self._entered():
             self._engine.add_request(order.key, prompt, params)
         self._keys.add(order.key)
 
-    def step(self, wait_s: float) -> list[Gained]:
+    def step(self, wait_s: float) -> list[StepOutput]:
         """The outputs of one step; none if a core in a process of its own finished none in time."""
         if self.has_process and not self._has_output(wait_s):
             with self._entered():
                 self._engine.engine_core.ensure_alive()
             return []
         with self._entered():
-            gains = [_gained(output) for output in self._engine.step()]
+            gains = [_step_output(output) for output in self._engine.step()]
         self._keys.difference_update(gained.key for gained in gains if gained.finish is not None)
         return gains
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseResult:
         """Stop stepping until `resume`. Returns the outputs of the last steps."""
         if not self.has_process:
-            return Paused([])
+            return PauseResult([])
         with self._entered():
             self._engine.engine_core.call_utility("pause_scheduler", "keep", False)
             # Outputs of steps before the pause arrive before its acknowledgement.
-            return Paused([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
+            return PauseResult([gained for _ in iter(self._outputs, 0) for gained in self.step(0.0)])
 
     def resume(self) -> None:
         if self.has_process:
@@ -161,7 +161,7 @@ class Core:
                 self.draft_from(None, "", None, "")
         except EngineRefused:  # its process has ended
             return
-        self.load, self.free = Load(), True
+        self.load, self.free = CoreLoad(), True
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a worker's method; with several workers, that of the first."""
@@ -187,7 +187,7 @@ class Core:
 
     def try_out(self) -> None:
         """Make one step: what vLLM's kernels cannot compute fails only there."""
-        self.add(Order("try", [0], Sampling(temperature=0), 1, 0, "try"))
+        self.add(CoreRequest("try", [0], Sampling(temperature=0), 1, 0, "try"))
         while not any(gained.finish for gained in self.step(1.0)):
             pass
 
@@ -222,7 +222,7 @@ class Core:
             def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is not None:
                     s = scheduler_stats
-                    core.load = Load(s.num_running_reqs, s.num_waiting_reqs, s.kv_cache_usage)
+                    core.load = CoreLoad(s.num_running_reqs, s.num_waiting_reqs, s.kv_cache_usage)
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -230,16 +230,16 @@ class Core:
         return Listener
 
 
-def open_core(config: PreTrainedConfig, shape: EngineShape) -> Core:
+def open_core(config: PreTrainedConfig, shape: VllmShape) -> LocalCore:
     """Reuse a released core of this model and shape, else open one. Raises `EngineRefused` for a
     model that vLLM cannot serve on this machine.
     """
-    for core in _KEPT:
+    for core in _CORES:
         if core.free and core.of == (config.to_json_string(), shape):
             core.free = False
             return core
     try:
-        core = Core(config, shape)
+        core = LocalCore(config, shape)
         core.try_out()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise EngineRefused(f"vLLM does not serve {type(config).__name__} here: {error}") from error
@@ -252,13 +252,13 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(fields, default=str), encoding="utf-8")
 
 
-def _gained(output: Any) -> Gained:
+def _step_output(output: Any) -> StepOutput:
     (completion,) = output.outputs
     tokens = list(completion.token_ids)
     rows = completion.logprobs or []
     logprobs = [row[token].logprob for row, token in zip(rows, tokens, strict=True)]
     stamped = completion.weight_versions or ()
-    return Gained(
+    return StepOutput(
         output.request_id,
         tokens,
         logprobs,

@@ -10,52 +10,52 @@ from itertools import count
 from pathlib import Path
 
 from producers.engines.base import DraftStats
-from producers.engines.drafts.merged import WithRunning
+from producers.engines.drafts.merged import CombinedSource
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
-from producers.engines.vllm_engine.core import Core
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.vllm_engine.core import LocalCore
 from producers.engines.vllm_engine.exchange import EngineCore
-from producers.engines.vllm_engine.tally import Marks, new_tally
+from producers.engines.vllm_engine.tally import StayDrafts, open_draft_counters
 from streams.errors import EngineRefused
 
 
-class Drafting:
+class WorkerDrafts:
     """Draft statistics of one engine with at most `slots` sequences in vLLM."""
 
-    def __init__(self, core: Core, source: DraftSource, switch: Switch, slots: int) -> None:
-        with new_tally(slots) as (self._tally, path):
-            core.draft_from(seen_by(core, source), switch.rule.kind, switch.forced, path)
+    def __init__(self, core: LocalCore, source: DraftSource, switch: DraftGate, slots: int) -> None:
+        with open_draft_counters(slots) as (self._tally, path):
+            core.draft_from(worker_source(core, source), switch.rule.kind, switch.forced, path)
 
     def stats(self) -> DraftStats:
         return self._tally.stats()
 
-    def marks(self, stay: int, others: Iterable[Marks | None]) -> Marks:
+    def marks(self, stay: int, others: Iterable[StayDrafts | None]) -> StayDrafts:
         """Counters for a new stay, at a place that none of the `others` uses."""
         taken = {other.place for other in others if other is not None}
-        return Marks(self._tally, next(place for place in count() if place not in taken), stay)
+        return StayDrafts(self._tally, next(place for place in count() if place not in taken), stay)
 
 
-def drafting_by(
-    core: EngineCore, source: DraftSource | None, switch: Switch, slots: int
-) -> Drafting | None:
+def open_drafts(
+    core: EngineCore, source: DraftSource | None, switch: DraftGate, slots: int
+) -> WorkerDrafts | None:
     """Turn drafting on; None without a source. Raises `EngineRefused` where vLLM cannot read the
     history.
     """
     if source is None:
         return None
-    if not isinstance(core, Core):
+    if not isinstance(core, LocalCore):
         raise EngineRefused(
             "drafts: a vLLM server by URL drafts as it was started; rollouts.drafts must be "
             "'off' with rollouts.vllm.url"
         )
-    return Drafting(core, source, switch, slots)
+    return WorkerDrafts(core, source, switch, slots)
 
 
-def seen_by(core: Core, source: DraftSource) -> DraftSource | str:
+def worker_source(core: LocalCore, source: DraftSource) -> DraftSource | str:
     """The source itself, or the path at which another process maps it."""
     if not core.has_process:
         return source
-    node = source.node if isinstance(source, WithRunning) else source
+    node = source.node if isinstance(source, CombinedSource) else source
     path = getattr(node, "path", None)
     if path is None:
         raise EngineRefused(

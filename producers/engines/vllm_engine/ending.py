@@ -11,7 +11,7 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def end_with_parent() -> None:
@@ -31,7 +31,7 @@ def end_with_parent() -> None:
 
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     _end()
 
 

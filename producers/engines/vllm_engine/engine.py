@@ -14,26 +14,18 @@ from collections.abc import Iterable, Mapping
 import torch
 from transformers import PreTrainedConfig
 
-from producers.engines.base import (
-    Compared,
-    DraftStats,
-    Emission,
-    EngineStats,
-    Request,
-    Update,
-    UpdateMode,
-)
-from producers.engines.drafts.switch import Switch
+from producers.engines.base import WeightComparison, DraftStats, Emission, EngineStats, GenerationRequest, WeightUpdate, UpdateMode
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.options import EngineOptions
 from producers.engines.outbox import take_back
 from producers.engines.requests import check_append, check_request, check_room
-from producers.engines.vllm_engine.drafting import drafting_by
-from producers.engines.vllm_engine.exchange import Gained, Order, check_temperature
-from producers.engines.vllm_engine.opening import open_parts
-from producers.engines.vllm_engine.sequence import Sequence
+from producers.engines.vllm_engine.drafting import open_drafts
+from producers.engines.vllm_engine.exchange import StepOutput, CoreRequest, check_temperature
+from producers.engines.vllm_engine.opening import open_core_and_weights
+from producers.engines.vllm_engine.sequence import VllmSequence
 from producers.settings import VllmSettings
 from streams.errors import EngineRefused
-from streams.records import Tokens, Version
+from streams.values import Tokens, Version
 
 
 class VllmEngine:
@@ -58,29 +50,29 @@ class VllmEngine:
         self.slots, self.context_max = options.slots, options.context_max
         self._emit_every = options.emit_every
         self.vocabulary = int(model_config.vocab_size)
-        switch = options.switch or Switch()
+        switch = options.switch or DraftGate()
         longest = 0 if options.drafts is None else switch.rule.most
-        self._core, self._weights = open_parts(
+        self._core, self._weights = open_core_and_weights(
             model_config, options, settings or VllmSettings(), longest
         )
         weakref.finalize(self, self._core.give_back).atexit = False
-        self._drafting = drafting_by(self._core, options.drafts, switch, self.slots)
-        self._known: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._inside: dict[str, Sequence] = {}  # by key
-        self._held: dict[str, Sequence] = {}
+        self._drafting = open_drafts(self._core, options.drafts, switch, self.slots)
+        self._known: dict[str, VllmSequence] = {}
+        self._waiting: deque[VllmSequence] = deque()
+        self._inside: dict[str, VllmSequence] = {}  # by key
+        self._held: dict[str, VllmSequence] = {}
         self._outbox: list[Emission] = []
         self._serving = True
         self._stays = self._steps = self._tokens = 0
         self._busy_s = 0.0
-        self._weights.load(self._weights.prepare(Update(version, tensors)))
+        self._weights.load(self._weights.prepare(WeightUpdate(version, tensors)))
         self._core.resume()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         check_request(request, self._known, self.vocabulary)
         check_room(request, self.context_max)
         check_temperature(request.sampling.temperature)
-        sequence = Sequence(request, self.context_max)
+        sequence = VllmSequence(request, self.context_max)
         self._known[request.trajectory] = sequence
         self._waiting.append(sequence)
 
@@ -119,10 +111,10 @@ class VllmEngine:
             self._waiting.remove(sequence)
         return take_back(self._outbox, trajectory)
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         return self._weights.prepare(update)
 
-    def update(self, update: Update, mode: UpdateMode) -> None:
+    def update(self, update: WeightUpdate, mode: UpdateMode) -> None:
         """1. Emit all tokens under the old version.  2. Load the new weights.  3. Resume decoding,
         with or without the KV cache, as the mode requires.
         """
@@ -143,7 +135,7 @@ class VllmEngine:
         self._core.resume()
         self._serving = True
 
-    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def read_back(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         return self._weights.compare(names, tensors)
 
     def running(self) -> list[str]:
@@ -187,7 +179,7 @@ class VllmEngine:
                 sequence.marks = self._drafting.marks(self._stays, others)
             self._inside[sequence.key] = sequence
             self._core.add(
-                Order(
+                CoreRequest(
                     key=sequence.key,
                     tokens=list(sequence.tokens),
                     sampling=sequence.request.sampling,
@@ -206,13 +198,13 @@ class VllmEngine:
         self._steps += bool(gains)
         self._take(gains)
 
-    def _take(self, gains: Iterable[Gained]) -> None:
+    def _take(self, gains: Iterable[StepOutput]) -> None:
         for gained in gains:
             sequence = self._inside.get(gained.key)
             if sequence is not None:
                 self._gain(sequence, gained)
 
-    def _gain(self, sequence: Sequence, gained: Gained) -> None:
+    def _gain(self, sequence: VllmSequence, gained: StepOutput) -> None:
         self._tokens += len(gained.tokens)
         sequence.gain(gained.tokens, gained.logprobs, gained.finish is not None)
         if gained.finish is None:
@@ -230,7 +222,7 @@ class VllmEngine:
         else:
             del self._known[sequence.request.trajectory]
 
-    def _check_stamps(self, sequence: Sequence, gained: Gained) -> None:
+    def _check_stamps(self, sequence: VllmSequence, gained: StepOutput) -> None:
         """Raise `EngineRefused` unless vLLM's stamps of this stay equal the emitted versions."""
         said = sequence.stamps(self.version)
         if gained.versions != said:
@@ -239,7 +231,7 @@ class VllmEngine:
                 f"but they were emitted as {said}"
             )
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: VllmSequence) -> None:
         del self._inside[sequence.key]
         self._core.drop([sequence.key])
 
@@ -253,6 +245,6 @@ class VllmEngine:
             self._leave(sequence)
             self._waiting.appendleft(sequence)
 
-    def _say(self, sequence: Sequence) -> None:
+    def _say(self, sequence: VllmSequence) -> None:
         if sequence.unsaid or sequence.finish is not None:
             self._outbox.append(sequence.say(self.version))

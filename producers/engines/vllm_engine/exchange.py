@@ -10,15 +10,15 @@ from typing import Protocol
 
 import torch
 
-from producers.engines.base import Compared, Update
+from producers.engines.base import WeightComparison, WeightUpdate
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 
 TEMPERATURES = (0.01, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CoreRequest:
     """A request for at most `room` tokens after `tokens`. Requests of equal `salt` share blocks of
     the prefix cache. `prompt` and `group` identify the sequence in a history, `place` and `stay` in
     a tally.
@@ -37,7 +37,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Gained:
+class StepOutput:
     """The tokens of one request from one step. The last one of a request also has the versions of
     all its tokens, as vLLM stamped them: (version, index of the first token).
     """
@@ -50,17 +50,17 @@ class Gained:
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class PauseResult:
     """The outputs of the last steps, and the keys of the requests that were dropped: they restart
     with the tokens that they have.
     """
 
-    gains: list[Gained]
+    gains: list[StepOutput]
     let_go: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CoreLoad:
     """vLLM's statistics after its newest step."""
 
     running: int = 0
@@ -71,18 +71,18 @@ class Load:
 class EngineCore(Protocol):
     """vLLM's engine. Each call raises `EngineRefused` when the engine has ended."""
 
-    load: Load
+    load: CoreLoad
     loads: int
     """How often weights were loaded; KV blocks are shared only within one load."""
     kv_capacity: int
 
-    def add(self, order: Order) -> None: ...
+    def add(self, order: CoreRequest) -> None: ...
 
-    def step(self, wait_s: float) -> list[Gained]:
+    def step(self, wait_s: float) -> list[StepOutput]:
         """The outputs of one step; none if no step was finished in time."""
         ...
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseResult:
         """Stop stepping until `resume`."""
         ...
 
@@ -101,14 +101,14 @@ class EngineCore(Protocol):
         ...
 
 
-class Weights(Protocol):
+class CoreWeights(Protocol):
     """The served weights; the three calls are those of `producers.engines.base.Engine`."""
 
-    def prepare(self, update: Update) -> Update: ...
+    def prepare(self, update: WeightUpdate) -> WeightUpdate: ...
 
-    def load(self, update: Update) -> None: ...
+    def load(self, update: WeightUpdate) -> None: ...
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared: ...
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison: ...
 
 
 def check_temperature(temperature: float) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from producers.engines.vllm_engine.staging import Entry, Staged, staged_tensors
+from producers.engines.vllm_engine.staging import StagedTensor, StagedFile, staged_tensors
 from storage.tensors import DTYPE_NAMES, DTYPES
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 
-Tensors = Sequence[tuple[str, torch.Tensor]]
-Message = Mapping[str, Any]
+NamedTensors = Sequence[tuple[str, torch.Tensor]]
+ChunkMessage = Mapping[str, Any]
 """Arguments of vLLM's `update_weights`: the fields of `transfer.Chunk`."""
 
 
@@ -21,45 +21,45 @@ Message = Mapping[str, Any]
 class StagedMessage:
     """A message whose tensors are in a file that exists until it is closed."""
 
-    file: Staged
+    file: StagedFile
     patched: tuple[tuple[list[int], str], ...] | None = None
     """Shapes and types of the tensors that patches change; None: whole tensors."""
 
     @property
-    def message(self) -> Message:
+    def message(self) -> ChunkMessage:
         described = {"path": self.file.path, "entries": self.file.entries}
         return described if self.patched is None else described | {"patched": self.patched}
 
 
-def stage_tensors(tensors: Tensors) -> StagedMessage:
-    return StagedMessage(Staged(tensors))
+def stage_tensors(tensors: NamedTensors) -> StagedMessage:
+    return StagedMessage(StagedFile(tensors))
 
 
-def stage_patches(patches: Sequence[Patch]) -> StagedMessage:
-    return StagedMessage(Staged(parts_of(patches)), described(patches))
+def stage_patches(patches: Sequence[TensorPatch]) -> StagedMessage:
+    return StagedMessage(StagedFile(patch_parts(patches)), describe_patches(patches))
 
 
-def parts_of(patches: Sequence[Patch]) -> list[tuple[str, torch.Tensor]]:
+def patch_parts(patches: Sequence[TensorPatch]) -> list[tuple[str, torch.Tensor]]:
     """The positions and the values of each patch, one after the other."""
     return [(p.name, part) for p in patches for part in (p.indices, p.values)]
 
 
-def described(patches: Sequence[Patch]) -> tuple[tuple[list[int], str], ...]:
+def describe_patches(patches: Sequence[TensorPatch]) -> tuple[tuple[list[int], str], ...]:
     """Shapes and types of the tensors that the patches change."""
     return tuple((list(p.shape), DTYPE_NAMES[p.dtype]) for p in patches)
 
 
-def staged_patches(
-    path: str, entries: Sequence[Entry], patched: Sequence[tuple[list[int], str]]
-) -> list[Patch]:
+def read_staged_patches(
+    path: str, entries: Sequence[StagedTensor], patched: Sequence[tuple[list[int], str]]
+) -> list[TensorPatch]:
     """The patches in a staged file."""
-    return patches_of(staged_tensors(path, entries), patched)
+    return patches_from_parts(staged_tensors(path, entries), patched)
 
 
-def patches_of(parts: Tensors, patched: Sequence[tuple[list[int], str]]) -> list[Patch]:
+def patches_from_parts(parts: NamedTensors, patched: Sequence[tuple[list[int], str]]) -> list[TensorPatch]:
     """Patches from their positions and values, which come one after the other."""
     return [
-        Patch(name, tuple(shape), DTYPES[kind], indices, values)
+        TensorPatch(name, tuple(shape), DTYPES[kind], indices, values)
         for (shape, kind), (name, indices), (_, values) in zip(
             patched, parts[::2], parts[1::2], strict=True
         )

@@ -21,7 +21,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
+class ExpectedTensors:
     """`shapes` of the tensors by name, in the order of layers, tied ones once; `tied` has the other
     names under which a checkpoint may hold a tensor.
     """
@@ -43,7 +43,7 @@ class Needed:
         return next((one for one in names if one in tensors), name)
 
 
-def needed_by(config: PreTrainedConfig) -> Needed:
+def expected_tensors(config: PreTrainedConfig) -> ExpectedTensors:
     """Raises `EngineRefused` where transformers has no causal language model for `config`."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineRefused(f"{type(config).__name__}: transformers has no causal language model")
@@ -58,7 +58,7 @@ def needed_by(config: PreTrainedConfig) -> Needed:
             shapes[name] = tuple(parameter.shape)
         else:
             tied[owner] = (*tied.get(owner, ()), name)
-    return Needed(shapes, tied)
+    return ExpectedTensors(shapes, tied)
 
 
 def architecture_of(config: PreTrainedConfig) -> str:

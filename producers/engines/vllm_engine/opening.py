@@ -7,19 +7,19 @@ from transformers import PreTrainedConfig
 from producers.engines.options import EngineOptions
 from producers.engines.vllm_engine.core import open_core
 from producers.engines.vllm_engine.environment import has_gpu, require_vllm
-from producers.engines.vllm_engine.exchange import EngineCore, Weights
-from producers.engines.vllm_engine.needed import needed_by
+from producers.engines.vllm_engine.exchange import EngineCore, CoreWeights
+from producers.engines.vllm_engine.needed import expected_tensors
 from producers.engines.vllm_engine.settings import shape_for
-from producers.engines.vllm_engine.weights import ServedWeights
+from producers.engines.vllm_engine.weights import VllmWeights
 from producers.settings import VllmSettings
 
 
-def open_parts(
+def open_core_and_weights(
     config: PreTrainedConfig,
     options: EngineOptions,
     settings: VllmSettings,
     drafts: int = 0,
-) -> tuple[EngineCore, Weights]:
+) -> tuple[EngineCore, CoreWeights]:
     """Open the core of an engine, with dummy weights until weights are loaded, and its weights. At
     most `drafts` tokens of a sequence are drafted per step. Raises `ConfigurationError` or
     `EngineRefused`, which names what is missing.
@@ -30,7 +30,7 @@ def open_parts(
         return open_remote(config, options.slots, options.context_max, settings)
     require_vllm()
     device = options.device or ("cuda" if has_gpu() else "cpu")
-    needed = needed_by(config)
+    needed = expected_tensors(config)
     sizes = options.slots, options.context_max
     core = open_core(config, shape_for(config, *sizes, device, settings, drafts))
-    return core, ServedWeights(core, needed, in_place=device != "cpu")
+    return core, VllmWeights(core, needed, in_place=device != "cpu")

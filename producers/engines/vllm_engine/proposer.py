@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
-from producers.engines.vllm_engine.proposer_guesses import Guesses, Seen
-from producers.engines.vllm_engine.tally import Tally
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.vllm_engine.proposer_guesses import ProposerSpeculation, SteppedRequest
+from producers.engines.vllm_engine.tally import DraftCounters
 
-PROPOSER = "producers.engines.vllm_engine.proposer.HistoryProposer"
-_KNOWN = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"
+PROPOSER_CLASS = "producers.engines.vllm_engine.proposer.HistoryProposer"
+_ARGUMENTS = "rollstream_prompt", "rollstream_group", "rollstream_place", "rollstream_stay"
 
 
-def known_by(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
+def request_arguments(prompt: int, group: int, place: int, stay: int) -> dict[str, int]:
     """The extra arguments that identify a sequence in the history and in the tally."""
-    return dict(zip(_KNOWN, (prompt, group, place, stay), strict=True))
+    return dict(zip(_ARGUMENTS, (prompt, group, place, stay), strict=True))
 
 
-def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
+def draft_config(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
     """vLLM's `speculative_config` for at most `drafts` tokens per draft; None: no drafts.
 
     vLLM pads a request that enters with one token to compute by that many drafts of −1, so that
@@ -35,7 +35,7 @@ def speculation(drafts: int, slots: int, on_cpu: bool) -> dict[str, Any] | None:
     """
     if not drafts:
         return None
-    said: dict[str, Any] = {"method": "custom_class", "model": PROPOSER}
+    said: dict[str, Any] = {"method": "custom_class", "model": PROPOSER_CLASS}
     said["num_speculative_tokens"] = drafts
     if on_cpu:
         said["num_speculative_tokens_per_batch_size"] = [(1, slots, drafts)]
@@ -48,13 +48,13 @@ class HistoryProposer:
     def __init__(self, vllm_config: Any) -> None:
         self._vocabulary = int(vllm_config.model_config.get_vocab_size())
         self._runner: Any = None
-        self._guesses: Guesses | None = None
+        self._guesses: ProposerSpeculation | None = None
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Does nothing: drafts come from no model."""
 
     def draft_from(
-        self, runner: Any, guess: tuple[DraftSource, Switch, Any, Tally | None] | None
+        self, runner: Any, guess: tuple[DraftSource, DraftGate, Any, DraftCounters | None] | None
     ) -> None:
         """From now on draft from this source, under this switch, by this clock, and write the
         counts to this tally; with None, stop drafting.
@@ -68,7 +68,7 @@ class HistoryProposer:
         self._guesses = None
         if guess is not None:
             source, switch, clock, tally = guess
-            self._guesses = Guesses(source, switch, self._vocabulary, clock, tally)
+            self._guesses = ProposerSpeculation(source, switch, self._vocabulary, clock, tally)
 
     def propose(
         self,
@@ -88,7 +88,7 @@ class HistoryProposer:
             ]
         )
 
-    def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> Seen:
+    def _seen(self, row: int, sampled: Sequence[int], tokens: NDArray[np.int32]) -> SteppedRequest:
         """The row after the step. vLLM drops tokens after a stop token, and pads drafts with −1."""
         batch = self._runner.input_batch
         request = self._runner.requests[batch.req_ids[row]]
@@ -97,8 +97,8 @@ class HistoryProposer:
         gained = sampled[: ends[0]] if ends else sampled
         tokens = tokens[: len(tokens) - len(sampled) + len(gained)]
         end = min(request.num_prompt_tokens + asked.max_tokens, self._runner.max_model_len)
-        prompt, group, place, stay = (asked.extra_args[name] for name in _KNOWN)
-        return Seen(
+        prompt, group, place, stay = (asked.extra_args[name] for name in _ARGUMENTS)
+        return SteppedRequest(
             batch.req_ids[row],
             prompt,
             group,

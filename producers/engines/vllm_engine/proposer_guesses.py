@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from producers.engines.drafts.chances import Agreement
-from producers.engines.drafts.guessing import Guessed, Guessing
-from producers.engines.drafts.source import NOTHING, Draft
-from producers.engines.vllm_engine.tally import Tally
+from producers.engines.drafts.chances import HistoryAgreement
+from producers.engines.drafts.guessing import DraftedSequence, Speculation
+from producers.engines.drafts.source import NO_DRAFT, Draft
+from producers.engines.vllm_engine.tally import DraftCounters
 
-TRY_EVERY = 16  # tokens of a row between two drafts that are only compared
-TRY_TOKENS = 8
+TRIAL_EVERY_TOKENS = 16  # tokens of a row between two drafts that are only compared
+TRIAL_TOKENS = 8
 IDLE_STEPS = 8  # from one look at the batch to the next while nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SteppedRequest:
     """A request after a step that verified `draft` and generated `gained` (empty while its prompt
     is being prefilled): all its `tokens`, and how many more it may generate. Counts of its present
     `stay` are written to its `place`.
@@ -42,19 +42,19 @@ class Seen:
 
 
 @dataclass(slots=True)
-class _Row(Guessed):
+class _ProposerRow(DraftedSequence):
     """`tried` is a draft that was looked up at `tried_at` tokens, only to be compared."""
 
-    tried: Draft = NOTHING
-    tried_at: int = -TRY_EVERY
+    tried: Draft = NO_DRAFT
+    tried_at: int = -TRIAL_EVERY_TOKENS
 
 
 @dataclass
-class Guesses(Guessing):
+class ProposerSpeculation(Speculation):
     """Speculation of one engine; all counts are written to `tally` after each step."""
 
-    tally: Tally | None = None
-    _rows: dict[str, _Row] = field(default_factory=dict[str, _Row], init=False)
+    tally: DraftCounters | None = None
+    _rows: dict[str, _ProposerRow] = field(default_factory=dict[str, _ProposerRow], init=False)
     _began: float | None = field(default=None, init=False)
     _steps: int = field(default=1, init=False)
     """Steps since the last look at the batch, plus one."""
@@ -69,7 +69,7 @@ class Guesses(Guessing):
         self._steps += 1
         return True
 
-    def after(self, batch: Sequence[Seen]) -> list[list[int]]:
+    def after(self, batch: Sequence[SteppedRequest]) -> list[list[int]]:
         """The drafts for the next step, some or all of them empty.
 
         1. Record which drafted tokens were accepted.  2. Record the time of the step.  3. Decide
@@ -85,7 +85,7 @@ class Guesses(Guessing):
         for seen, row in rows:  # 1
             self.verified(row, seen.draft, seen.gained)
             if not self.switch.on:
-                row.agreement = Agreement()
+                row.agreement = HistoryAgreement()
         self._measure(rows, began, steps if is_measured else 0)  # 2
         if self.decide(len(rows), self.switch.on, steps):  # 3
             for seen, row in rows:  # 4
@@ -99,11 +99,11 @@ class Guesses(Guessing):
         self._account(batch)  # 5
         return [drafts.get(seen.key, []) for seen in batch]
 
-    def _begun(self, seen: Seen) -> _Row:
+    def _begun(self, seen: SteppedRequest) -> _ProposerRow:
         before = len(seen.tokens) - len(seen.gained)
-        return _Row(seen.prompt, seen.group, self.switch.rule.least, before)
+        return _ProposerRow(seen.prompt, seen.group, self.switch.rule.least, before)
 
-    def _measure(self, rows: Sequence[tuple[Seen, _Row]], began: float, steps: int) -> None:
+    def _measure(self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]], began: float, steps: int) -> None:
         """Record the time of `steps` steps; 0: it is not recorded, because prompts were
         prefilled.
         """
@@ -119,7 +119,7 @@ class Guesses(Guessing):
         if not guessed:  # without drafts a step is a plain one, whatever the switch
             self.switch.plain_steps(len(rows), seconds)
 
-    def _guess(self, rows: Sequence[tuple[Seen, _Row]]) -> dict[str, list[int]]:
+    def _guess(self, rows: Sequence[tuple[SteppedRequest, _ProposerRow]]) -> dict[str, list[int]]:
         """Drafts of the lengths that pay; no draft contains the last token that its request may
         generate.
         """
@@ -131,19 +131,19 @@ class Guesses(Guessing):
         cut = zip(rows, longest, lengths, strict=True)
         return {seen.key: draft[:length] for (seen, _), draft, length in cut}
 
-    def _try(self, row: _Row, seen: Seen) -> None:
+    def _try(self, row: _ProposerRow, seen: SteppedRequest) -> None:
         """Compare the draft of a while ago with the tokens that came, and look up the next one."""
-        if len(seen.tokens) - row.tried_at >= TRY_EVERY:
+        if len(seen.tokens) - row.tried_at >= TRIAL_EVERY_TOKENS:
             self.compared(row.tried, seen.tokens[row.tried_at :].tolist())
-            row.tried = self.attempt(row, self._newest(seen), TRY_TOKENS)
+            row.tried = self.attempt(row, self._newest(seen), TRIAL_TOKENS)
             row.tried_at = len(seen.tokens)
 
-    def _account(self, batch: Sequence[Seen]) -> None:
+    def _account(self, batch: Sequence[SteppedRequest]) -> None:
         told = [self._rows[seen.key].how.say() for seen in batch]
         if self.tally is not None:
             for seen, drafts in zip(batch, told, strict=True):
                 self.tally.add(seen.place, seen.stay, drafts)
             self.tally.write(self.stats())
 
-    def _newest(self, seen: Seen) -> list[int]:
+    def _newest(self, seen: SteppedRequest) -> list[int]:
         return seen.tokens[-self.source.context :].tolist()

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from producers.engines.drafts.history import History
-from producers.engines.drafts.merged import WithRunning, running_tokens
+from producers.engines.drafts.history import AnswerHistory
+from producers.engines.drafts.merged import CombinedSource, running_tokens
 from producers.engines.drafts.shared import SharedHistory
 from producers.engines.drafts.source import DraftSource
-from producers.engines.drafts.switch import Switch
-from producers.engines.drafts.windows import RULES
+from producers.engines.drafts.switch import DraftGate
+from producers.engines.drafts.windows import WINDOW_RULES
 from producers.engines.vllm_engine.release import HAS_TRITON, rejection_sampler
-from producers.engines.vllm_engine.tally import Tally
+from producers.engines.vllm_engine.tally import DraftCounters
 
 NODE_TOKENS = 1 << 18  # tokens of a node's history, the default of rollouts.drafts_tokens
 
@@ -49,15 +49,15 @@ class DraftingWorker:
         clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         if isinstance(source, str):
             most = running_tokens(runner.max_num_reqs, runner.max_model_len, NODE_TOKENS)
-            source = WithRunning(SharedHistory(source), History(most))
-        switch = Switch(RULES[window], forced)
+            source = CombinedSource(SharedHistory(source), AnswerHistory(most))
+        switch = DraftGate(WINDOW_RULES[window], forced)
         if runner.device.type == "cpu":
-            step_plainly(runner)
-        told = Tally(tally) if self.rank == 0 else None
+            skip_empty_verification(runner)
+        told = DraftCounters(tally) if self.rank == 0 else None
         runner.drafter.draft_from(runner, (source, switch, clock, told))
 
 
-def step_plainly(runner: Any) -> None:
+def skip_empty_verification(runner: Any) -> None:
     """Make steps without drafts plain ones from here on: rejection sampling of no drafts takes a
     small model a tenth of a step or more. Idempotent.
     """
@@ -77,13 +77,13 @@ def step_plainly(runner: Any) -> None:
     runner._prepare_inputs = prepared
 
 
-def mend_sampler() -> None:
+def patch_sampler() -> None:
     """Replace the wrong function of vLLM; does nothing where triton is installed."""
     if not HAS_TRITON:
-        rejection_sampler.expand_batch_to_tokens = expanded
+        rejection_sampler.expand_batch_to_tokens = expand_to_tokens
 
 
-def expanded(
+def expand_to_tokens(
     x: torch.Tensor,
     cu_num_tokens: torch.Tensor,
     num_tokens: int,

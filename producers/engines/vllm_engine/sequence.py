@@ -6,20 +6,20 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from producers.engines.base import Emission, Request
+from producers.engines.base import Emission, GenerationRequest
 from producers.engines.drafts.history import prompt_key
 from producers.engines.draws import trajectory_key
-from producers.engines.vllm_engine.tally import Marks
-from streams.records import Tokens, Version
+from producers.engines.vllm_engine.tally import StayDrafts
+from streams.values import Tokens, Version
 
 Finish = Literal["stop", "length"]
 
 
 @dataclass(slots=True)
-class Sequence:
+class VllmSequence:
     """`key` is its request id in vLLM, a new one for each stay; empty before its first stay."""
 
-    request: Request
+    request: GenerationRequest
     context_max: int
     key: str = ""
     stay: int = 0
@@ -27,7 +27,7 @@ class Sequence:
     said: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Versions of these, each with the index of its first token."""
     finish: Finish | None = None
-    marks: Marks | None = None
+    marks: StayDrafts | None = None
     """Draft statistics of this stay; None without drafts."""
     generated: int = field(init=False)
     tokens: list[int] = field(init=False)

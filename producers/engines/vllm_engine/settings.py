@@ -8,13 +8,13 @@ from transformers import PreTrainedConfig
 
 from producers.settings import VllmSettings
 
-CPU_BLOCK = 32  # tokens; the block size of vLLM's attention on the CPU
-CPU_STEP = 2048  # tokens
+CPU_BLOCK_TOKENS = 32  # tokens; the block size of vLLM's attention on the CPU
+CPU_STEP_TOKENS = 2048  # tokens
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class EngineShape:
+class VllmShape:
     """Arguments of one vLLM engine. The KV cache has `blocks` blocks of `block` tokens in
     `kv_bytes` of memory; a step computes at most `step_tokens` tokens, and with `chunked` parts of
     a prompt. None is vLLM's own choice. With `process` vLLM's core is a process of its own; with
@@ -45,7 +45,7 @@ def shape_for(
     device: str,
     settings: VllmSettings,
     drafts: int = 0,
-) -> EngineShape:
+) -> VllmShape:
     """On the CPU the KV cache holds all slots at full context, as in the embedded engine, unless
     `kv_gib` is less. On a GPU vLLM divides the memory itself.
     """
@@ -54,7 +54,7 @@ def shape_for(
     given = None if settings.kv_gib is None else int(settings.kv_gib * GIB)
     head = settings.head_float32 and kind != "float32"
     if device != "cpu":
-        return EngineShape(
+        return VllmShape(
             slots,
             context_max,
             kind,
@@ -65,25 +65,25 @@ def shape_for(
             drafts=drafts,
             head_float32=head,
         )
-    block_bytes = _token_bytes(config, kind) * CPU_BLOCK
-    blocks = slots * math.ceil(context_max / CPU_BLOCK) + 1  # vLLM keeps one block
+    block_bytes = _token_bytes(config, kind) * CPU_BLOCK_TOKENS
+    blocks = slots * math.ceil(context_max / CPU_BLOCK_TOKENS) + 1  # vLLM keeps one block
     if given is not None:
-        one = math.ceil(context_max / CPU_BLOCK) + 1
+        one = math.ceil(context_max / CPU_BLOCK_TOKENS) + 1
         blocks = max(one, min(blocks, given // block_bytes))
-    return EngineShape(
+    return VllmShape(
         slots,
         context_max,
         kind,
         settings.process,
         settings.tensor_parallel,
         eager=True,
-        block=CPU_BLOCK,
+        block=CPU_BLOCK_TOKENS,
         blocks=blocks,
         kv_bytes=block_bytes * blocks,
         # vLLM on the CPU cannot cut the prompt of a request with a seed: it would rewind a random
         # generator, which CPU generators do not support.
         chunked=False,
-        step_tokens=max(CPU_STEP, context_max, slots * (1 + drafts)),
+        step_tokens=max(CPU_STEP_TOKENS, context_max, slots * (1 + drafts)),
         drafts=drafts,
         head_float32=head,
     )

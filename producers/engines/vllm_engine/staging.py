@@ -21,7 +21,7 @@ from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_of
 ALIGNMENT = 64
 
 
-class Entry(TypedDict):
+class StagedTensor(TypedDict):
     """One tensor of a staged file."""
 
     name: str
@@ -31,17 +31,17 @@ class Entry(TypedDict):
     bytes: int
 
 
-class Staged:
+class StagedFile:
     """Named tensors in shared memory, until `close`."""
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._file = open_shared("rollstream-weights")
-        self.entries: list[Entry] = []
+        self.entries: list[StagedTensor] = []
         for name, tensor in tensors:
             begin = self._file.seek(-(-self._file.tell() // ALIGNMENT) * ALIGNMENT)
             size = self._file.write(tensor_bytes(tensor))
             shape, kind = list(tensor.shape), DTYPE_NAMES[tensor.dtype]
-            entry = Entry(name=name, dtype=kind, shape=shape, begin=begin, bytes=size)
+            entry = StagedTensor(name=name, dtype=kind, shape=shape, begin=begin, bytes=size)
             self.entries.append(entry)
         self._file.flush()
 
@@ -54,7 +54,7 @@ class Staged:
         self._file.close()
 
 
-def staged_tensors(path: str, entries: Sequence[Entry]) -> list[tuple[str, torch.Tensor]]:
+def staged_tensors(path: str, entries: Sequence[StagedTensor]) -> list[tuple[str, torch.Tensor]]:
     """These tensors of a staged file. They share its memory and must not be written."""
     if not entries:
         return []

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields
 
 from producers.engines.base import DraftStats
-from producers.engines.drafts.unsaid import Unsaid
+from producers.engines.drafts.unsaid import DraftsBuilder
 from producers.engines.vllm_engine.staging import open_shared, shared_path
-from streams.drafted import right_of
-from streams.records import Drafts
+from streams.drafted import accepted_tokens
+from streams.values import Drafts
 
 _ALL, _EACH = len(fields(DraftStats)), 6  # words; the first word of a place is its stay
 
 
-class Tally:
+class DraftCounters:
     """The counters in a mapped file, which only one process writes."""
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class Tally:
             for other in range(at + 1, at + _EACH):
                 words[other] = 0
             words[at] = stay
-        words[at + 1] += right_of(drafts)
+        words[at + 1] += accepted_tokens(drafts)
         words[at + 2] += drafts.guessed
         words[at + 3] += drafts.asked
         words[at + 4] += drafts.found
@@ -60,25 +60,25 @@ class Tally:
 
 
 @contextmanager
-def new_tally(places: int) -> Generator[tuple[Tally, str]]:
+def open_draft_counters(places: int) -> Generator[tuple[DraftCounters, str]]:
     """New counters, all zero, and the path at which another process can map them during the
     context.
     """
     with open_shared("rollstream-tally") as file:
         file.write(bytes(8 * (_ALL + places * _EACH)))
         file.flush()
-        yield Tally(shared_path(file)), shared_path(file)
+        yield DraftCounters(shared_path(file)), shared_path(file)
 
 
 @dataclass(slots=True)
-class Marks:
+class StayDrafts:
     """Draft statistics of one stay in vLLM: which tokens were drafted, and the look-ups."""
 
-    tally: Tally
+    tally: DraftCounters
     place: int
     stay: int
     right: int = 0
-    how: Unsaid = field(default_factory=Unsaid)
+    how: DraftsBuilder = field(default_factory=DraftsBuilder)
     told: list[float] = field(default_factory=lambda: [0.0] * (_EACH - 1))
 
     def gained(self, count: int, ended: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from producers.engines.vllm_engine.messages import patches_of, staged_patches
+from producers.engines.vllm_engine.messages import patches_from_parts, read_staged_patches
 from producers.engines.vllm_engine.release import (
     CheckpointWeightPatch,
     WeightTransferEngine,
@@ -27,46 +27,46 @@ from producers.engines.vllm_engine.release import (
     load_checkpoint_weight_patches,
 )
 from producers.engines.vllm_engine.remote.uploads import UPLOADS
-from producers.engines.vllm_engine.staging import Entry, staged_tensors
-from storage.versions.held import Patch
+from producers.engines.vllm_engine.staging import StagedTensor, staged_tensors
+from storage.versions.held import TensorPatch
 from streams.errors import EngineRefused
 
 
 @dataclass
-class Nothing(WeightTransferInitInfo):
+class NoInitInfo(WeightTransferInitInfo):
     """Empty: no connection is needed, because tensors come with the chunks."""
 
 
 @dataclass
-class Chunk(WeightTransferUpdateInfo):
+class WeightChunk(WeightTransferUpdateInfo):
     """Some tensors of a version, or some patches, never both in one update. From another process
     they come as the `entries` of the staged file at `path`, from another machine as the checked
     `upload`. `patched` has the shapes and types of the patched tensors.
     """
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    patches: list[Patch] = field(default_factory=list)
+    patches: list[TensorPatch] = field(default_factory=list)
     path: str = ""
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[StagedTensor] = field(default_factory=list)
     upload: str = ""
     patched: list[tuple[list[int], str]] | None = None
 
-    def received(self) -> tuple[list[tuple[str, torch.Tensor]], list[Patch]]:
+    def received(self) -> tuple[list[tuple[str, torch.Tensor]], list[TensorPatch]]:
         if self.upload:
             parts = UPLOADS.pop(self.upload)
-            return (parts, []) if self.patched is None else ([], patches_of(parts, self.patched))
+            return (parts, []) if self.patched is None else ([], patches_from_parts(parts, self.patched))
         if not self.path:
             return self.tensors, self.patches
         if self.patched is None:
             return staged_tensors(self.path, self.entries), []
-        return [], staged_patches(self.path, self.entries, self.patched)
+        return [], read_staged_patches(self.path, self.entries, self.patched)
 
 
-class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
+class VersionTransfer(WeightTransferEngine[NoInitInfo, WeightChunk]):
     """An update is a start, chunks, and a finish; a failed chunk ends it."""
 
-    init_info_cls = Nothing
-    update_info_cls = Chunk
+    init_info_cls = NoInitInfo
+    update_info_cls = WeightChunk
     supports_draft_weight_update = False
 
     def __init__(self, *arguments: Any) -> None:
@@ -76,14 +76,14 @@ class VersionTransfer(WeightTransferEngine[Nothing, Chunk]):
         self._loaded: set[str] = set()
         self._tied = _tied_layers(self.model)
 
-    def init_transfer_engine(self, init_info: Nothing) -> None:
+    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:
         self._wanted = {name for name, _ in self.model.named_parameters()}  # tied ones once
         self._loaded = set()
 
-    def receive_weights(self, update_info: Chunk) -> None:
+    def receive_weights(self, update_info: WeightChunk) -> None:
         tensors, patches = update_info.received()
         if patches:
             load_checkpoint_weight_patches(

@@ -10,44 +10,39 @@ from dataclasses import replace
 
 import torch
 
-from producers.engines.base import Compared, Update
-from producers.engines.vllm_engine.chunks import Prepared, checked, patch_chunks, whole_chunks
-from producers.engines.vllm_engine.core import Core
-from producers.engines.vllm_engine.messages import (
-    Message,
-    StagedMessage,
-    stage_patches,
-    stage_tensors,
-)
-from producers.engines.vllm_engine.needed import Needed
-from producers.engines.vllm_engine.staging import Staged
+from producers.engines.base import WeightComparison, WeightUpdate
+from producers.engines.vllm_engine.chunks import PreparedUpdate, check_update, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.core import LocalCore
+from producers.engines.vllm_engine.messages import ChunkMessage, StagedMessage, stage_patches, stage_tensors
+from producers.engines.vllm_engine.needed import ExpectedTensors
+from producers.engines.vllm_engine.staging import StagedFile
 from streams.errors import EngineRefused
-from streams.records import Version
+from streams.values import Version
 
 
-class ServedWeights:
+class VllmWeights:
     """With `in_place` vLLM stores its matrices as a checkpoint does, so that they can be
     patched.
     """
 
-    def __init__(self, core: Core, needed: Needed, in_place: bool) -> None:
+    def __init__(self, core: LocalCore, needed: ExpectedTensors, in_place: bool) -> None:
         self._core, self._needed, self._in_place = core, needed, in_place
         self.held: Version | None = None
         """The version whose weights are served whole; None during a load and after a failed one."""
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """The update with `prepared` set. Raises `EngineRefused`, which names the wrong tensor."""
-        prepared = checked(update, self._needed, self.held, self._in_place)
+        prepared = check_update(update, self._needed, self.held, self._in_place)
         if self._core.has_process:
             prepared = replace(prepared, messages=tuple(self._staged(update, prepared)))
         return replace(update, prepared=prepared)
 
-    def load(self, update: Update) -> None:
+    def load(self, update: WeightUpdate) -> None:
         """Serve these weights. After `EngineRefused` no version is held."""
         prepared = update.prepared
-        if not isinstance(prepared, Prepared) or not self._joins(prepared):
+        if not isinstance(prepared, PreparedUpdate) or not self._joins(prepared):
             prepared = self.prepare(update).prepared
-            assert isinstance(prepared, Prepared), "prepare sets it"
+            assert isinstance(prepared, PreparedUpdate), "prepare sets it"
         self.held = None
         try:
             self._core.call("start_weight_update")
@@ -63,10 +58,10 @@ class ServedWeights:
         self._core.stamp(str(update.version))
         self.held = update.version
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
         if self._core.is_parallel:
-            return Compared(0, ())
+            return WeightComparison(0, ())
         own, needed = self._needed.own(tensors), self._needed
         asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
         differing = [
@@ -74,13 +69,13 @@ class ServedWeights:
             for name in asked
             if any(self._differs(place, own[name]) for place in (name, *needed.tied.get(name, ())))
         ]
-        return Compared(len(asked), tuple(differing))
+        return WeightComparison(len(asked), tuple(differing))
 
-    def _joins(self, prepared: Prepared) -> bool:
+    def _joins(self, prepared: PreparedUpdate) -> bool:
         """Whether it can be applied to the weights that are served now."""
         return prepared.patches is None or prepared.base == self.held
 
-    def _messages(self, update: Update, prepared: Prepared) -> Iterator[Message]:
+    def _messages(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[ChunkMessage]:
         if prepared.messages:
             for staged in prepared.messages:
                 yield staged.message
@@ -90,7 +85,7 @@ class ServedWeights:
         else:
             yield from ({"tensors": some} for some in whole_chunks(self._needed, update.tensors))
 
-    def _staged(self, update: Update, prepared: Prepared) -> Iterator[StagedMessage]:
+    def _staged(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[StagedMessage]:
         if prepared.patches is not None:
             yield from map(stage_patches, patch_chunks(prepared.patches))
         else:
@@ -99,7 +94,7 @@ class ServedWeights:
     def _differs(self, name: str, tensor: torch.Tensor) -> bool:
         if not self._core.has_process:
             return bool(self._core.call("differs", name, tensor))
-        file = Staged([(name, tensor)])
+        file = StagedFile([(name, tensor)])
         try:
             return bool(self._core.call("differs_from_staged", file.path, file.entries))
         finally:

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 
 from producers.engines.vllm_engine.ending import end_with_parent
-from producers.engines.vllm_engine.proposer_worker import DraftingWorker, mend_sampler
+from producers.engines.vllm_engine.proposer_worker import DraftingWorker, patch_sampler
 from producers.engines.vllm_engine.release import WeightTransferEngineFactory
 from producers.engines.vllm_engine.served import served_tensors
-from producers.engines.vllm_engine.staging import Entry, staged_tensors
+from producers.engines.vllm_engine.staging import StagedTensor, staged_tensors
 from producers.engines.vllm_engine.transfer import VersionTransfer
 
 end_with_parent()
-mend_sampler()
+patch_sampler()
 if "rollstream" not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine("rollstream", VersionTransfer)
 
 
-class RolloutWorker(DraftingWorker):
+class WorkerExtension(DraftingWorker):
     """Methods of vLLM's worker, whose attributes they use."""
 
     weight_transfer_engine: Any
@@ -41,7 +41,7 @@ class RolloutWorker(DraftingWorker):
         served = served_tensors(self.model_runner.get_model(), name)
         return not all(_is_same(one, tensor) for one in served)
 
-    def differs_from_staged(self, path: str, entries: list[Entry]) -> bool:
+    def differs_from_staged(self, path: str, entries: list[StagedTensor]) -> bool:
         """As `differs`, for the one tensor of a staged file."""
         ((name, tensor),) = staged_tensors(path, entries)
         return self.differs(name, tensor)

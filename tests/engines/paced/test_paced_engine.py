@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.base import Update
-from producers.engines.paced.engine import BEHIND_S
+from producers.engines.base import WeightUpdate
+from producers.engines.paced.engine import CATCH_UP_S_MAX
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from tests.support.engine_samples import V1, V2, Gained, ask, gather, prompt, resumed
 from tests.support.paced_samples import ROOFLINE, VOCABULARY, WEIGHTS, HandPace, open_paced, run_all
 
@@ -66,7 +66,7 @@ def test_steps_go_on_while_the_caller_is_busy_but_not_while_it_stood_still() -> 
     pace.at_s += 3600
     before = engine.stats().tokens
     engine.poll(0.0)
-    assert engine.stats().tokens - before <= BEHIND_S / ROOFLINE.step_s(1, 0) + 64
+    assert engine.stats().tokens - before <= CATCH_UP_S_MAX / ROOFLINE.step_s(1, 0) + 64
 
 
 def test_a_recomputed_cache_takes_a_prefill_of_all_of_it() -> None:
@@ -77,7 +77,7 @@ def test_a_recomputed_cache_takes_a_prefill_of_all_of_it() -> None:
         engine.submit(ask("t", prompt(50), Sampling(tokens_max=30)))
         for _ in range(5):
             engine.poll(0.0)
-        engine.update(Update(V2, WEIGHTS), mode)
+        engine.update(WeightUpdate(V2, WEIGHTS), mode)
         run_all(engine)
         ends[mode] = pace.now()
     assert ends["in_flight_recompute"] - ends["in_flight"] == pytest.approx(
@@ -173,7 +173,7 @@ def test_any_schedule_gives_every_trajectory_its_own_tokens(
             engine.submit(resumed(requests[name], gained.get(name, Gained())))
         elif action in ("update", "recompute"):
             mode = "in_flight" if action == "update" else "in_flight_recompute"
-            engine.update(Update(next(versions), WEIGHTS), mode)
+            engine.update(WeightUpdate(next(versions), WEIGHTS), mode)
         stats = engine.stats()
         assert 0 <= stats.kv_used <= capacity
         assert stats.running <= stats.slots

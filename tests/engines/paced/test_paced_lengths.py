@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers.engines.connect import lengths_from
-from producers.engines.paced.lengths import Lengths, LogNormal, Mixture, read_trace
+from producers.engines.paced.lengths import LengthSampler, LogNormal, LogNormalMixture, read_trace
 from producers.engines.paced.settings import LengthPartSettings, LengthSettings
 from streams.errors import ConfigurationError
 from tests.support.engine_samples import prompt
 
-LONGTAIL = Lengths(LogNormal(1_600, 16_000), 0.7)
+LONGTAIL = LengthSampler(LogNormal(1_600, 16_000), 0.7)
 
 
-def drawn(lengths: Lengths, prompts: int, each: int) -> np.ndarray:
+def drawn(lengths: LengthSampler, prompts: int, each: int) -> np.ndarray:
     """[prompt, sample]"""
     asked = [prompt(12, seed) for seed in range(prompts)]
     return np.array(
@@ -25,14 +25,14 @@ def drawn(lengths: Lengths, prompts: int, each: int) -> np.ndarray:
 
 
 def test_the_median_and_the_hundredth_are_what_was_asked_for() -> None:
-    found = drawn(Lengths(LogNormal(1_600, 16_000), 0.0), 40, 200)
+    found = drawn(LengthSampler(LogNormal(1_600, 16_000), 0.0), 40, 200)
     assert np.median(found) == pytest.approx(1_600, rel=0.08)
     assert np.quantile(found, 0.99) == pytest.approx(16_000, rel=0.2)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.7, 1.0])
 def test_answers_to_one_prompt_are_as_alike_as_configured(correlation: float) -> None:
-    found = np.log(drawn(Lengths(LogNormal(1_600, 16_000), correlation), 400, 2))
+    found = np.log(drawn(LengthSampler(LogNormal(1_600, 16_000), correlation), 400, 2))
     assert np.corrcoef(found.T)[0, 1] == pytest.approx(correlation, abs=0.1)
 
 
@@ -46,7 +46,7 @@ def test_a_later_pass_draws_other_lengths_of_the_same_prompt() -> None:
 
 @given(st.floats(0.001, 0.999))
 def test_a_mixture_splits_its_answers_by_weight(share: float) -> None:
-    mixture = Mixture(((3.0, LogNormal(100, 200)), (1.0, LogNormal(5_000, 9_000))))
+    mixture = LogNormalMixture(((3.0, LogNormal(100, 200)), (1.0, LogNormal(5_000, 9_000))))
     length = mixture.quantile(share)
     below = sum(weight * part.share(length) for weight, part in mixture.parts) / 4
     assert below == pytest.approx(share, abs=1e-6)
@@ -54,7 +54,7 @@ def test_a_mixture_splits_its_answers_by_weight(share: float) -> None:
 
 def test_settings_describe_one_shape_a_mixture_or_a_trace(tmp_path: Path) -> None:
     parts = (LengthPartSettings(median=10, p99=20), LengthPartSettings(median=900, p99=990))
-    assert isinstance(lengths_from(LengthSettings(parts=parts)).distribution, Mixture)
+    assert isinstance(lengths_from(LengthSettings(parts=parts)).distribution, LogNormalMixture)
     assert lengths_from(LengthSettings()).distribution == LogNormal(1_600, 16_000)
     trace = tmp_path / "lengths.txt"
     trace.write_text("# of last week's run\n30\n10\n\n20\n")

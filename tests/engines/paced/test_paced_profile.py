@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config
 
-from producers.engines.profiles import Profile, model_key, profile_path, read_profile, write_profile
-from producers.engines.timing import Timing, fitted, points_of
+from producers.engines.profiles import EngineProfile, model_key, profile_path, read_profile, write_profile
+from producers.engines.timing import TimedEngine, fit_profile, measure_points
 from rollstream.config import load
 from rollstream.main import main
-from rollstream.profiling import profile_of
+from rollstream.profiling import run_profile
 from streams.errors import ConfigurationError
 from testbed.repository import ROOT
 from tests.support.engine_samples import SIZES, open_torch, tiny_model
@@ -20,12 +20,12 @@ SMALL = ["rollouts.slots=4", "rollouts.context_max=64", "sampling.tokens_max=32"
 
 def test_every_batch_at_every_length_is_measured_and_leaves_the_engine_empty() -> None:
     engine = open_torch(tiny_model("qwen3"), slots=5, context_max=96)
-    points = list(points_of(Timing(engine, 5, 96, SIZES["vocab_size"])))
+    points = list(measure_points(TimedEngine(engine, 5, 96, SIZES["vocab_size"])))
     assert {point.rows for point in points} == {1, 2, 4, 5}
     assert len(points) == len({(point.rows, point.kv_tokens) for point in points}) == 16
     assert all(point.seconds > 0 and point.kv_tokens < point.rows * 96 for point in points)
     assert engine.running() == []
-    profile = fitted("torch", "m", 5, 96, points)
+    profile = fit_profile("torch", "m", 5, 96, points)
     assert 1 <= profile.batch_max <= 5
     assert profile.points == 16
     assert profile.error <= profile.error_max
@@ -48,7 +48,7 @@ def test_the_command_writes_what_rollouts_of_the_run_read(
     assert {"file", "batch_max", "error", "roofline", "measured"} <= set(told)
     c = load(ROOT / "examples" / "quickstart.toml", SMALL, {})
     shape = Qwen3Config(**c.model.config, vocab_size=18)
-    found = profile_of(c, tmp_path, shape)
+    found = run_profile(c, tmp_path, shape)
     assert found is not None
     assert found.batch_max == told["batch_max"]
     assert list(tmp_path.iterdir()) == [tmp_path / "profiles"]
@@ -58,16 +58,16 @@ def test_a_profile_of_another_model_is_refused_where_it_is_named(tmp_path: Path)
     roofline = read_any(tmp_path)
     c = load(ROOT / "examples" / "quickstart.toml", [f"rollouts.profile={roofline}"], {})
     with pytest.raises(ConfigurationError, match="is the profile of engine torch and model other"):
-        profile_of(c, tmp_path, Qwen3Config(**SIZES))
+        run_profile(c, tmp_path, Qwen3Config(**SIZES))
     unnamed = load(ROOT / "examples" / "quickstart.toml", (), {})
-    assert profile_of(unnamed, tmp_path, Qwen3Config(**SIZES)) is None
+    assert run_profile(unnamed, tmp_path, Qwen3Config(**SIZES)) is None
 
 
 def read_any(folder: Path) -> Path:
     from producers.engines.paced.roofline import Roofline
 
     path = folder / "other.json"
-    write_profile(path, Profile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1))
+    write_profile(path, EngineProfile("torch", "other", "cpu", 4, 64, Roofline(1, 1, 1), 2, 0, 0, 1))
     assert read_profile(path).batch_max == 2
     return path
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producers.engines.connect import roofline_from
-from producers.engines.paced.roofline import FREE, Roofline, batch_max, roofline_of
+from producers.engines.paced.roofline import NEARLY_FREE, Roofline, batch_max, roofline_of_hardware
 from producers.engines.paced.settings import RooflineSettings
-from producers.engines.profiles import Profile, read_profile, write_profile
-from producers.engines.timing import Point, errors, fit, fitted
+from producers.engines.profiles import EngineProfile, read_profile, write_profile
+from producers.engines.timing import StepTiming, relative_errors, fit_roofline, fit_profile
 from streams.errors import ConfigurationError
 
 SECONDS = st.floats(1e-6, 1e-1)
@@ -21,7 +21,7 @@ ROOFLINES = st.builds(
 
 
 def test_a_step_reads_the_weights_and_the_cache_beside_its_arithmetic() -> None:
-    roofline = roofline_of(15e9, 3e12, 60_000, 15e9, 600e12, 1e-3)
+    roofline = roofline_of_hardware(15e9, 3e12, 60_000, 15e9, 600e12, 1e-3)
     assert roofline.step_s(1, 0) == pytest.approx(5e-3 + 1e-3)
     assert roofline.step_s(64, 100_000) == pytest.approx(5e-3 + 2e-3 + 1e-3)
     assert roofline.step_s(400, 0) == pytest.approx(400 * 25e-6 + 1e-3)  # arithmetic binds
@@ -37,16 +37,16 @@ def test_many_steps_end_where_one_after_the_other_does(
 
 @given(ROOFLINES, st.integers(1, 4096))
 def test_b_max_is_the_last_batch_that_is_nearly_free(roofline: Roofline, slots: int) -> None:
-    most, limit = batch_max(roofline, slots), FREE * roofline.step_s(1, 0)
+    most, limit = batch_max(roofline, slots), NEARLY_FREE * roofline.step_s(1, 0)
     assert 1 <= most <= slots
     assert most == 1 or roofline.step_s(most, 0) <= limit
     assert most == slots or roofline.step_s(most + 1, 0) > limit
 
 
-def measured(roofline: Roofline, noise: float = 0.0) -> list[Point]:
+def measured(roofline: Roofline, noise: float = 0.0) -> list[StepTiming]:
     draw = np.random.default_rng(3)
     return [
-        Point(
+        StepTiming(
             rows,
             rows * length,
             roofline.step_s(rows, rows * length) * (1 + noise * draw.normal()),
@@ -67,15 +67,15 @@ def test_the_fit_finds_the_constants_of_exact_steps(
     weights_s: float, kv_s: float, row_s: float, overhead_s: float, overlapping: bool
 ) -> None:
     real = Roofline(weights_s, kv_s, row_s, overhead_s, 1e-5, overlapping)
-    found = fit(measured(real), overlapping)
-    assert errors(found, measured(real)).max() < 0.02
+    found = fit_roofline(measured(real), overlapping)
+    assert relative_errors(found, measured(real)).max() < 0.02
     assert found.prefill_token_s == pytest.approx(1e-5)
 
 
 def test_noise_shows_in_the_error_of_the_fit_and_the_kind_is_found() -> None:
     for overlapping in (True, False):
         real = Roofline(4e-3, 2e-9, 5e-5, 1e-3 * overlapping, 1e-5, overlapping)
-        profile = fitted("torch", "m", 512, 4096, measured(real, noise=0.02))
+        profile = fit_profile("torch", "m", 512, 4096, measured(real, noise=0.02))
         assert profile.roofline.overlapping == overlapping
         assert 0.001 < profile.error < 0.05
         assert profile.batch_max == pytest.approx(batch_max(real, 512), rel=0.15)
@@ -84,7 +84,7 @@ def test_noise_shows_in_the_error_of_the_fit_and_the_kind_is_found() -> None:
 def test_a_profile_is_read_back_and_stands_for_the_paced_constants(tmp_path: Path) -> None:
     roofline = Roofline(1e-3, 1e-8, 1e-5, 1e-4, 1e-5, overlapping=False)
     path = tmp_path / "profiles" / "torch-m.json"
-    profile = Profile("torch", "m", "cpu", 64, 512, roofline, 12, 0.05, 0.2, 30)
+    profile = EngineProfile("torch", "m", "cpu", 64, 512, roofline, 12, 0.05, 0.2, 30)
     write_profile(path, profile)
     assert read_profile(path) == profile
     assert roofline_from(RooflineSettings(profile=str(path))) == roofline

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from producers.engines.base import Request, Update
-from producers.engines.drafts import History, prompt_key
-from producers.engines.drafts.switch import Switch
+from producers.engines.base import GenerationRequest, WeightUpdate
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.engines.drafts.switch import DraftGate
 from producers.engines.drafts.windows import MULTIPLICATIVE
 from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from streams.drafted import joined, right_of
-from streams.records import Drafts, Sampling, Version
+from streams.drafted import join_drafts, accepted_tokens
+from streams.values import Drafts, Sampling, Version
 from tests.engines.torch.test_engine_schedules import MODELS, check_schedule
 from tests.support.engine_samples import (
     V1,
@@ -37,27 +37,27 @@ from tests.support.engine_samples import (
 
 def drafting(
     model: PreTrainedModel,
-    history: History,
+    history: AnswerHistory,
     slots: int = 4,
     context_max: int = 96,
     emit_every: int = 64,
-    switch: Switch | None = None,
+    switch: DraftGate | None = None,
 ) -> TorchEngine:
     return TorchEngine(
         model.config,
         model.state_dict(),
         V1,
         EngineOptions(
-            slots, context_max, emit_every, drafts=history, switch=switch or Switch(forced=True)
+            slots, context_max, emit_every, drafts=history, switch=switch or DraftGate(forced=True)
         ),
     )
 
 
 def remembered(
-    requests: list[Request], gained: dict[str, Gained], wrong: float = 0.0, seed: int = 0
-) -> History:
+    requests: list[GenerationRequest], gained: dict[str, Gained], wrong: float = 0.0, seed: int = 0
+) -> AnswerHistory:
     """What was gained, a share of its tokens replaced by others."""
-    history, drawn = History(1 << 14), np.random.default_rng(seed)
+    history, drawn = AnswerHistory(1 << 14), np.random.default_rng(seed)
     for request in requests:
         answer = np.array(gained[request.trajectory].tokens, np.uint32)
         changed = drawn.random(len(answer)) < wrong
@@ -68,7 +68,7 @@ def remembered(
     return history
 
 
-def asked(sampling: Sampling, count: int = 12) -> list[Request]:
+def asked(sampling: Sampling, count: int = 12) -> list[GenerationRequest]:
     """Several samples of a few prompts, of different lengths."""
     return [
         ask(
@@ -83,7 +83,7 @@ def sampling_of(sampling: Sampling, tokens_max: int) -> Sampling:
 
 
 def assert_same(
-    model: PreTrainedModel, request: Request, plain: list[int], drafted: list[int]
+    model: PreTrainedModel, request: GenerationRequest, plain: list[int], drafted: list[int]
 ) -> None:
     """Equal tokens, or a first difference that rounding explains."""
     if plain == drafted:
@@ -105,7 +105,7 @@ def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -
     """Invariant 10, with right and with wrong drafts."""
     model = tiny_model(family)
     requests = asked(Sampling(temperature, stop=(2,)))
-    plain = run_all(drafting(model, History(64), switch=Switch(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
     for wrong in (0.0, 0.3, 1.0):
         drafted = run_all(drafting(model, remembered(requests, plain, wrong)), requests)
         for request in requests:
@@ -117,7 +117,7 @@ def test_tokens_with_drafts_are_those_without(family: str, temperature: float) -
 def test_log_probabilities_are_those_of_the_model() -> None:
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
-    history = remembered(requests, run_all(drafting(model, History(64)), requests), wrong=0.2)
+    history = remembered(requests, run_all(drafting(model, AnswerHistory(64)), requests), wrong=0.2)
     for name, mine in run_all(drafting(model, history), requests).items():
         request = next(r for r in requests if r.trajectory == name)
         wanted = chosen_logprobs(model, request.tokens, mine.tokens)
@@ -128,7 +128,7 @@ def test_right_drafts_come_many_per_pass_and_never_beyond_the_end() -> None:
     """A stop token and `tokens_max` end a sequence in the middle of a draft."""
     model = tiny_model("qwen3")
     requests = [ask("t0", prompt(5), Sampling(1.0, tokens_max=40))]
-    plain = run_all(drafting(model, History(64)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64)), requests)
     engine = drafting(model, remembered(requests, plain))
     assert run_all(engine, requests)["t0"].tokens == plain["t0"].tokens
     assert engine.stats().steps <= 10
@@ -149,7 +149,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
     """They add up to what the engine counts; a token is marked where history had it."""
     model = tiny_model("qwen3")
     requests = asked(Sampling(1.0, stop=(2,)))
-    plain = run_all(drafting(model, History(64), switch=Switch(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
     engine = drafting(model, remembered(requests, plain, 0.1), emit_every=7)
     parts: dict[str, list[tuple[int, Drafts | None]]] = {}
     for request in requests:
@@ -158,7 +158,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
         for emission in engine.poll(0.0):
             said = (len(emission.tokens), emission.drafts)
             parts.setdefault(emission.trajectory, []).append(said)
-    whole = {name: joined(said) for name, said in parts.items()}
+    whole = {name: join_drafts(said) for name, said in parts.items()}
     told = [drafts for drafts in whole.values() if drafts is not None]
     assert len(told) == len(requests)
     assert max(map(len, parts.values())) > 1
@@ -166,7 +166,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
         assert drafts is not None
         assert sum(drafts.runs) == len(plain[name].tokens)
     counted = engine.stats().drafts
-    assert sum(map(right_of, told)) == counted.accepted > 0
+    assert sum(map(accepted_tokens, told)) == counted.accepted > 0
     assert sum(drafts.guessed for drafts in told) == counted.proposed > counted.accepted
     assert sum(drafts.asked for drafts in told) == counted.asked
     assert sum(drafts.found for drafts in told) == counted.found
@@ -177,7 +177,7 @@ def test_emissions_say_which_tokens_were_guessed() -> None:
 def test_where_nothing_is_drafted_emissions_say_nothing_or_so() -> None:
     """Without drafts no word of them; while the switch is off every token is the model's own."""
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
-    for drafts, wanted in ((None, None), (History(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
+    for drafts, wanted in ((None, None), (AnswerHistory(64), Drafts((30,), 30, 0, 0, 0, 0.0))):
         engine = TorchEngine(
             model.config, model.state_dict(), V1, EngineOptions(4, 96, drafts=drafts)
         )
@@ -191,7 +191,7 @@ def test_rows_drawn_differently_share_a_pass() -> None:
     requests = [
         ask(f"t{i}", prompt(4, i), sampling_of(kinds[i % 4], 30 + i), group=i) for i in range(8)
     ]
-    plain = run_all(drafting(model, History(64), slots=8), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), slots=8), requests)
     drafted = run_all(drafting(model, remembered(requests, plain, 0.1), slots=8), requests)
     assert {k: v.tokens for k, v in drafted.items()} == {k: v.tokens for k, v in plain.items()}
 
@@ -202,7 +202,7 @@ def test_updates_at_the_same_tokens_give_the_same_tokens(mode: str) -> None:
     of this trajectory, KV kept or recomputed, gives what this one gave, spans and all.
     """
     request = ask("t0", prompt(6), Sampling(0.9, tokens_max=80))
-    plain = run_all(drafting(MODELS[1], History(64)), [request])
+    plain = run_all(drafting(MODELS[1], AnswerHistory(64)), [request])
     history = remembered([request], plain, wrong=0.15)
     engine, gained = drafting(MODELS[1], history, slots=1), {}
     engine.submit(request)
@@ -218,13 +218,13 @@ def test_updates_at_the_same_tokens_give_the_same_tokens(mode: str) -> None:
     assert replayed(request, spans, mode).tokens == gained["t0"].tokens
 
 
-def updated(number: int) -> Update:
-    return Update(Version(number, 1), MODELS[1 + (number + 1) % 2].state_dict())
+def updated(number: int) -> WeightUpdate:
+    return WeightUpdate(Version(number, 1), MODELS[1 + (number + 1) % 2].state_dict())
 
 
-def replayed(request: Request, spans: list[tuple[Version, int]], mode: str) -> Gained:
+def replayed(request: GenerationRequest, spans: list[tuple[Version, int]], mode: str) -> Gained:
     """Plain steps, each update after as many tokens as there."""
-    engine, gained = drafting(MODELS[1], History(64), slots=1, switch=Switch(forced=False)), {}
+    engine, gained = drafting(MODELS[1], AnswerHistory(64), slots=1, switch=DraftGate(forced=False)), {}
     engine.submit(request)
     for version, count in spans:
         if version != engine.version:
@@ -243,8 +243,8 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
     others = [ask(f"o{i}", prompt(3, i), Sampling(1.0, tokens_max=50)) for i in range(3)]
     held = ask("held", prompt(4, 9), sampling, hold=True)
 
-    def talk(history: History, forced: bool) -> tuple[dict[str, Gained], TorchEngine]:
-        engine, gained = drafting(model, history, switch=Switch(forced=forced)), {}
+    def talk(history: AnswerHistory, forced: bool) -> tuple[dict[str, Gained], TorchEngine]:
+        engine, gained = drafting(model, history, switch=DraftGate(forced=forced)), {}
         for request in [held, *others]:
             engine.submit(request)
         for _ in range(200):
@@ -254,7 +254,7 @@ def test_a_turn_of_the_environment_goes_on_with_drafts() -> None:
                     engine.append("held", np.array([5, 6, 7], np.uint32))
         return gained, engine
 
-    plain, _ = talk(History(64), False)
+    plain, _ = talk(AnswerHistory(64), False)
     history = remembered([*others], plain, 0.2)
     tokens = np.concatenate((held.tokens, np.array(plain["held"].tokens, np.uint32)))
     history.insert(prompt_key(held.tokens, held.sources), 0, tokens, len(tokens) - 4)
@@ -280,7 +280,7 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
     """Invariants 3 and 10 under submits, moves, updates and changes between plain steps and passes;
     what one sample said is the draft of the next.
     """
-    switch, history = Switch(MULTIPLICATIVE, forced=True), History(1 << 12)
+    switch, history = DraftGate(MULTIPLICATIVE, forced=True), AnswerHistory(1 << 12)
     engine = drafting(MODELS[1], history, slots=3, emit_every=7, switch=switch)
 
     def change() -> None:
@@ -291,7 +291,7 @@ def test_any_schedule_with_drafts_equals_recomputing_everything(
 
 def test_a_history_of_another_vocabulary_is_no_danger() -> None:
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
-    plain = run_all(drafting(model, History(64)), [request])
+    plain = run_all(drafting(model, AnswerHistory(64)), [request])
     history = remembered([request], plain)
     tokens = np.concatenate((request.tokens, np.arange(5, 90, dtype=np.uint32)))
     history.insert(prompt_key(request.tokens, request.sources), 9, tokens, 85, 5.0)
@@ -300,7 +300,7 @@ def test_a_history_of_another_vocabulary_is_no_danger() -> None:
 
 def test_the_difference_that_rounding_does_not_explain_is_found() -> None:
     model, request = tiny_model("qwen3"), ask("t0", prompt(5), Sampling(1.0, tokens_max=30))
-    plain = run_all(drafting(model, History(64)), [request])["t0"].tokens
+    plain = run_all(drafting(model, AnswerHistory(64)), [request])["t0"].tokens
     assert_same(model, request, plain, plain)
     with pytest.raises(AssertionError):
         assert_same(model, request, plain, [*plain[:7], (plain[7] + 1) % 19])
@@ -311,7 +311,7 @@ def test_with_the_switch_off_everything_is_as_without_drafts() -> None:
     model, requests = tiny_model("qwen3"), asked(Sampling(1.0, stop=(2,)))
     bare = TorchEngine(model.config, model.state_dict(), V1, EngineOptions(4, 96))
     plain = run_all(bare, requests)
-    off = run_all(drafting(model, History(64), switch=Switch()), requests)
+    off = run_all(drafting(model, AnswerHistory(64), switch=DraftGate()), requests)
     assert {k: (v.tokens, v.logprobs) for k, v in off.items()} == {
         k: (v.tokens, v.logprobs) for k, v in plain.items()
     }

@@ -7,8 +7,8 @@ import torch
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine, attention
 from producers.engines.torch_engine.cache import KVCache, KVShape
-from producers.engines.torch_engine.order import Segment
-from streams.records import Sampling
+from producers.engines.torch_engine.order import RowSegment
+from streams.values import Sampling
 from tests.support.engine_samples import V1, ask, chosen_logprobs, prompt, run_all, tiny_model
 
 
@@ -19,7 +19,7 @@ def test_attention_of_other_devices_gives_the_same() -> None:
     cache.column = 30
     for row, length in enumerate([25, 20, 7, 3, 0]):
         cache.write(row, torch.randn(2, 2, length, 8))
-    used = (Segment(0, 2, 5), Segment(2, 5, 23))
+    used = (RowSegment(0, 2, 5), RowSegment(2, 5, 23))
     queries = torch.randn(5, 2, 3, 8)
     masks = attention.segment_masks(cache, used)
     found = attention.attend(queries, 0, cache, used, masks)

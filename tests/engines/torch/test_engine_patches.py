@@ -18,14 +18,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from producers.engines.torch_engine.weights import Prepared, Write
+from producers.engines.torch_engine.weights import PreparedWrites, TensorWrite
 from storage.tensors import untie
-from storage.versions.held import Patch
+from storage.versions.held import TensorPatch
 from streams.errors import EngineRefused
-from streams.records import Sampling, Version
+from streams.values import Sampling, Version
 from tests.support.engine_samples import (
     FAMILIES,
     SIZES,
@@ -81,7 +81,7 @@ def changed(tensors: Tensors, shares: dict[str, float], seed: int = 0) -> Tensor
     return new
 
 
-def delta(old: Tensors, new: Tensors, whole: tuple[str, ...] = ()) -> Update:
+def delta(old: Tensors, new: Tensors, whole: tuple[str, ...] = ()) -> WeightUpdate:
     """The update that says exactly what differs."""
     patches = []
     for name, tensor in untie(new)[0].items():
@@ -91,8 +91,8 @@ def delta(old: Tensors, new: Tensors, whole: tuple[str, ...] = ()) -> Update:
         at = differs.any(1).nonzero()[:, 0]
         if name not in whole and len(at):
             values = tensor.view(-1)[at]
-            patches.append(Patch(name, tuple(tensor.shape), tensor.dtype, at, values))
-    return Update(V2, new, V1, tuple(patches), whole)
+            patches.append(TensorPatch(name, tuple(tensor.shape), tensor.dtype, at, values))
+    return WeightUpdate(V2, new, V1, tuple(patches), whole)
 
 
 def engine_of(
@@ -173,12 +173,12 @@ def test_an_update_prepared_for_a_base_that_is_gone_is_loaded() -> None:
     new = changed(old, {"model.layers.0.mlp.up_proj.weight": 0.2}, 1)
     engine = engine_of(model.config, old)
     prepared = dataclasses.replace(engine.prepare(delta(old, new)), version=V3)
-    engine.update(Update(V2, changed(old, {"model.norm.weight": 1.0})), "in_flight")
+    engine.update(WeightUpdate(V2, changed(old, {"model.norm.weight": 1.0})), "in_flight")
     engine.update(prepared, "in_flight")
     assert_same_bits(engine, engine_of(model.config, new))
 
 
-def faulty(patch: Patch, fault: str) -> Patch:
+def faulty(patch: TensorPatch, fault: str) -> TensorPatch:
     if fault == "nan":
         return dataclasses.replace(patch, values=patch.values * torch.nan)
     if fault == "shape":
@@ -207,7 +207,7 @@ def test_a_wrong_patch_is_refused_before_anything_is_written(family: str, fault:
     assert_same_bits(engine, engine_of(model.config, old))
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=4)))
     assert engine.poll(0.1) == []
-    engine.update(Update(V2, new), "in_flight")
+    engine.update(WeightUpdate(V2, new), "in_flight")
     assert run_all(engine)["t"].spans == [(V2, 4)]
 
 
@@ -219,14 +219,14 @@ def test_a_failure_in_the_middle_serves_nothing_and_is_no_base_for_patches() -> 
     engine.submit(ask("t", prompt(4), Sampling(tokens_max=4)))
     update = engine.prepare(delta(old, new))
     good = update.prepared
-    assert isinstance(good, Prepared)
-    broken = Write(torch.zeros(3), torch.zeros(9), torch.arange(9))
-    halted = Prepared(good.base, (*good.writes, broken))
+    assert isinstance(good, PreparedWrites)
+    broken = TensorWrite(torch.zeros(3), torch.zeros(9), torch.arange(9))
+    halted = PreparedWrites(good.base, (*good.writes, broken))
     with pytest.raises((IndexError, RuntimeError)):
         engine.update(dataclasses.replace(update, prepared=halted), "in_flight")
     assert engine.poll(0.1) == []
     again = engine.prepare(delta(old, new)).prepared
-    assert isinstance(again, Prepared)
+    assert isinstance(again, PreparedWrites)
     assert again.writes is None, "what was half written is loaded whole"
     engine.update(delta(old, new), "in_flight")
     assert_same_bits(engine, engine_of(model.config, new))
@@ -271,11 +271,11 @@ def test_a_patched_engine_goes_on_generating_with_its_cache() -> None:
     found = []
     for patched in (True, False):
         engine = open_torch(model)
-        engine.update(Update(V1, old), "in_flight")
+        engine.update(WeightUpdate(V1, old), "in_flight")
         engine.submit(ask("t", prompt(6), Sampling(temperature=0, tokens_max=40)))
         while engine.stats().tokens < 12:
             engine.poll(0.0)
-        engine.update(delta(old, new) if patched else Update(V2, new), "in_flight")
+        engine.update(delta(old, new) if patched else WeightUpdate(V2, new), "in_flight")
         found.append(run_all(engine)["t"])
     assert found[0] == found[1]
     assert found[0].spans[-1] == (V2, 28)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.engines.torch_engine.order import RowOrder, Segment, length_classes, segments
+from producers.engines.torch_engine.order import RowLayout, RowSegment, length_classes, row_segments
 
 SLOTS = 8
 
@@ -15,7 +15,7 @@ def apply(rows: list[str | None], moves: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("iirp"), st.integers(0, 7), st.integers(0, 2))))
 def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int]]) -> None:
-    order, rows = RowOrder((10, 20), SLOTS), [None] * (SLOTS + 1)
+    order, rows = RowLayout((10, 20), SLOTS), [None] * (SLOTS + 1)
     region_of: dict[str, int] = {}
     for number, (action, pick, region) in enumerate(actions):
         used = len(region_of)
@@ -45,10 +45,10 @@ def test_rows_stay_packed_and_regions_together(actions: list[tuple[str, int, int
 
 
 def test_regions_join_where_padding_is_cheaper_than_a_call() -> None:
-    assert segments([2, 3, 0, 10], [0, 10, 0, 90], 100) == (Segment(0, 5, 0), Segment(5, 15, 90))
-    assert segments([1, 4], [50, 20], 10_000) == (Segment(0, 5, 20),)
-    assert segments([4, 0, 4], [50, 0, 50], 100) == (Segment(0, 8, 50),)
-    assert segments([0, 0], [0, 0], 10) == ()
+    assert row_segments([2, 3, 0, 10], [0, 10, 0, 90], 100) == (RowSegment(0, 5, 0), RowSegment(5, 15, 90))
+    assert row_segments([1, 4], [50, 20], 10_000) == (RowSegment(0, 5, 20),)
+    assert row_segments([4, 0, 4], [50, 0, 50], 100) == (RowSegment(0, 8, 50),)
+    assert row_segments([0, 0], [0, 0], 10) == ()
 
 
 def test_length_classes_grow_up_to_the_context() -> None:
@@ -57,5 +57,5 @@ def test_length_classes_grow_up_to_the_context() -> None:
 
 
 def test_a_row_belongs_to_the_shortest_class_that_holds_it() -> None:
-    order = RowOrder((48, 144), 4)
+    order = RowLayout((48, 144), 4)
     assert [order.region(length) for length in (0, 48, 49, 144, 145)] == [2, 2, 1, 1, 0]

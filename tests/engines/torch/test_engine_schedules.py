@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.engines.base import Update
+from producers.engines.base import WeightUpdate
 from producers.engines.draws import trajectory_key, uniforms
 from producers.engines.torch_engine import TorchEngine
-from producers.engines.torch_engine.sampling import draw, plan_sampling
-from streams.records import Sampling, Tokens, Version
+from producers.engines.torch_engine.sampling import draw_tokens, plan_sampling
+from streams.values import Sampling, Tokens, Version
 from tests.support.engine_samples import (
     Gained,
     ask,
@@ -35,7 +35,7 @@ def reference(name: str, start: Tokens, versions: list[int]) -> tuple[list[int],
         with torch.inference_mode():
             logits = MODELS[version](torch.tensor([tokens])).logits[:, -1]
         drawn = torch.from_numpy(uniforms(key, np.array([len(tokens)])))[:, None]
-        token, logprob = draw(logits, plan, drawn)
+        token, logprob = draw_tokens(logits, plan, drawn)
         tokens.append(int(token))
         logprobs.append(float(logprob))
     return tokens[len(start) :], logprobs
@@ -68,7 +68,7 @@ def check_schedule(
         elif action == "update":
             version = 1 + pick % 2
             tensors = MODELS[version].state_dict()
-            engine.update(Update(Version(version, 1), tensors), "in_flight_recompute")
+            engine.update(WeightUpdate(Version(version, 1), tensors), "in_flight_recompute")
         elif action == "switch":
             on_switch()
     while emissions := engine.poll(10.0):

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from producers.engines.drafts import History, prompt_key
-from producers.engines.drafts.merged import WithRunning
+from producers.engines.drafts import AnswerHistory, prompt_key
+from producers.engines.drafts.merged import CombinedSource
 from producers.engines.drafts.node import NodeHistory
-from producers.engines.drafts.switch import Switch
-from streams.records import Sampling
+from producers.engines.drafts.switch import DraftGate
+from streams.values import Sampling
 from tests.engines.torch.test_engine_drafts import asked, assert_same, drafting
 from tests.support.engine_samples import run_all, tiny_model
 
@@ -22,7 +22,7 @@ def test_tokens_are_the_same_while_the_memory_is_scribbled_over(
 ) -> None:
     """Half of the answers are remembered wrong as well, so that some drafts are right, some not."""
     model, requests = tiny_model("qwen3"), asked(Sampling(temperature, stop=(2,)))
-    plain = run_all(drafting(model, History(64), switch=Switch(forced=False)), requests)
+    plain = run_all(drafting(model, AnswerHistory(64), switch=DraftGate(forced=False)), requests)
     node, drawn = NodeHistory(tmp_path / "node", 1 << 13), np.random.default_rng(0)
     history = node.take_over()
     assert history is not None
@@ -33,7 +33,7 @@ def test_tokens_are_the_same_while_the_memory_is_scribbled_over(
         tokens = np.concatenate((request.tokens, answer))
         key = prompt_key(request.tokens, request.sources)
         history.insert(key, request.group, tokens, len(answer), 1.0)
-    source, over = WithRunning(node, History(1024)), threading.Event()
+    source, over = CombinedSource(node, AnswerHistory(1024)), threading.Event()
     whole = run_all(drafting(model, source), requests)
     scribbler = threading.Thread(target=scribble, args=(node.path, over))
     scribbler.start()

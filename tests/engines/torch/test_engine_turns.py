@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.base import Update
-from streams.records import Sampling
+from producers.engines.base import WeightUpdate
+from streams.values import Sampling
 from tests.support.engine_samples import (
     ask,
     chosen_logprobs,
@@ -56,7 +56,7 @@ def test_a_held_trajectory_is_recomputed_with_the_rest() -> None:
     engine = open_torch(old)
     engine.submit(ask("t", prompt(6), TURNS, hold=True))
     first = to_first_stop(engine, "t")
-    engine.update(Update(engine.version, new.state_dict()), "in_flight_recompute")
+    engine.update(WeightUpdate(engine.version, new.state_dict()), "in_flight_recompute")
     engine.append("t", prompt(4, 9))
     second = run_all(engine)["t"]
     start = np.array([*prompt(6), *first.tokens, *prompt(4, 9)], np.uint32)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from producers.engines.base import Engine, Update
+from producers.engines.base import Engine, WeightUpdate
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
 from streams.errors import EngineRefused
-from streams.records import Sampling
+from streams.values import Sampling
 from testbed.update_reference import over_old_cache
 from tests.support.engine_samples import (
     V1,
@@ -34,7 +34,7 @@ def test_in_flight_keeps_the_cache_and_stamps_spans(family: str) -> None:
 def check_in_flight(engine: Engine, old: PreTrainedModel, new: PreTrainedModel) -> None:
     """The reference goes on with new weights over the old weights' cache."""
     gained = half_way(engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     mine = to_the_end(engine, gained)
     greedy, logprobs = over_old_cache(old, new, prompt(6), mine.tokens, 12)
     assert mine.tokens == greedy
@@ -49,7 +49,7 @@ def test_in_flight_recompute_equals_a_full_prefill_under_the_new_weights(family:
 
 def check_recompute(engine: Engine, new: PreTrainedModel) -> None:
     gained = half_way(engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight_recompute")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight_recompute")
     mine = to_the_end(engine, gained)
     wanted = chosen_logprobs(new, prompt(6), mine.tokens)
     torch.testing.assert_close(torch.tensor(mine.logprobs[12:]), wanted[12:], atol=1e-4, rtol=0)
@@ -68,10 +68,10 @@ def test_a_failed_update_serves_nothing_until_one_succeeds(family: str, fault: s
     else:
         bad[name] = bad[name][:-1] if fault == "shape" else bad[name] * torch.nan
     with pytest.raises(EngineRefused, match=name):
-        engine.update(Update(V2, bad), "in_flight")
+        engine.update(WeightUpdate(V2, bad), "in_flight")
     assert engine.poll(0.1) == []
     assert engine.version == V1
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     assert to_the_end(engine, gained).spans == [(V1, 12), (V2, 28)]
 
 
@@ -80,7 +80,7 @@ def test_a_prefilled_prompt_is_not_reused_across_versions() -> None:
     old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
     engine = open_torch(old)
     half_way(engine)
-    engine.update(Update(V2, new.state_dict()), "in_flight")
+    engine.update(WeightUpdate(V2, new.state_dict()), "in_flight")
     sibling = run_all(engine, [ask("u", prompt(6), Sampling(tokens_max=30))])["u"]
     wanted = chosen_logprobs(new, prompt(6), sibling.tokens)
     torch.testing.assert_close(torch.tensor(sibling.logprobs), wanted, atol=1e-4, rtol=0)

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from producers.engines.torch_engine.sampling import (
-    draw,
-    invert,
-    plan_sampling,
-    processed_logprobs,
-)
-from streams.records import Sampling
+from producers.engines.torch_engine.sampling import draw_tokens, inverse_cdf, plan_sampling, processed_logprobs
+from streams.values import Sampling
 from tests.support.engine_samples import (
     ask,
     open_torch,
@@ -41,7 +36,7 @@ def test_drawn_tokens_follow_the_processed_probabilities(sampling: Sampling) -> 
     logits = torch.randn(1, 19, generator=torch.manual_seed(1))
     plan = plan_sampling([sampling], CPU)
     uniform = torch.rand(40_000, 1, dtype=torch.float64, generator=torch.manual_seed(2))
-    tokens, logprobs = draw(logits.expand(40_000, -1), plan, uniform)
+    tokens, logprobs = draw_tokens(logits.expand(40_000, -1), plan, uniform)
     probabilities = processed_logprobs(logits, plan)[0].double().exp()
     assert chi_square(tokens[:, 0], probabilities) < 42.3
     assert torch.equal(logprobs[:, 0], processed_logprobs(logits, plan)[0][tokens[:, 0]])
@@ -67,10 +62,10 @@ def test_rows_of_different_parameters_are_drawn_as_if_alone() -> None:
     ]
     logits = torch.randn(5, 19, generator=torch.manual_seed(3))
     uniform = torch.rand(5, 1, dtype=torch.float64, generator=torch.manual_seed(4))
-    tokens, logprobs = draw(logits, plan_sampling(kinds, CPU), uniform)
+    tokens, logprobs = draw_tokens(logits, plan_sampling(kinds, CPU), uniform)
     for row, kind in enumerate(kinds):
         at = slice(row, row + 1)
-        token, logprob = draw(logits[at], plan_sampling([kind], CPU), uniform[at])
+        token, logprob = draw_tokens(logits[at], plan_sampling([kind], CPU), uniform[at])
         assert token == tokens[row]
         torch.testing.assert_close(logprob[0], logprobs[row])
 
@@ -79,12 +74,12 @@ def test_no_uniform_reaches_an_impossible_token() -> None:
     logprobs = torch.tensor([[-torch.inf, 0.25, 0.75, -torch.inf]])
     logprobs[:, 1:3] = logprobs[:, 1:3].log()
     edges = torch.tensor([[0.0], [0.25], [1 - 2.0**-53]], dtype=torch.float64)
-    assert invert(logprobs.expand(3, -1), edges)[:, 0].tolist() == [1, 2, 2]
+    assert inverse_cdf(logprobs.expand(3, -1), edges)[:, 0].tolist() == [1, 2, 2]
 
 
 def test_greedy_log_probability_is_that_of_temperature_one() -> None:
     logits = torch.randn(1, 19, generator=torch.manual_seed(5))
     plan = plan_sampling([Sampling(temperature=0)], CPU)
-    token, logprob = draw(logits, plan, torch.zeros(1, 1, dtype=torch.float64))
+    token, logprob = draw_tokens(logits, plan, torch.zeros(1, 1, dtype=torch.float64))
     assert int(token) == int(logits.argmax())
     np.testing.assert_allclose(float(logprob), float(logits.log_softmax(-1).max()), rtol=1e-6)

@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
-from rollstream.config import Configuration
+from rollstream.settings import Configuration
 from rollstream.role_place import RoleLaunch
 from rollstream.roles import run_role
-from storage.conditions import check_conditions
+from storage.conditions import check_conditional_writes
 from storage.connect import open_store
 from streams.errors import ConfigurationError
 from testbed.servers import forgetful_s3
@@ -18,7 +18,7 @@ from tests.storage.storage_samples import in_threads
 
 
 def check(store) -> None:
-    check_conditions(store, "s3://bucket/run", uuid.uuid4().hex)
+    check_conditional_writes(store, "s3://bucket/run", uuid.uuid4().hex)
 
 
 def test_stores_that_keep_conditions_are_accepted_and_nothing_stays(store):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage.connect import open_store
-from storage.s3.place import parse_place
+from storage.s3.place import parse_s3_url
 from streams.errors import (
     CorruptObject,
     ObjectExists,
@@ -52,7 +52,7 @@ def named(fault):
 def proxied():
     """(direct store, proxy, a function that opens the same place through the proxy)."""
     url = versity.new_url()
-    endpoint = parse_place(url).endpoint
+    endpoint = parse_s3_url(url).endpoint
     with FaultProxy(endpoint) as proxy:
 
         def through(deadline_s=6.0):

@@ -5,7 +5,7 @@ server; and a read that crosses a swap.
 import pytest
 
 from storage.connect import open_store
-from storage.s3.place import parse_place
+from storage.s3.place import parse_s3_url
 from streams.errors import ObjectExists, SwapLost
 from testbed.servers.fault_proxy import Fault, FaultProxy
 from tests.storage.storage_samples import in_threads
@@ -14,7 +14,7 @@ from tests.storage.stores.s3_operations import KEY, LARGE, SMALL, content
 
 @pytest.fixture
 def proxied(s3_url):
-    endpoint = parse_place(s3_url).endpoint
+    endpoint = parse_s3_url(s3_url).endpoint
     with FaultProxy(endpoint) as proxy:
         yield open_store(s3_url), proxy, open_store(s3_url.replace(endpoint, proxy.endpoint))
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.s3.failures import Kind, failure_of
-from storage.s3.place import ENCRYPTIONS, PARAMETERS, S3Place, parse_place
-from storage.s3.ranges import PART_BYTES, PARTS_MAX, plan_parts, split
-from storage.s3.retries import PAUSE_S_MAX, limits_of, pause_s
+from storage.s3.failures import FailureKind, classify_failure
+from storage.s3.place import ENCRYPTIONS, PARAMETERS, S3Address, parse_s3_url
+from storage.s3.ranges import PART_BYTES, PARTS_MAX, plan_parts, split_range
+from storage.s3.retries import PAUSE_S_MAX, time_limits, pause_s
 from streams.errors import ConfigurationError
 
 sizes = st.integers(0, 1 << 44)
@@ -15,7 +15,7 @@ sizes = st.integers(0, 1 << 44)
 
 @given(st.integers(0, 1 << 30), st.integers(0, 1 << 20), st.integers(1 << 12, 1 << 20))
 def test_ranges_cover_everything_once_in_order_within_their_bound(start, length, bytes_max):
-    ranges = split(start, start + length, bytes_max)
+    ranges = split_range(start, start + length, bytes_max)
     assert [r.start for r in ranges] == [start, *(r.end for r in ranges)][: len(ranges)]
     assert sum(r.end - r.start for r in ranges) == length
     assert all(0 < r.end - r.start <= bytes_max for r in ranges)
@@ -39,7 +39,7 @@ def test_pauses_grow_to_their_bound_and_jitter_over_half_of_it(failures, draw):
 
 @given(st.floats(0.2, 3600))
 def test_an_operation_that_begins_its_last_request_in_time_ends_in_time(deadline_s):
-    limits = limits_of(deadline_s)
+    limits = time_limits(deadline_s)
     assert min(limits.begin_s, limits.connect_s, limits.silence_s) > 0
     assert limits.begin_s + limits.connect_s + limits.silence_s == pytest.approx(deadline_s)
 
@@ -47,34 +47,34 @@ def test_an_operation_that_begins_its_last_request_in_time_ends_in_time(deadline
 @pytest.mark.parametrize(
     ("status", "code", "kind", "in_doubt"),
     [
-        (404, "NoSuchKey", Kind.MISSING, False),
-        (404, "NoSuchBucket", Kind.REFUSED, False),
-        (404, "404", Kind.TRANSIENT, False),
-        (403, "AccessDenied", Kind.REFUSED, False),
-        (412, "PreconditionFailed", Kind.PRECONDITION, False),
-        (412, "412", Kind.PRECONDITION, False),
-        (409, "ConditionalRequestConflict", Kind.CONFLICT, False),
-        (409, "ObjectParentIsFile", Kind.IN_THE_WAY, False),
-        (416, "InvalidRange", Kind.RANGE, False),
-        (500, "InternalError", Kind.TRANSIENT, True),
-        (503, "SlowDown", Kind.TRANSIENT, True),
-        (502, "502", Kind.TRANSIENT, True),
-        (501, "NotImplemented", Kind.REFUSED, False),
-        (429, "TooManyRequests", Kind.TRANSIENT, False),
-        (400, "RequestTimeout", Kind.TRANSIENT, False),
+        (404, "NoSuchKey", FailureKind.MISSING, False),
+        (404, "NoSuchBucket", FailureKind.REFUSED, False),
+        (404, "404", FailureKind.TRANSIENT, False),
+        (403, "AccessDenied", FailureKind.REFUSED, False),
+        (412, "PreconditionFailed", FailureKind.PRECONDITION, False),
+        (412, "412", FailureKind.PRECONDITION, False),
+        (409, "ConditionalRequestConflict", FailureKind.CONFLICT, False),
+        (409, "ObjectParentIsFile", FailureKind.IN_THE_WAY, False),
+        (416, "InvalidRange", FailureKind.RANGE, False),
+        (500, "InternalError", FailureKind.TRANSIENT, True),
+        (503, "SlowDown", FailureKind.TRANSIENT, True),
+        (502, "502", FailureKind.TRANSIENT, True),
+        (501, "NotImplemented", FailureKind.REFUSED, False),
+        (429, "TooManyRequests", FailureKind.TRANSIENT, False),
+        (400, "RequestTimeout", FailureKind.TRANSIENT, False),
     ],
 )
 def test_what_an_answer_means(status, code, kind, in_doubt):
-    failure = failure_of(status, code, "text")
+    failure = classify_failure(status, code, "text")
     assert (failure.kind, failure.in_doubt) == (kind, in_doubt)
 
 
 def test_a_url_says_everything_but_credentials():
-    assert parse_place("s3://bucket") == S3Place("bucket")
-    assert parse_place(
+    assert parse_s3_url("s3://bucket") == S3Address("bucket")
+    assert parse_s3_url(
         "s3://my.bucket-1/runs/a/?endpoint=http://127.0.0.1:7070&region=eu-north-1"
         "&sse=aws:kms&sse_kms_key_id=arn:aws:kms:eu-north-1:1:key/2&deadline_s=30"
-    ) == S3Place(
+    ) == S3Address(
         "my.bucket-1",
         "runs/a",
         "http://127.0.0.1:7070",
@@ -84,7 +84,7 @@ def test_a_url_says_everything_but_credentials():
         "arn:aws:kms:eu-north-1:1:key/2",
         30.0,
     )
-    assert not parse_place("s3://bucket?endpoint=https://r2.example&path_style=false").path_style
+    assert not parse_s3_url("s3://bucket?endpoint=https://r2.example&path_style=false").path_style
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_url_says_everything_but_credentials():
 )
 def test_a_bad_url_is_refused_with_the_reason(url, said):
     with pytest.raises(ConfigurationError, match=said):
-        parse_place(url)
+        parse_s3_url(url)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_a_bad_url_is_refused_with_the_reason(url, said):
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url):
     with pytest.raises(ConfigurationError) as caught:
-        parse_place(url)
+        parse_s3_url(url)
     assert "hush" not in str(caught.value)
 
 
 @given(st.text(max_size=60))
 def test_any_url_is_a_place_or_a_clear_error(text):
     try:
-        said = str(parse_place(f"s3://{text}"))
+        said = str(parse_s3_url(f"s3://{text}"))
     except ConfigurationError as error:
         said = str(error).removeprefix("store URL ")
     assert said.startswith("s3://")

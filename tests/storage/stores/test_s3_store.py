@@ -12,7 +12,7 @@ import pytest
 
 from storage.connect import open_store
 from storage.keys import KeyRefused
-from storage.s3.place import parse_place
+from storage.s3.place import parse_s3_url
 from streams.errors import ConfigurationError, ObjectExists, StoreError, StoreTimeout
 from testbed.servers import moto_s3, versity
 from tests.storage.storage_samples import in_threads
@@ -73,7 +73,7 @@ def test_places_of_one_bucket_do_not_see_each_other(url):
 
 
 def test_objects_of_other_tools_are_read_and_names_that_are_no_keys_not_listed(url):
-    place = parse_place(url)
+    place = parse_s3_url(url)
     client = boto3.Session().client("s3", endpoint_url=place.endpoint, region_name="us-east-1")
     for name in ("plain", "with space", "folder/"):
         client.put_object(Bucket=place.bucket, Key=f"{place.prefix}/{name}", Body=b"")
@@ -85,7 +85,7 @@ def test_objects_of_other_tools_are_read_and_names_that_are_no_keys_not_listed(u
 @pytest.mark.parametrize("sse", ["AES256", "aws:kms&sse_kms_key_id=key-1"])
 def test_encryption_is_asked_for_on_every_write(sse):
     url = moto_s3.new_url(f"sse={sse}")
-    place = parse_place(url)
+    place = parse_s3_url(url)
     store = open_store(url)
     store.put("small", b"x")
     store.create("large", content(1, LARGE))
@@ -118,7 +118,7 @@ def refused(store, said):
 
 
 def test_a_bucket_that_does_not_exist_is_named(s3_url):
-    endpoint = parse_place(s3_url).endpoint
+    endpoint = parse_s3_url(s3_url).endpoint
     store = open_store(f"s3://no-such-bucket?endpoint={endpoint}")
     refused(store, "s3://no-such-bucket/.* at http://.*create the bucket")
 

@@ -3,31 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.versions.anchoring import AnchorRule, Chain, anchor_due, is_kept_beside
+from storage.versions.anchoring import AnchorRule, AnchorChain, anchor_due, is_kept_beside
 from storage.versions.pointer import Pointer
 from storage.versions.retention import StoredVersion, plan_retention
-from streams.records import Version
+from streams.values import Version
 
 RULE = AnchorRule(every=25, versions_max=100, keep_every=0)
 
 
 def test_the_first_and_every_kth_version_are_anchors():
     assert anchor_due(0, None, RULE)
-    assert not anchor_due(7, Chain(24, 1, 1000), RULE)
-    assert anchor_due(8, Chain(25, 1, 1000), RULE)
+    assert not anchor_due(7, AnchorChain(24, 1, 1000), RULE)
+    assert anchor_due(8, AnchorChain(25, 1, 1000), RULE)
 
 
 def test_a_chain_ends_where_its_deltas_pass_a_third_of_a_full_version():
-    assert not anchor_due(5, Chain(3, 333, 1000), RULE)
-    assert anchor_due(5, Chain(3, 334, 1000), RULE)
+    assert not anchor_due(5, AnchorChain(3, 333, 1000), RULE)
+    assert anchor_due(5, AnchorChain(3, 334, 1000), RULE)
 
 
 def test_multiples_of_keep_every_are_anchors_where_chains_between_them_would_fill_the_store():
     crowded = AnchorRule(every=25, versions_max=16, keep_every=10)
-    assert anchor_due(20, Chain(2, 1, 1000), crowded)
-    assert not anchor_due(21, Chain(2, 1, 1000), crowded)
+    assert anchor_due(20, AnchorChain(2, 1, 1000), crowded)
+    assert not anchor_due(21, AnchorChain(2, 1, 1000), crowded)
     roomy = AnchorRule(every=25, versions_max=80, keep_every=10)
-    assert not anchor_due(20, Chain(2, 1, 1000), roomy)
+    assert not anchor_due(20, AnchorChain(2, 1, 1000), roomy)
 
 
 def test_an_anchor_holds_a_small_delta_beside_it():
@@ -45,7 +45,7 @@ def test_a_version_held_by_a_rollout_of_the_chain_before_always_stays(every, ver
         due = anchor_due(number, chain, rule)
         base = None if due or not stored else stored[-1].version
         stored.append(StoredVersion(Version(number, 1), base))
-        chain = Chain(1, 0, 100) if due else Chain(chain.length + 1, chain.delta_bytes + size, 100)
+        chain = AnchorChain(1, 0, 100) if due else AnchorChain(chain.length + 1, chain.delta_bytes + size, 100)
         assert chain.length <= max(1, versions_max // 2)
         pointer = Pointer("run", 1, Version(number, 1), "", "", None)
         held = {stored[-2].version} if number else set()

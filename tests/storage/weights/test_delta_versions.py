@@ -7,11 +7,11 @@ from safetensors.torch import load as load_safetensors
 from storage.manifest import manifest_key, version_folder
 from storage.memory_store import MemoryStore
 from storage.model import build_model, model_files, model_from_version, published_tensors
-from storage.versions.fetch import fetch, fetch_file
-from storage.versions.held import HeldWeights
-from storage.versions.publish import NewVersion, publish
+from storage.versions.fetch import fetch_tensors, fetch_model_file
+from storage.versions.held import ResidentWeights
+from storage.versions.publish import NewVersion, publish_version
 from streams.errors import CorruptObject, ObjectMissing, StoreError
-from streams.records import Version
+from streams.values import Version
 from tests.storage.storage_samples import TINY
 from tests.storage.weights.version_samples import (
     FILES,
@@ -44,11 +44,11 @@ def test_a_delta_comes_back_bit_for_bit_on_every_store(store):
     for _ in range(3):
         assert history.add().kind == "delta"
     for number, manifest in enumerate(history.manifests):
-        got, tensors = fetch(store, manifest.version, manifest.hash)
+        got, tensors = fetch_tensors(store, manifest.version, manifest.hash)
         assert got == manifest
         assert_same(tensors, history.tensors[number])
         assert tensors["head"] is tensors["embed"]
-    held = HeldWeights()
+    held = ResidentWeights()
     for number in (0, 1, 3, 2):
         held.move(store, history.version(number), history.manifests[number].hash)
         assert_same(held.tensors, history.tensors[number])
@@ -68,7 +68,7 @@ def test_new_removed_reshaped_untied_and_equal_tensors():
     assert codings["new"] == codings["layer.weight"] == "dense"
     assert delta.tensors["new"].base == ""
     assert delta.tensors["head"].base == history.manifests[0].weights.entry("head").hash
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     held.move(history.store, history.version(1))
     assert_same(held.tensors, tensors)
@@ -81,7 +81,7 @@ def test_a_version_equal_to_its_parent_has_no_file_at_all():
     history = History()
     manifest = history.add(first_tensors())
     assert manifest.files == ()
-    assert_same(fetch(history.store, manifest.version)[1], first_tensors())
+    assert_same(fetch_tensors(history.store, manifest.version)[1], first_tensors())
 
 
 def test_a_deltas_files_are_safetensors_of_payloads_and_small():
@@ -98,7 +98,7 @@ def test_a_deltas_files_are_safetensors_of_payloads_and_small():
 def test_the_models_files_are_those_of_the_anchor():
     history = History()
     manifest = history.add()
-    assert fetch_file(history.store, manifest, "config.json") == FILES["config.json"]
+    assert fetch_model_file(history.store, manifest, "config.json") == FILES["config.json"]
     assert [e.key for e in history.store.list(version_folder(manifest.version)) if "json" in e.key
             ] == [manifest_key(manifest.version)]  # fmt: skip
 
@@ -107,10 +107,10 @@ def test_a_model_is_built_from_a_delta():
     store, models = MemoryStore(), [build_model("Qwen3ForCausalLM", TINY, seed=3)]
     tensors = [published_tensors(models[0], torch.float32)]
     files = model_files(models[0], None, torch.float32)
-    first = publish(store, NewVersion("run", Version(0, 1), tensors[0], files, 1 << 20, 0.0))
+    first = publish_version(store, NewVersion("run", Version(0, 1), tensors[0], files, 1 << 20, 0.0))
     after = changed(tensors[0], 1)
     second = NewVersion("run", Version(1, 1), after, {}, 1 << 20, 0.0)
-    publish(store, second, first, tensors[0], False)
+    publish_version(store, second, first, tensors[0], False)
     assert_same(dict(model_from_version(store, Version(1, 1)).state_dict()), after)
 
 
@@ -131,12 +131,12 @@ def test_an_anchor_with_its_delta_is_read_by_what_is_cheaper():
     manifest = history.add(anchor=True)
     assert manifest.kind == "anchor"
     assert manifest.delta is not None
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     moved = held.move(history.store, manifest.version)
     assert moved.fetched_bytes < manifest.full_bytes / 5
     history.store.delete(manifest_key(history.version(0)))
-    assert_same(fetch(history.store, manifest.version)[1], history.tensors[1])
+    assert_same(fetch_tensors(history.store, manifest.version)[1], history.tensors[1])
 
 
 def test_an_anchor_leaves_a_large_delta_out():
@@ -150,7 +150,7 @@ def test_a_reader_several_versions_behind_reads_the_deltas_and_gets_one_set_of_p
     )
     for _ in range(4):
         history.add()
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     before = {name: tensor.clone() for name, tensor in held.tensors.items()}
     history.store.bytes_read = 0
@@ -171,7 +171,7 @@ def test_a_reader_several_versions_behind_reads_the_deltas_and_gets_one_set_of_p
 def test_moves_change_the_tensors_where_they_are():
     history = History()
     history.add()
-    held = HeldWeights()
+    held = ResidentWeights()
     assert held.tensors == {}
     first = held.move(history.store, history.version(0))
     assert (first.base, first.patches) == (None, None)
@@ -186,12 +186,12 @@ def test_only_the_wanted_tensors_are_read_and_held():
     tensors = {f"t{n}": torch.randn(200, 200) for n in range(5)}
     history = History(store=CountingStore(), tensors=tensors)
     history.add()
-    held = HeldWeights(["t1", "t3"])
+    held = ResidentWeights(["t1", "t3"])
     held.move(history.store, history.version(1))
     assert_same(held.tensors, {n: history.tensors[1][n] for n in ("t1", "t3")})
     assert history.store.bytes_read < 2.5 * 160_000
     with pytest.raises(ObjectMissing, match="no tensor zz"):
-        fetch(history.store, history.version(1), tensors=["t1", "zz"])
+        fetch_tensors(history.store, history.version(1), tensors=["t1", "zz"])
 
 
 @pytest.mark.parametrize("fatal", range(1, 5))
@@ -199,7 +199,7 @@ def test_a_move_that_fails_in_the_middle_holds_no_version_and_the_next_repairs_i
     history = History(store=CountingStore(), shard_bytes=100)
     for _ in range(2):
         history.add()
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     history.store.fatal, history.store.reads = fatal, 0
     with pytest.raises(ConnectionResetError):
@@ -214,7 +214,7 @@ def test_a_move_that_fails_in_the_middle_holds_no_version_and_the_next_repairs_i
 
 def test_a_move_that_cannot_begin_leaves_what_is_held():
     history = History()
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     with pytest.raises(ObjectMissing):
         held.move(history.store, Version(7, 1))
@@ -227,7 +227,7 @@ def test_a_move_that_cannot_begin_leaves_what_is_held():
 def test_memory_that_changed_underneath_is_found_out_and_read_anew(caplog):
     history = History()
     history.add()
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     held.tensors["layer.weight"][5, 5] += 3.0
     held.move(history.store, history.version(1))
@@ -248,8 +248,8 @@ def test_a_flipped_bit_in_a_payload_is_refused_by_the_name_of_its_tensor():
     history = History()
     key = flip(history.store, history.add(), "layer.weight")
     with pytest.raises(CorruptObject, match=f"layer.weight in object {key}"):
-        fetch(history.store, history.version(1))
-    held = HeldWeights()
+        fetch_tensors(history.store, history.version(1))
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     with pytest.raises(CorruptObject, match=r"layer\.weight"):
         held.move(history.store, history.version(1))
@@ -261,7 +261,7 @@ def test_a_flipped_bit_in_a_payload_is_refused_by_the_name_of_its_tensor():
 def test_a_damaged_delta_beside_an_anchor_is_read_from_the_anchor(caplog):
     history = History(tensors={"a": torch.randn(100, 100), "b": torch.randn(50, 50)})
     flip(history.store, history.add(anchor=True), "a")
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, history.version(0))
     moved = held.move(history.store, history.version(1))
     assert_same(held.tensors, history.tensors[1])
@@ -279,7 +279,7 @@ def test_a_delta_is_never_applied_to_another_base():
     args = history.manifests[0], history.tensors[0], False
     history.write(Version(1, 7), zombie, *args)
     history.add()
-    held = HeldWeights()
+    held = ResidentWeights()
     held.move(history.store, Version(1, 7))
     assert_same(held.tensors, zombie)
     held.move(history.store, history.version(2))
@@ -295,7 +295,7 @@ def test_a_parent_that_is_not_the_one_the_delta_was_made_from_is_refused():
         parent, history.store.get(parent).replace(b'"created_s": 0.0', b'"created_s": 1.0')
     )
     with pytest.raises(CorruptObject, match="announced"):
-        fetch(history.store, history.version(2))
+        fetch_tensors(history.store, history.version(2))
 
 
 @pytest.mark.parametrize(
@@ -314,4 +314,4 @@ def test_a_manifest_that_contradicts_itself_is_refused(old, new, said):
     assert old in history.store.get(key)
     history.store.put(key, history.store.get(key).replace(old, new))
     with pytest.raises(CorruptObject, match=said):
-        fetch(history.store, history.version(1))
+        fetch_tensors(history.store, history.version(1))

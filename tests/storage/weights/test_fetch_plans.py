@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.manifest import Delta, DeltaEntry, Manifest, TensorEntry, TensorFiles
-from storage.versions.fetch_plan import Held, Planning, Prices, plan_fetch
-from streams.records import Version
+from storage.versions.fetch_plan import HeldTensors, FetchPlanner, FetchPrices, plan_fetch
+from streams.values import Version
 
 FULL = 100  # bytes of each tensor, as U8
 NAMES = ("a", "b")
@@ -80,18 +80,18 @@ def cheapest(chain, name, held, prices):
 def held_of(chain, draw):
     """What a reader of some version holds, some tensors of it torn."""
     if draw(st.booleans()):
-        return Held()
+        return HeldTensors()
     base = draw(st.sampled_from(chain))
     hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
     torn = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES))), "torn")
-    return Held({**hashes, **torn}, base.version.number)
+    return HeldTensors({**hashes, **torn}, base.version.number)
 
 
 @given(chains(), st.data())
 def test_every_way_is_the_cheapest_there_is_and_leads_to_the_tensor(chain, data):
     held = held_of(chain, data.draw)
     prices = {one.version: data.draw(st.sampled_from([0.25, 1.0])) for one in chain}
-    ways = plan_fetch(chain, NAMES, held, Prices(prices))
+    ways = plan_fetch(chain, NAMES, held, FetchPrices(prices))
     for name, way in ways.items():
         assert way.cost == cheapest(chain, name, held, prices)
         assert way.cost == sum((s.end - s.start) * prices[s.version] for s in way.steps)
@@ -113,7 +113,7 @@ def leads(way, held):
 @given(chains(), st.data())
 def test_no_more_manifests_are_looked_at_than_can_matter(chain, data):
     held = held_of(chain, data.draw)
-    planning = Planning(NAMES, held, Prices())
+    planning = FetchPlanner(NAMES, held, FetchPrices())
     looked = 0
     for one in chain:
         if planning.is_complete:
@@ -131,7 +131,7 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
     base = data.draw(st.sampled_from(chain))
     hashes = {name: entry.hash for name, entry in base.weights.tensors.items()}
     between = [one for one in chain if one.version > base.version]
-    ways = plan_fetch(chain, NAMES, Held(hashes, base.version.number), Prices())
+    ways = plan_fetch(chain, NAMES, HeldTensors(hashes, base.version.number), FetchPrices())
     total = sum(way.bytes for way in ways.values())
     if all(one.delta for one in between):
         deltas = sum(entry.bytes for one in between for entry in one.delta.tensors.values())
@@ -143,9 +143,9 @@ def test_a_reader_behind_reads_less_than_a_full_version_whenever_it_can(chain, d
 
 @given(chains(), st.data())
 def test_what_was_found_broken_is_not_on_any_way(chain, data):
-    ways = plan_fetch(chain, NAMES, Held(), Prices())
+    ways = plan_fetch(chain, NAMES, HeldTensors(), FetchPrices())
     broken = {way.steps[-1].key for way in ways.values() if data.draw(st.booleans())}
-    for way in plan_fetch(chain, NAMES, Held(), Prices(broken=broken)).values():
+    for way in plan_fetch(chain, NAMES, HeldTensors(), FetchPrices(broken=broken)).values():
         assert way is None or not broken.intersection(step.key for step in way.steps)
 
 
@@ -156,8 +156,8 @@ def test_a_relay_beside_the_reader_changes_the_way():
     for n in (1, 2, 3):
         codings = {name: ("sparse", 30, hashes[n - 1][name]) for name in NAMES}
         chain.insert(0, manifest(n, hashes[n], codings, anchor=n == 3))
-    held = Held(hashes[0], 0)
-    far = plan_fetch(chain, NAMES, held, Prices())
+    held = HeldTensors(hashes[0], 0)
+    far = plan_fetch(chain, NAMES, held, FetchPrices())
     assert [step.version.number for step in far["a"].steps] == [1, 2, 3]
-    near = plan_fetch(chain, NAMES, held, Prices({version(3): 0.1}))
+    near = plan_fetch(chain, NAMES, held, FetchPrices({version(3): 0.1}))
     assert [(step.version.number, step.delta) for step in near["a"].steps] == [(3, None)]

@@ -8,12 +8,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from storage.manifest import manifest_key
 from storage.memory_store import MemoryStore
-from storage.versions.fetch import fetch, fetch_file
-from storage.versions.pointer import believe, believed, read_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish
-from storage.versions.retention import plan_retention, retain, stored_versions
+from storage.versions.fetch import fetch_tensors, fetch_model_file
+from storage.versions.pointer import advance_pointer, believed_pointer, read_pointer, take_pointer
+from storage.versions.publish import NewVersion, publish_version
+from storage.versions.retention import plan_retention, delete_versions, stored_versions
 from streams.errors import Fenced, SwapLost
-from streams.records import Version
+from streams.values import Version
 from tests.storage.store_faults import FaultyStore, Killed
 
 
@@ -26,19 +26,19 @@ def tensors_of(version):
 
 def write(store, version):
     files = {"config.json": b"{}"}
-    return publish(store, NewVersion("run", version, tensors_of(version), files, 1, 0.0))
+    return publish_version(store, NewVersion("run", version, tensors_of(version), files, 1, 0.0))
 
 
 def holds(store, version):
-    manifest, got = fetch(store, version)
+    manifest, got = fetch_tensors(store, version)
     for entry in manifest.model_files:
-        fetch_file(store, manifest, entry.name)
+        fetch_model_file(store, manifest, entry.name)
     return all(torch.equal(got[name], want) for name, want in tensors_of(version).items())
 
 
 def step(store):
     take_pointer(store, "run", 1)
-    return believe(store, write(store, Version(1, 1)))
+    return advance_pointer(store, write(store, Version(1, 1)))
 
 
 def writes_of_one_step():
@@ -54,9 +54,9 @@ def test_a_crash_at_any_write_of_a_step_is_mended_by_doing_it_again(fatal, after
     dying = FaultyStore(store, fatal, after)
     with pytest.raises(Killed):
         step(dying)
-    found = believed(store)
+    found = believed_pointer(store)
     assert found is None or holds(store, found.version)
-    assert step(store) == believed(store)
+    assert step(store) == believed_pointer(store)
     assert holds(store, Version(1, 1))
 
 
@@ -88,8 +88,8 @@ class Versions(RuleBasedStateMachine):
     def the_trainer_publishes_the_next_version(self, fatal, after):
         last = take_pointer(self.store, "run", self.term).version
         version = Version(last.number + 1 if last else 0, self.term)
-        if self.attempt(fatal, after, lambda store: believe(store, write(store, version))):
-            assert believed(self.store).version == version
+        if self.attempt(fatal, after, lambda store: advance_pointer(store, write(store, version))):
+            assert believed_pointer(self.store).version == version
 
     @precondition(lambda self: self.term > 1)
     @rule(data=st.data(), ahead=st.integers(1, 3))
@@ -99,19 +99,19 @@ class Versions(RuleBasedStateMachine):
         number = before[0].version.number + ahead if before[0].version else ahead
         zombie = Version(number, data.draw(st.integers(1, self.term - 1)))
         with pytest.raises(Fenced):
-            believe(self.store, write(self.store, zombie))
+            advance_pointer(self.store, write(self.store, zombie))
         with pytest.raises(Fenced):
             take_pointer(self.store, "run", zombie.term)
         assert read_pointer(self.store) == before
 
-    @precondition(lambda self: believed(self.store) is not None)
+    @precondition(lambda self: believed_pointer(self.store) is not None)
     @rule(fatal=st.integers(0, 8), after=st.booleans(), keep=st.integers(2, 4), data=st.data())
     def the_trainer_retains(self, fatal, after, keep, data):
         pointer = take_pointer(self.store, "run", self.term)
         stored = stored_versions(self.store)
         self.pinned = data.draw(st.sets(st.sampled_from([one.version for one in stored])))
         plan = plan_retention(stored, pointer, self.pinned, 0, keep)
-        if self.attempt(fatal, after, lambda store: retain(store, plan, self.term)):
+        if self.attempt(fatal, after, lambda store: delete_versions(store, plan, self.term)):
             left = stored_versions(self.store)
             assert len(left) <= keep
             above = {one.version for one in left if one.version.number > pointer.version.number}
@@ -125,7 +125,7 @@ class Versions(RuleBasedStateMachine):
 
     @invariant()
     def the_believed_version_is_there_and_never_goes_back(self):
-        pointer = believed(self.store)
+        pointer = believed_pointer(self.store)
         place = (pointer.version.number, pointer.term) if pointer else None
         if self.highest is not None:
             assert place is not None
@@ -144,18 +144,18 @@ def test_a_zombie_may_not_retain():
     store = MemoryStore()
     take_pointer(store, "run", 1)
     for number in range(4):
-        believe(store, write(store, Version(number, 1)))
-    plan = plan_retention(stored_versions(store), believed(store), (), 0, 2)
+        advance_pointer(store, write(store, Version(number, 1)))
+    plan = plan_retention(stored_versions(store), believed_pointer(store), (), 0, 2)
     take_pointer(store, "run", 2)
     with pytest.raises(Fenced):
-        retain(store, plan, 1)
+        delete_versions(store, plan, 1)
     assert all(holds(store, Version(number, 1)) for number in range(4))
-    retain(store, plan, 2)
+    delete_versions(store, plan, 2)
     assert [stored.version.number for stored in stored_versions(store)] == [2, 3]
 
 
 def test_a_publisher_without_the_pointer_believes_nothing():
     store = MemoryStore()
     with pytest.raises(SwapLost):
-        believe(store, write(store, Version(1, 1)))
-    assert believed(store) is None
+        advance_pointer(store, write(store, Version(1, 1)))
+    assert believed_pointer(store) is None

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from storage.versions.pointer import Pointer
 from storage.versions.retention import StoredVersion, plan_retention
-from streams.records import Version
+from streams.values import Version
 
 
 def anchors(*numbers, term=1):

@@ -17,13 +17,13 @@ from consumers.trainer.versions import VersionWriter
 from storage.file_store import FileStore
 from storage.memory_store import MemoryStore
 from storage.settings import WeightsSettings
-from storage.versions.fetch import fetch, fetch_file
-from storage.versions.held import HeldWeights
-from storage.versions.pointer import believed
+from storage.versions.fetch import fetch_tensors, fetch_model_file
+from storage.versions.held import ResidentWeights
+from storage.versions.pointer import believed_pointer
 from storage.versions.retention import stored_versions
 from streams.errors import Fenced
 from streams.memory_bus import MemoryBus
-from streams.records import Version
+from streams.values import Version
 from streams.topics import catalogue
 from streams.writer import FencedWriter
 from tests.storage.store_faults import FaultyStore, Killed
@@ -61,7 +61,7 @@ class VersionStore(RuleBasedStateMachine):
         self.bus.create(catalogue())
         self.term, self.writer, self.zombies = 0, None, []
         self.made, self.highest = {}, None
-        self.readers = [HeldWeights() for _ in range(READERS)]
+        self.readers = [ResidentWeights() for _ in range(READERS)]
         self.pinned = set()
         self.strays = set()
         """What zombies wrote: never believed, and its base may have gone before."""
@@ -118,20 +118,20 @@ class VersionStore(RuleBasedStateMachine):
         done = self.attempt(fatal, after, lambda w: w.publish(version.number, self.made[version]))
         assert done in (None, version)
         if done is not None:
-            assert believed(self.store).version == version
+            assert believed_pointer(self.store).version == version
 
     @precondition(lambda self: self.zombies and self.writer is not None)
     @rule(data=st.data())
     def a_zombie_publishes_and_cleans_up(self, data):
         zombie = data.draw(st.sampled_from(self.zombies))
         number = zombie.highest.number + 1 if zombie.highest else 0
-        version, before = Version(number, zombie.term), believed(self.store)
+        version, before = Version(number, zombie.term), believed_pointer(self.store)
         if version not in self.made:
             self.made[version] = changed(first_tensors(), seed=zombie.term)
         self.strays.add(version)
         with pytest.raises(Fenced):
             zombie.publish(number, self.made[version])
-        assert believed(self.store) == before
+        assert believed_pointer(self.store) == before
         self.zombies.remove(zombie)
 
     @precondition(lambda self: self.writer is not None and self.writer.highest is not None)
@@ -142,7 +142,7 @@ class VersionStore(RuleBasedStateMachine):
         if self.writer is not None:
             assert len(stored_versions(self.store)) <= SETTINGS.versions_max
 
-    @precondition(lambda self: believed(self.store) is not None)
+    @precondition(lambda self: believed_pointer(self.store) is not None)
     @rule(
         data=st.data(), reader=st.integers(0, READERS - 1), fatal=st.sampled_from([99, 99, 0, 1, 3])
     )
@@ -159,21 +159,21 @@ class VersionStore(RuleBasedStateMachine):
 
     @invariant()
     def what_is_believed_is_readable_bit_for_bit_and_never_goes_back(self):
-        pointer = believed(self.store)
+        pointer = believed_pointer(self.store)
         place = (pointer.version.number, pointer.term) if pointer else None
         assert self.highest is None or (place is not None and place >= self.highest)
         self.highest = place
         if pointer is not None:
-            manifest, tensors = fetch(self.store, pointer.version, pointer.manifest_hash)
+            manifest, tensors = fetch_tensors(self.store, pointer.version, pointer.manifest_hash)
             assert_same(tensors, self.made[pointer.version])
             for entry in manifest.model_files:
-                fetch_file(self.store, manifest, entry.name)
+                fetch_model_file(self.store, manifest, entry.name)
 
     @invariant()
     def everything_that_has_a_manifest_is_readable_but_what_zombies_wrote(self):
         for version in self.whole():
             if version not in self.strays:
-                assert_same(fetch(self.store, version)[1], self.made[version])
+                assert_same(fetch_tensors(self.store, version)[1], self.made[version])
 
     def whole(self):
         return [stored.version for stored in stored_versions(self.store) if stored.whole]

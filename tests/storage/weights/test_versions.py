@@ -11,10 +11,10 @@ from storage.file_store import FileStore
 from storage.manifest import manifest_key, parse_version, version_folder
 from storage.memory_store import MemoryStore
 from storage.model import model_files, published_tensors
-from storage.shards import pack, plan_ranges, plan_shards
-from storage.versions.fetch import fetch, fetch_file
-from storage.versions.pointer import POINTER_KEY, believe, believed, read_pointer, take_pointer
-from storage.versions.publish import NewVersion, publish
+from storage.shards import pack_tensors, plan_ranges, plan_shards
+from storage.versions.fetch import fetch_tensors, fetch_model_file
+from storage.versions.pointer import POINTER_KEY, advance_pointer, believed_pointer, read_pointer, take_pointer
+from storage.versions.publish import NewVersion, publish_version
 from streams.errors import (
     ConfigurationError,
     CorruptObject,
@@ -23,7 +23,7 @@ from streams.errors import (
     StoreError,
     SwapLost,
 )
-from streams.records import Version
+from streams.values import Version
 
 V1, V2 = Version(1, 1), Version(2, 1)
 
@@ -44,7 +44,7 @@ def some_tensors(seed=0):
 def published(store, version=V1, tensors=None, shard_bytes=1 << 20, parent=None, now_s=1.0):
     files = {"config.json": b"{}"}
     tensors = some_tensors() if tensors is None else tensors
-    return publish(store, NewVersion("run", version, tensors, files, shard_bytes, now_s), parent)
+    return publish_version(store, NewVersion("run", version, tensors, files, shard_bytes, now_s), parent)
 
 
 def at(version):
@@ -63,7 +63,7 @@ def assert_equal_bits(got, want):
 @pytest.mark.parametrize("shard_bytes", [1, 64, 1 << 20])
 def test_every_tensor_comes_back_bit_for_bit_from_any_number_of_shards(store, shard_bytes):
     manifest = published(store, shard_bytes=shard_bytes)
-    got, tensors = fetch(store, V1, manifest.hash)
+    got, tensors = fetch_tensors(store, V1, manifest.hash)
     assert got == manifest
     assert_equal_bits(tensors, some_tensors())
 
@@ -72,7 +72,7 @@ def test_every_tensor_comes_back_bit_for_bit_from_any_number_of_shards(store, sh
 def test_transformers_loads_a_version_folder_as_it_is(tmp_path, tiny_model, dtype):
     tensors = published_tensors(tiny_model, dtype)
     files = model_files(tiny_model, None, dtype)
-    publish(FileStore(tmp_path), NewVersion("run", V1, tensors, files, 4000, 0.0))
+    publish_version(FileStore(tmp_path), NewVersion("run", V1, tensors, files, 4000, 0.0))
     folder = tmp_path / version_folder(V1)
     assert len(list(folder.glob("model-*.safetensors"))) > 1
     loaded, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -87,7 +87,7 @@ def test_tied_weights_are_stored_once_and_fetched_under_both_names(store, tiny_m
     manifest = published(store, tensors=tensors)
     assert manifest.weights.tied == {"lm_head.weight": "model.embed_tokens.weight"}
     assert "lm_head.weight" not in manifest.weights.tensors
-    _, got = fetch(store, V1)
+    _, got = fetch_tensors(store, V1)
     assert got["lm_head.weight"] is got["model.embed_tokens.weight"]
     assert_equal_bits(got, tensors)
 
@@ -98,8 +98,8 @@ def test_equal_but_separate_tensors_are_not_tied(store):
 
 
 def test_files_are_safetensors_with_reproducible_bytes():
-    data, entries = pack(some_tensors(), "file")
-    assert data == pack(some_tensors(), "file")[0]
+    data, entries = pack_tensors(some_tensors(), "file")
+    assert data == pack_tensors(some_tensors(), "file")[0]
     assert_equal_bits(load_safetensors(data), some_tensors())
     for name, entry in entries.items():
         assert entry.start % some_tensors()[name].element_size() == 0
@@ -107,7 +107,7 @@ def test_files_are_safetensors_with_reproducible_bytes():
 
 def test_the_index_names_the_file_of_each_tensor(store):
     manifest = published(store, shard_bytes=64)
-    index = json.loads(fetch_file(store, manifest, "model.safetensors.index.json"))
+    index = json.loads(fetch_model_file(store, manifest, "model.safetensors.index.json"))
     named = {name: entry.file for name, entry in manifest.weights.tensors.items()}
     assert index["weight_map"] == named
 
@@ -138,7 +138,7 @@ def test_only_the_asked_tensors_are_read():
     store = CountingStore()
     large = {f"t{n}": torch.full((50_000,), float(n)) for n in range(5)}
     published(store, tensors=large)
-    _, got = fetch(store, V1, tensors=["t1", "t3"])
+    _, got = fetch_tensors(store, V1, tensors=["t1", "t3"])
     assert_equal_bits(got, {"t1": large["t1"], "t3": large["t3"]})
     assert store.bytes_read == 2 * 200_000
 
@@ -151,16 +151,16 @@ def test_neighbours_share_one_request(store):
 def test_an_unknown_tensor_or_file_is_named(store):
     manifest = published(store)
     with pytest.raises(ObjectMissing, match="no tensor z"):
-        fetch(store, V1, tensors=["a.weight", "z"])
+        fetch_tensors(store, V1, tensors=["a.weight", "z"])
     with pytest.raises(ObjectMissing, match=r"no file vocab\.json"):
-        fetch_file(store, manifest, "vocab.json")
+        fetch_model_file(store, manifest, "vocab.json")
 
 
 def test_fetched_tensors_are_the_callers_own(store):
     published(store)
-    _, first = fetch(store, V1)
+    _, first = fetch_tensors(store, V1)
     first["a.weight"].zero_()
-    assert_equal_bits(fetch(store, V1)[1], some_tensors())
+    assert_equal_bits(fetch_tensors(store, V1)[1], some_tensors())
 
 
 def test_one_flipped_bit_is_refused_by_the_name_of_its_tensor(store):
@@ -174,7 +174,7 @@ def test_one_flipped_bit_is_refused_by_the_name_of_its_tensor(store):
         broken[entry.end - 1] ^= 1
         store.put(key, broken)
         with pytest.raises(CorruptObject, match=f"tensor {name} in object {key}"):
-            fetch(store, V1)
+            fetch_tensors(store, V1)
         store.put(key, whole)
 
 
@@ -183,29 +183,29 @@ def test_a_truncated_file_and_a_changed_model_file_are_refused(store):
     key = f"{version_folder(V1)}/{manifest.weights.files[0].name}"
     store.put(key, store.get(key)[:-1])
     with pytest.raises(CorruptObject, match=key):
-        fetch(store, V1)
+        fetch_tensors(store, V1)
     store.put(f"{version_folder(V1)}/config.json", b"{ }")
     with pytest.raises(CorruptObject, match=r"config\.json"):
-        fetch_file(store, manifest, "config.json")
+        fetch_model_file(store, manifest, "config.json")
 
 
 def test_another_manifest_than_the_announced_one_is_refused(store):
     manifest = published(store)
     other = published(store, V2)
     with pytest.raises(CorruptObject, match="announced"):
-        fetch(store, V1, other.hash)
+        fetch_tensors(store, V1, other.hash)
     store.put(manifest_key(V2), store.get(manifest_key(V1)))
     with pytest.raises(
         CorruptObject, match=f"is the manifest of another version, {manifest.version}"
     ):
-        fetch(store, V2)
+        fetch_tensors(store, V2)
 
 
 def test_a_version_without_manifest_is_not_there(store):
     published(store)
     store.delete(manifest_key(V1))
     with pytest.raises(ObjectMissing):
-        fetch(store, V1)
+        fetch_tensors(store, V1)
 
 
 def test_publishing_again_finds_the_version_and_changes_nothing(store):
@@ -221,31 +221,31 @@ def test_publishing_other_content_under_the_same_version_is_refused(store):
         published(store, tensors=some_tensors(seed=1))
     with pytest.raises(StoreError, match="completes other content"):
         published(store, parent=at(Version(0, 1)))
-    assert_equal_bits(fetch(store, V1)[1], some_tensors())
+    assert_equal_bits(fetch_tensors(store, V1)[1], some_tensors())
 
 
 def test_believe_moves_the_pointer_and_twice_is_once(store):
-    assert believed(store) is None
+    assert believed_pointer(store) is None
     take_pointer(store, "run", 1)
-    assert believed(store) is None
+    assert believed_pointer(store) is None
     manifest = published(store, parent=at(Version(0, 1)))
-    pointer = believe(store, manifest)
-    assert believe(store, manifest) == pointer == believed(store)
+    pointer = advance_pointer(store, manifest)
+    assert advance_pointer(store, manifest) == pointer == believed_pointer(store)
     assert (pointer.version, pointer.parent) == (V1, Version(0, 1))
     assert (pointer.manifest, pointer.manifest_hash) == (manifest_key(V1), manifest.hash)
 
 
 def test_after_take_pointer_no_lower_term_can_move_it(store):
     take_pointer(store, "run", 1)
-    believe(store, published(store, V1))
+    advance_pointer(store, published(store, V1))
     late = published(store, V2)
     taken = take_pointer(store, "run", 2)
     assert (taken.term, taken.version) == (2, V1)
     with pytest.raises(Fenced, match="carries term 2"):
-        believe(store, late)
+        advance_pointer(store, late)
     with pytest.raises(Fenced):
         take_pointer(store, "run", 1)
-    assert believed(store) == taken
+    assert believed_pointer(store) == taken
     assert take_pointer(store, "run", 2) == taken
 
 
@@ -262,26 +262,26 @@ def test_a_swap_under_way_loses_to_the_higher_term():
     store = TakenMeanwhile()
     take_pointer(store, "run", 1)
     with pytest.raises(Fenced):
-        believe(store, published(store, V1))
+        advance_pointer(store, published(store, V1))
     assert read_pointer(store)[0].version is None
 
 
 def test_believing_needs_the_pointer_a_higher_number_and_the_manifest(store):
     manifest = published(store, Version(5, 2))
     with pytest.raises(SwapLost, match="take the pointer"):
-        believe(store, manifest)
+        advance_pointer(store, manifest)
     take_pointer(store, "run", 1)
     with pytest.raises(SwapLost, match="take it before"):
-        believe(store, manifest)
+        advance_pointer(store, manifest)
     take_pointer(store, "run", 2)
-    believe(store, manifest)
+    advance_pointer(store, manifest)
     with pytest.raises(SwapLost, match="would go back"):
-        believe(store, published(store, Version(4, 2)))
+        advance_pointer(store, published(store, Version(4, 2)))
     missing = published(store, Version(6, 2))
     store.delete(manifest_key(Version(6, 2)))
     with pytest.raises(ObjectMissing):
-        believe(store, missing)
-    assert believed(store).version == Version(5, 2)
+        advance_pointer(store, missing)
+    assert believed_pointer(store).version == Version(5, 2)
 
 
 def test_a_store_belongs_to_one_run(store):

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from storage.memory_store import MemoryStore
-from storage.versions.publish import NewVersion, publish
-from streams.records import Version
+from storage.versions.publish import NewVersion, publish_version
+from streams.values import Version
 
 FILES = {"config.json": b"{}"}
 
@@ -72,7 +72,7 @@ class History:
     def write(self, version, tensors, parent, before, anchor):
         size = self.shard_bytes
         new = NewVersion("run", version, tensors, FILES, size, 0.0)
-        return publish(self.store, new, parent, before, anchor)
+        return publish_version(self.store, new, parent, before, anchor)
 
     def version(self, number):
         return self.manifests[number].version

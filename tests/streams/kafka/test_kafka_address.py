@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from streams.connect import open_bus
 from streams.errors import BusError, ConfigurationError
-from streams.kafka.address import Secrets, client_settings, parse, secrets_of
-from streams.kafka.appending import cost, waves
-from streams.kafka.bound import ByteBound
-from streams.kafka.quiet import Seldom
+from streams.kafka.address import Secrets, client_settings, parse_kafka_url, read_secrets
+from streams.kafka.appending import record_cost_bytes, bounded_batches
+from streams.kafka.bound import ByteSemaphore
+from streams.kafka.quiet import RateLimitedHandler
 from streams.kafka.topic_settings import configs_of, topic_of
 from streams.topics import Topic, catalogue
 
 
 def test_a_url_names_brokers_a_prefix_and_options() -> None:
-    address = parse("kafka://a:9092,b:9093/lab.run-7?security=sasl_ssl&mechanism=scram-sha-512")
+    address = parse_kafka_url("kafka://a:9092,b:9093/lab.run-7?security=sasl_ssl&mechanism=scram-sha-512")
     assert address.servers == ("a:9092", "b:9093")
     assert address.topic("ledger") == "lab.run-7.ledger"
-    assert parse("kafka://a:9092").topic("ledger") == "ledger"
+    assert parse_kafka_url("kafka://a:9092").topic("ledger") == "ledger"
     assert str(address) == "kafka://a:9092,b:9093/lab.run-7"
 
 
@@ -64,20 +64,20 @@ def test_a_secret_in_a_url_is_not_repeated(url: str) -> None:
 
 
 def test_secrets_come_from_the_environment_and_missing_ones_are_named() -> None:
-    address = parse("kafka://h:1?security=sasl_ssl&mechanism=scram-sha-256")
+    address = parse_kafka_url("kafka://h:1?security=sasl_ssl&mechanism=scram-sha-256")
     with pytest.raises(ConfigurationError, match="KAFKA_USER and KAFKA_PASSWORD"):
-        secrets_of(address, {})
-    secrets = secrets_of(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": "hunter2"})
+        read_secrets(address, {})
+    secrets = read_secrets(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": "hunter2"})
     assert client_settings(address, secrets)["sasl_plain_password"] == "hunter2"
     assert "hunter2" not in repr(secrets)
-    oauth = parse("kafka://h:1?security=sasl_ssl&mechanism=oauthbearer")
+    oauth = parse_kafka_url("kafka://h:1?security=sasl_ssl&mechanism=oauthbearer")
     with pytest.raises(ConfigurationError, match="KAFKA_TOKEN_FILE"):
-        secrets_of(oauth, {})
-    assert secrets_of(oauth, {"KAFKA_TOKEN_FILE": "/t"}).token_file == "/t"
+        read_secrets(oauth, {})
+    assert read_secrets(oauth, {"KAFKA_TOKEN_FILE": "/t"}).token_file == "/t"
 
 
 def test_plaintext_needs_no_secret() -> None:
-    assert secrets_of(parse("kafka://h:1"), {}) == Secrets()
+    assert read_secrets(parse_kafka_url("kafka://h:1"), {}) == Secrets()
 
 
 def test_every_topic_of_the_catalogue_survives_the_brokers_settings() -> None:
@@ -108,8 +108,8 @@ def test_what_kafka_cannot_keep_is_refused(topic: Topic) -> None:
 def test_waves_cover_all_records_in_order_within_the_bound(sizes: list[int], limit: int) -> None:
     records = [(0, b"", bytes(size)) for size in sizes]
     covered = 0
-    for start, stop, total in waves(records, limit):
-        assert (start, total) == (covered, sum(map(cost, records[start:stop])))
+    for start, stop, total in bounded_batches(records, limit):
+        assert (start, total) == (covered, sum(map(record_cost_bytes, records[start:stop])))
         assert stop > start
         assert total <= limit or stop - start == 1
         covered = stop
@@ -117,7 +117,7 @@ def test_waves_cover_all_records_in_order_within_the_bound(sizes: list[int], lim
 
 
 def test_the_byte_bound_makes_takers_wait_until_bytes_come_back() -> None:
-    bound = ByteBound(10)
+    bound = ByteSemaphore(10)
     assert bound.take(6, 0)
     assert not bound.take(5, 0.01)
     threading.Timer(0.05, lambda: bound.give_back(6)).start()
@@ -126,7 +126,7 @@ def test_the_byte_bound_makes_takers_wait_until_bytes_come_back() -> None:
 
 
 def test_the_same_complaint_of_the_client_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    handler = Seldom()
+    handler = RateLimitedHandler()
     for name in ("kafka.net", "kafka.net", "kafka.net", "kafka.producer"):
         record = logging.LogRecord(name, logging.WARNING, "", 0, "gone: %s", ("x",), None)
         handler.handle(record)

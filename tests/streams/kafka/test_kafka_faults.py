@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.connect import open_bus
 from streams.errors import BusError, BusTimeout
-from streams.kafka.address import Secrets, parse
+from streams.kafka.address import Secrets, parse_kafka_url
 from streams.kafka_bus import KafkaBus
 from streams.reader import TopicReader, from_begin
 from streams.records import GroupClosed
@@ -134,7 +134,7 @@ def test_of_two_members_one_is_killed_and_nothing_is_lost() -> None:
 
     def append() -> None:
         for number in range(total):
-            bus.append("t", [Entry(b"k", b"%d" % number, number % 4)])
+            bus.append("t", [AppendEntry(b"k", b"%d" % number, number % 4)])
             time.sleep(0.02)
 
     writer = threading.Thread(target=append)
@@ -161,12 +161,12 @@ def test_a_producer_before_a_stopped_broker_stays_within_its_bound(broker: Kafka
     bound = 24 << 20
     bus = open_bus(f"kafka://{broker.server}/x?in_flight_bytes={bound}")
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", bytes(1 << 20))])
+    bus.append("t", [AppendEntry(b"k", bytes(1 << 20))])
     broker.signal(signal.SIGSTOP)
     before = psutil.Process().memory_info().rss
     value, acknowledged = os.urandom(1 << 20), []
     threads = [
-        threading.Thread(target=lambda: acknowledged.append(bus.append("t", [Entry(b"k", value)])))
+        threading.Thread(target=lambda: acknowledged.append(bus.append("t", [AppendEntry(b"k", value)])))
         for _ in range(60)
     ]
     for thread in threads:
@@ -190,13 +190,13 @@ def in_flight(bus: Bus) -> int:
 def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker) -> None:
     bus = open_bus(f"kafka://{broker.server}/full?in_flight_bytes={3 << 20}&when_full=raise")
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"first")])
+    bus.append("t", [AppendEntry(b"k", b"first")])
     broker.signal(signal.SIGSTOP)
-    waits = threading.Thread(target=lambda: bus.append("t", [Entry(b"k", bytes(1 << 20))]))
+    waits = threading.Thread(target=lambda: bus.append("t", [AppendEntry(b"k", bytes(1 << 20))]))
     waits.start()
     wait_for(lambda: in_flight(bus))
     with pytest.raises(BusTimeout, match=r"in_flight_bytes.*nothing was sent"):
-        bus.append("t", [Entry(b"k", bytes(1 << 20))])
+        bus.append("t", [AppendEntry(b"k", bytes(1 << 20))])
     broker.signal(signal.SIGCONT)
     waits.join(WAIT_S)
     assert bus.end("t") == {0: 2}
@@ -206,7 +206,7 @@ def test_a_full_producer_raises_at_once_where_it_is_told_to(broker: KafkaBroker)
 def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
     broker: KafkaBroker,
 ) -> None:
-    bus = KafkaBus(parse(f"kafka://{broker.server}/doubt"), Secrets())
+    bus = KafkaBus(parse_kafka_url(f"kafka://{broker.server}/doubt"), Secrets())
     bus.create(catalogue())
     writer = FencedWriter(bus, "ledger", "trainer", 1)
     writer.open()
@@ -229,15 +229,15 @@ def test_an_append_in_doubt_is_recognised_when_its_writer_sends_it_again(
 
 
 def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBroker) -> None:
-    bus = KafkaBus(parse(f"kafka://{broker.server}/prefix"), Secrets())
+    bus = KafkaBus(parse_kafka_url(f"kafka://{broker.server}/prefix"), Secrets())
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"before")])
+    bus.append("t", [AppendEntry(b"k", b"before")])
     broker.signal(signal.SIGSTOP)
     raised: list[BusError] = []
 
     def append() -> None:
         try:
-            bus.append("t", [Entry(b"k", b"%d" % n + bytes(900_000)) for n in range(6)])
+            bus.append("t", [AppendEntry(b"k", b"%d" % n + bytes(900_000)) for n in range(6)])
         except BusError as error:
             raised.append(error)
 
@@ -249,7 +249,7 @@ def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBrok
     working.join(WAIT_S)
     assert "is in doubt" in str(raised[0])
     broker.signal(signal.SIGCONT)
-    bus.append("t", [Entry(b"k", b"after")])
+    bus.append("t", [AppendEntry(b"k", b"after")])
     messages = bus.read("t", {0: 0}, bytes_max=1 << 30, wait_s=10)
     values = [(m.value or b"").rstrip(b"\0") for m in messages]
     assert values in ([b"before", b"after"], [b"before", b"0", b"after"])
@@ -257,7 +257,7 @@ def test_of_a_failed_append_nothing_is_sent_behind_what_failed(broker: KafkaBrok
 
 
 def test_brokers_that_do_not_answer_are_named_within_the_time_given() -> None:
-    bus = KafkaBus(parse("kafka://127.0.0.1:9"), Secrets(), answer_s=1.0)
+    bus = KafkaBus(parse_kafka_url("kafka://127.0.0.1:9"), Secrets(), answer_s=1.0)
     with pytest.raises(BusTimeout, match=r"kafka://127\.0\.0\.1:9.*check that the brokers run"):
         bus.end("t")
     bus.close()

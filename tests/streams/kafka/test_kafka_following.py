@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from producers.rollout.following import Following
-from streams.bus import Bus, Entry, Message
+from producers.rollout.following import TopicFollower
+from streams.bus import Bus, AppendEntry, Message
 from streams.codec import encode
 from streams.connect import open_bus
 from streams.errors import PositionLost
-from streams.forwarding import Forwarding
+from streams.forwarding import BusWrapper
 from streams.records import Annotation
 from streams.topics import Topic
 from testbed.servers import kafka_broker
@@ -44,8 +44,8 @@ def looked(bus: Bus, topic: str, at: dict[int, int], count: int) -> list[bytes |
     return found
 
 
-def named(prefix: str, count: int) -> list[Entry]:
-    return [Entry(b"k", f"{prefix}{n}".encode(), 0) for n in range(count)]
+def named(prefix: str, count: int) -> list[AppendEntry]:
+    return [AppendEntry(b"k", f"{prefix}{n}".encode(), 0) for n in range(count)]
 
 
 def values(messages: list[Message]) -> list[bytes | None]:
@@ -94,7 +94,7 @@ def test_a_slow_reader_gets_more_than_is_kept_ready_for_it(bus: Bus):
     at, big = {0: 0}, 700_000
     assert look(bus, "b", at) == []
     for n in range(40):  # 28 MB
-        bus.append("b", [Entry(b"k", n.to_bytes(4, "little") * (big // 4), 0)])
+        bus.append("b", [AppendEntry(b"k", n.to_bytes(4, "little") * (big // 4), 0)])
     found: list[int] = []
     end = time.monotonic() + WAIT_S
     while len(found) < 40 and time.monotonic() < end:
@@ -114,7 +114,7 @@ def test_exact_reads_beside_following_ones_agree(bus: Bus):
 
 def told(bus: Bus) -> tuple[object, object]:
     """Restarts of the consumer, and feeds that ended."""
-    figures = Forwarding(bus).figures()
+    figures = BusWrapper(bus).figures()
     return figures.get("log_follow_restarts_total"), figures.get("log_follow_lost_total")
 
 
@@ -147,7 +147,7 @@ def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus:
     at, c, big = {0: 0}, {0: 0}, b"b" * 1_000_000
     assert look(bus, "b", at) == look(bus, "c", c) == []
     for _ in range(24):
-        bus.append("b", [Entry(b"k", big, 0)])
+        bus.append("b", [AppendEntry(b"k", big, 0)])
     time.sleep(1.0)  # it fetches what fits; timing decides nothing but how much that is
     bus.truncate("b", {0: 23})
     came = looked_until_lost(bus, "b", at)
@@ -161,8 +161,8 @@ def test_a_position_truncated_while_it_is_followed_is_said_after_what_waits(bus:
 def test_drafts_follow_from_the_new_begin_and_count_what_was_lost(bus: Bus):
     """Truncated between two looks of a rollout that was busy, as in a run whose `prompts` go."""
     note = encode(Annotation("t", 0, "reward", np.ones(1, np.float32), "r"))
-    bus.append("b", [Entry(b"k", note, 0)] * 6)
-    following = Following(bus, bus, "b", 100)
+    bus.append("b", [AppendEntry(b"k", note, 0)] * 6)
+    following = TopicFollower(bus, bus, "b", 100)
     bus.truncate("b", {0: 4})
     found, end = 0, time.monotonic() + WAIT_S
     while found < 2 and time.monotonic() < end:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.bus import Bus, Entry
+from streams.bus import Bus, AppendEntry
 from streams.codec import decode, encode
 from streams.connect import open_bus
 from streams.records import Trajectory
@@ -60,7 +60,7 @@ def test_a_foreign_client_writes_what_we_read(bus: Bus, url: str) -> None:
 
 def test_a_foreign_client_reads_what_we_wrote(bus: Bus, url: str) -> None:
     topic = f"{url.rpartition('/')[2]}.t"
-    bus.append("t", [Entry(b"alpha", b"one"), Entry(b"beta", b"two")])
+    bus.append("t", [AppendEntry(b"alpha", b"one"), AppendEntry(b"beta", b"two")])
     if shutil.which("kcat"):
         output = run(["kcat", "-b", server(), "-t", topic, "-C", "-e", "-q", "-J"])
         rows = [json.loads(line) for line in output.splitlines()]
@@ -82,7 +82,7 @@ def test_a_foreign_client_reads_what_we_wrote(bus: Bus, url: str) -> None:
 def test_the_bytes_of_a_record_are_the_same_for_a_foreign_client(bus: Bus, url: str) -> None:
     topic = f"{url.rpartition('/')[2]}.t"
     data = encode(trajectory(20))
-    bus.append("t", [Entry(b"7", data)])
+    bus.append("t", [AppendEntry(b"7", data)])
     if shutil.which("kcat"):
         options = ["-C", "-e", "-q", "-D", "", "-f", "%s"]
         output = run(["kcat", "-b", server(), "-t", topic, *options])

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from streams.bus import Bus, Entry, GroupReader, Message
+from streams.bus import Bus, AppendEntry, GroupReader, Message
 from streams.connect import open_bus
 from streams.deadline import Deadline
 from streams.errors import PositionLost
-from streams.kafka.address import Secrets, parse
+from streams.kafka.address import Secrets, parse_kafka_url
 from streams.kafka_bus import KafkaBus
 from streams.records import Position
 from streams.topics import Topic
@@ -27,7 +27,7 @@ def url() -> str:
 def filled(url: str) -> Iterator[Bus]:
     bus = open_bus(url)
     bus.create([Topic("t", 2)])
-    bus.append("t", [Entry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
+    bus.append("t", [AppendEntry(b"k", b"%d" % number, p) for p, number in EVERYTHING])
     yield bus
     bus.close()
 
@@ -62,7 +62,7 @@ def test_a_committed_record_is_not_delivered_again(filled: Bus) -> None:
     first.commit()
     first.close()
     assert filled.committed("g", "t") == {0: Position(3), 1: Position(3)}
-    filled.append("t", [Entry(b"k", b"new", 1)])
+    filled.append("t", [AppendEntry(b"k", b"new", 1)])
     second = filled.join("g", "t", "two")
     (got,) = poll_until([second], lambda got: bool(got[0]))
     assert offsets(got) == [(1, 3)]
@@ -76,7 +76,7 @@ def test_partitions_move_to_a_member_that_joins(filled: Bus) -> None:
     two = filled.join("g", "t", "two")
 
     def each_has_some(got: list[list[Message]]) -> bool:
-        filled.append("t", [Entry(b"k", b"more", p) for p in (0, 1)])
+        filled.append("t", [AppendEntry(b"k", b"more", p) for p in (0, 1)])
         return all(got)
 
     got = poll_until([one, two], each_has_some)
@@ -100,7 +100,7 @@ def test_what_was_not_committed_goes_to_the_next_owner(filled: Bus) -> None:
 
 
 def test_a_member_whose_partitions_went_commits_nothing_of_them(url: str, filled: Bus) -> None:
-    hasty = KafkaBus(parse(url), Secrets(), lease_s=1.5)
+    hasty = KafkaBus(parse_kafka_url(url), Secrets(), lease_s=1.5)
     slow = hasty.join("g", "t", "slow")
     poll_until([slow], lambda got: len(got[0]) >= 6)
     slow._drop_partitions([0, 1])  # type: ignore[attr-defined]  # what the client calls when they are lost
@@ -114,7 +114,7 @@ def test_a_member_at_work_stays_one_without_reading(filled: Bus) -> None:
     busy = filled.join("g", "t", "busy")
     assert busy.poll(0, records_max=0) == []
     poll_until([busy], lambda got: len(got[0]) >= 6)
-    filled.append("t", [Entry(b"k", b"later", 0)])
+    filled.append("t", [AppendEntry(b"k", b"later", 0)])
     for _ in range(20):
         assert busy.poll(0, records_max=0) == []
     busy.commit()

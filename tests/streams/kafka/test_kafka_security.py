@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.errors import BusError
-from streams.kafka.address import parse, secrets_of
+from streams.kafka.address import parse_kafka_url, read_secrets
 from streams.kafka_bus import KafkaBus
 from streams.topics import Topic
 from testbed.servers.kafka_broker import KafkaBroker
@@ -80,7 +80,7 @@ def test_a_user_gets_in_by_password_over_tls(
     monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
     bus = open_bus(url(secured, mechanism))
     bus.create([Topic("t")])
-    assert bus.append("t", [Entry(b"k", b"v")]) == [0]
+    assert bus.append("t", [AppendEntry(b"k", b"v")]) == [0]
     assert [m.value for m in bus.read("t", {0: 0})] == [b"v"]
     bus.close()
 
@@ -100,7 +100,7 @@ def test_a_token_gets_in_over_tls(
         where += "&token=test_kafka_security:token"
     bus = open_bus(where)
     bus.create([Topic(source)])
-    assert bus.append(source, [Entry(b"k", b"v")]) == [0]
+    assert bus.append(source, [AppendEntry(b"k", b"v")]) == [0]
     bus.close()
 
 
@@ -109,8 +109,8 @@ def test_a_wrong_password_is_refused_and_shown_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     wrong = "wrong-8a77"
-    address = parse(url(secured, "scram-sha-512"))
-    secrets = secrets_of(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": wrong})
+    address = parse_kafka_url(url(secured, "scram-sha-512"))
+    secrets = read_secrets(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": wrong})
     bus = KafkaBus(address, secrets, answer_s=2.0)
     with pytest.raises(BusError) as caught:
         bus.create([Topic("t")])
@@ -122,8 +122,8 @@ def test_a_wrong_password_is_refused_and_shown_nowhere(
 def test_a_broker_with_a_strange_certificate_is_not_spoken_to(
     secured: tuple[KafkaBroker, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    address = parse(url(secured, "plain").partition("&ca=")[0])
-    secrets = secrets_of(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": PASSWORD})
+    address = parse_kafka_url(url(secured, "plain").partition("&ca=")[0])
+    secrets = read_secrets(address, {"KAFKA_USER": "me", "KAFKA_PASSWORD": PASSWORD})
     bus = KafkaBus(address, secrets, answer_s=1.0)
     with pytest.raises(BusError):
         bus.end("t")

@@ -9,10 +9,10 @@ from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
 from storage.log import open_log
-from streams.bus import Bus, Entry, Message
+from streams.bus import Bus, AppendEntry, Message
 from streams.connect import open_bus
 from streams.errors import BusError, PositionLost, RecordTooLarge
-from streams.kafka.topic_settings import BrokerTopic, single_copies
+from streams.kafka.topic_settings import BrokerTopic, unreplicated_topics
 from streams.records import Position
 from streams.topics import Topic, catalogue, partition_of
 from testbed.servers.kafka_broker import new_url, server
@@ -107,10 +107,10 @@ def test_a_run_asks_the_broker_for_2_mib_and_takes_records_of_16(url: str, tmp_p
     limits = {int(of["max.message.bytes"]) for of in configs(url, catalogue()).values()}
     assert max(limits) == 2 << 20
     for value in (bytes(1 << 20), bytes((16 << 20) - 1)):
-        log.append("trajectories", [Entry(b"k", value)])
-        log.append("trajectories.dead", [Entry(b"k", value)])
+        log.append("trajectories", [AppendEntry(b"k", value)])
+        log.append("trajectories.dead", [AppendEntry(b"k", value)])
     with pytest.raises(RecordTooLarge, match="above the 16777216"):
-        log.append("trajectories", [Entry(b"k", bytes(16 << 20))])
+        log.append("trajectories", [AppendEntry(b"k", bytes(16 << 20))])
     partition = partition_of(b"k", log.partitions("trajectories"))
     at = log.read("trajectories", {partition: 1}, records_max=1)
     assert [len(message.value or b"") for message in at] == [(16 << 20) - 1]
@@ -131,7 +131,7 @@ def test_partitions_that_an_administrator_adds_stay_empty(
 ) -> None:
     keys = [b"group-%d" % number for number in range(40)]
     bus.create(catalogue())
-    bus.append("trajectories", [Entry(key, b"before") for key in keys])
+    bus.append("trajectories", [AppendEntry(key, b"before") for key in keys])
     grow(url, trajectories=9, ledger=2)
     later = open_bus(url)
     later.create(catalogue())
@@ -139,7 +139,7 @@ def test_partitions_that_an_administrator_adds_stay_empty(
         f"{url}: topics have more partitions than at the run's start; a key must keep its "
         "partition, so the added ones stay empty: trajectories (4 of 9), ledger (1 of 2)"
     ]
-    later.append("trajectories", [Entry(key, b"after") for key in keys])
+    later.append("trajectories", [AppendEntry(key, b"after") for key in keys])
     looking = open_bus(url)  # as a command does that only reads
     for each in (bus, later, looking):
         assert each.partitions("trajectories") == len(each.end("trajectories")) == 4
@@ -179,7 +179,7 @@ def test_fewer_partitions_are_refused(bus: Bus, url: str) -> None:
 def test_one_copy_on_several_brokers_is_a_warning(
     copies: int, min_isr: int, brokers: int, says: str
 ) -> None:
-    warned = single_copies({"ledger": BrokerTopic(Topic("ledger"), copies, min_isr)}, brokers)
+    warned = unreplicated_topics({"ledger": BrokerTopic(Topic("ledger"), copies, min_isr)}, brokers)
     assert warned.startswith(says)
     assert bool(warned) == bool(says)
 
@@ -187,9 +187,9 @@ def test_one_copy_on_several_brokers_is_a_warning(
 def test_a_record_at_the_limit_is_kept_and_one_over_it_refused(bus: Bus) -> None:
     bus.create([Topic("small", record_bytes_max=1000), Topic("large")])
     for topic, limit in (("small", 1000), ("large", 16 << 20)):
-        assert bus.append(topic, [Entry(b"k", bytes(limit - 1))]) == [0]
+        assert bus.append(topic, [AppendEntry(b"k", bytes(limit - 1))]) == [0]
         with pytest.raises(RecordTooLarge, match=f"above the {limit}"):
-            bus.append(topic, [Entry(b"k", bytes(limit))])
+            bus.append(topic, [AppendEntry(b"k", bytes(limit))])
         assert [len(m.value or b"") for m in bus.read(topic, {0: 0})] == [limit - 1]
         assert bus.end(topic) == {0: 1}
 
@@ -197,7 +197,7 @@ def test_a_record_at_the_limit_is_kept_and_one_over_it_refused(bus: Bus) -> None
 def test_many_small_records_fit_a_topic_of_small_records(bus: Bus) -> None:
     bus.create([Topic("small", record_bytes_max=1000)])
     count = 3000
-    offsets = bus.append("small", [Entry(b"k", bytes(900)) for _ in range(count)])
+    offsets = bus.append("small", [AppendEntry(b"k", bytes(900)) for _ in range(count)])
     assert offsets == list(range(count))
 
 
@@ -205,7 +205,7 @@ def test_runs_of_other_prefixes_do_not_meet(bus: Bus) -> None:
     other = open_bus(new_url())
     for each in (bus, other):
         each.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"mine")])
+    bus.append("t", [AppendEntry(b"k", b"mine")])
     bus.commit("g", "t", {0: Position(1)})
     assert other.end("t") == {0: 0}
     assert other.committed("g", "t") == {}
@@ -215,14 +215,14 @@ def test_runs_of_other_prefixes_do_not_meet(bus: Bus) -> None:
 def test_compacted_topics_are_read_to_their_end_across_the_holes(bus: Bus, url: str) -> None:
     bus.create([Topic("t", cleanup="compact")])
     change(url, "t", **{key.replace(".", "_"): value for key, value in EAGER.items()})
-    bus.append("t", [Entry(b"gone", b"x"), Entry(b"gone", None)])
+    bus.append("t", [AppendEntry(b"gone", b"x"), AppendEntry(b"gone", None)])
     for number in range(30):
-        bus.append("t", [Entry(b"a", b"%d" % number)])
+        bus.append("t", [AppendEntry(b"a", b"%d" % number)])
         time.sleep(0.02)
     end = time.monotonic() + WAIT_S
     while True:
         time.sleep(0.2)
-        bus.append("t", [Entry(b"last", b"y")])  # rolls the segment that was written to
+        bus.append("t", [AppendEntry(b"last", b"y")])  # rolls the segment that was written to
         kept = all_of(bus)
         if len(kept) < 15 and all(m.key != b"gone" for m in kept):
             break
@@ -240,7 +240,7 @@ def test_a_compacted_topic_is_not_truncated(bus: Bus) -> None:
 
 def test_what_another_process_truncated_is_a_lost_position(bus: Bus, url: str) -> None:
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"%d" % n) for n in range(10)])
+    bus.append("t", [AppendEntry(b"k", b"%d" % n) for n in range(10)])
     other = open_bus(url)
     other.truncate("t", {0: 5})
     with pytest.raises(PositionLost, match="offset 3 was truncated, kept are 5 to 10"):
@@ -251,7 +251,7 @@ def test_what_another_process_truncated_is_a_lost_position(bus: Bus, url: str) -
 
 def test_consecutive_reads_of_two_readers_keep_their_own_place(bus: Bus) -> None:
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"%d" % n) for n in range(100)])
+    bus.append("t", [AppendEntry(b"k", b"%d" % n) for n in range(100)])
     read: dict[int, list[int]] = {0: [], 50: []}
     for _ in range(10):
         for start, offsets in read.items():

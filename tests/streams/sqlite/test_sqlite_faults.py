@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.connect import open_bus
 from streams.errors import BusError, ConfigurationError
 from streams.memory_bus import MemoryBus
-from streams.sqlite.mounts import network_type
+from streams.sqlite.mounts import network_file_system
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
 from testbed.waiting import WAIT_S
@@ -41,8 +41,8 @@ server:/twice /twice nfs rw 0 0
     ],
 )
 def test_the_longest_mount_point_tells_the_file_system(folder: str, found: str | None) -> None:
-    assert network_type(folder, MOUNTS) == found
-    assert network_type(folder, "") is None
+    assert network_file_system(folder, MOUNTS) == found
+    assert network_file_system(folder, "") is None
 
 
 def test_a_folder_on_a_network_file_system_is_refused(
@@ -106,20 +106,20 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing_acknowledged(tmp_path: P
 def test_a_full_database_refuses_and_keeps_what_it_has(tmp_path: Path) -> None:
     bus = SqliteBus(tmp_path)
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"first")])
+    bus.append("t", [AppendEntry(b"k", b"first")])
     with bus._log("t")._database.reading("limit") as connection:
         connection.execute("PRAGMA max_page_count = 12").fetchone()
     with pytest.raises(BusError, match=r"SQLITE_FULL.*the disk is full: free space"):
-        bus.append("t", [Entry(b"k", bytes(1 << 20))])
+        bus.append("t", [AppendEntry(b"k", bytes(1 << 20))])
     assert [m.value for m in bus.read("t", {0: 0})] == [b"first"]
-    assert bus.append("t", [Entry(b"k", b"small")]) == [1]
+    assert bus.append("t", [AppendEntry(b"k", b"small")]) == [1]
     bus.close()
 
 
 def test_overwritten_pages_are_a_clear_error(tmp_path: Path) -> None:
     bus = SqliteBus(tmp_path)
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", bytes(1000)) for _ in range(500)])
+    bus.append("t", [AppendEntry(b"k", bytes(1000)) for _ in range(500)])
     bus.close()
     path = tmp_path / "t.db"
     content = bytearray(path.read_bytes())

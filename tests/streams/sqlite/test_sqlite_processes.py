@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.bus import Entry
+from streams.bus import AppendEntry
 from streams.errors import BusError
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
@@ -84,7 +84,7 @@ def test_all_that_a_killed_writer_had_acknowledged_is_there(tmp_path: Path) -> N
     }
     assert all(there[number % 2, offset] == number for number, offset in acknowledged)
     assert set(range(bus.end("t")[0])) == {offset for partition, offset in there if not partition}
-    assert bus.append("t", [Entry(b"w", b"next", 0)]) == [bus.end("t")[0] - 1]
+    assert bus.append("t", [AppendEntry(b"w", b"next", 0)]) == [bus.end("t")[0] - 1]
     bus.close()
 
 
@@ -96,7 +96,7 @@ def test_records_survive_closing_and_opening(tmp_path: Path) -> None:
     for number in range(3):
         bus = SqliteBus(tmp_path, sync="full" if number else "normal")
         bus.create([Topic("t")])
-        assert bus.append("t", [Entry(b"k", b"%d" % number)]) == [number]
+        assert bus.append("t", [AppendEntry(b"k", b"%d" % number)]) == [number]
         bus.close()
 
 

@@ -5,30 +5,30 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.bus import Entry
-from streams.sqlite.rows import ROW_BYTES, pack, unpack
+from streams.bus import AppendEntry
+from streams.sqlite.rows import ROW_BYTES, pack_rows, unpack_row
 from streams.sqlite_bus import SqliteBus
 from streams.topics import Topic
 
 ENTRIES = st.lists(
-    st.builds(Entry, st.binary(max_size=6), st.none() | st.binary(max_size=12)), min_size=1
+    st.builds(AppendEntry, st.binary(max_size=6), st.none() | st.binary(max_size=12)), min_size=1
 )
 
 
 @given(ENTRIES, st.integers(0, 1 << 40), st.integers(0, 40))
-def test_what_was_packed_is_unpacked(entries: list[Entry], first: int, row_bytes: int) -> None:
-    rows = list(pack(entries, first, 17, row_bytes))
-    messages = [message for row in rows for message in unpack("t", 2, row)]
-    assert [Entry(m.key, m.value) for m in messages] == entries
+def test_what_was_packed_is_unpacked(entries: list[AppendEntry], first: int, row_bytes: int) -> None:
+    rows = list(pack_rows(entries, first, 17, row_bytes))
+    messages = [message for row in rows for message in unpack_row("t", 2, row)]
+    assert [AppendEntry(m.key, m.value) for m in messages] == entries
     assert [m.offset for m in messages] == list(range(first, first + len(entries)))
     assert all(m.topic == "t" and m.partition == 2 and m.timestamp_ms == 17 for m in messages)
 
 
 @given(ENTRIES, st.integers(0, 40))
 def test_a_row_of_several_is_bounded_and_holds_no_tombstone(
-    entries: list[Entry], row_bytes: int
+    entries: list[AppendEntry], row_bytes: int
 ) -> None:
-    for _, count, _, keys, values, _ in pack(entries, 0, 17, row_bytes):
+    for _, count, _, keys, values, _ in pack_rows(entries, 0, 17, row_bytes):
         assert count == 1 or (values is not None and len(keys) + len(values) < row_bytes)
 
 
@@ -37,7 +37,7 @@ def test_every_record_of_a_large_append_is_read_from_any_position(tmp_path: Path
     bus.create([Topic("t")])
     sizes = [10, ROW_BYTES // 2, ROW_BYTES // 3, ROW_BYTES // 3, 2 * ROW_BYTES, 0, 5]
     values = [bytes([index]) * size for index, size in enumerate(sizes)]
-    bus.append("t", [Entry(b"k%d" % index, value) for index, value in enumerate(values)])
+    bus.append("t", [AppendEntry(b"k%d" % index, value) for index, value in enumerate(values)])
     for offset in range(len(values) + 1):
         read = bus.read("t", {0: offset})
         assert [m.value for m in read] == values[offset:]
@@ -49,11 +49,11 @@ def test_every_record_of_a_large_append_is_read_from_any_position(tmp_path: Path
 def test_truncation_inside_a_row_keeps_the_row_and_survives_opening(tmp_path: Path) -> None:
     bus = SqliteBus(tmp_path)
     bus.create([Topic("t")])
-    bus.append("t", [Entry(b"k", b"%d" % number) for number in range(6)])
+    bus.append("t", [AppendEntry(b"k", b"%d" % number) for number in range(6)])
     bus.truncate("t", {0: 4})
     bus.close()
     bus = SqliteBus(tmp_path)
     assert (bus.begin("t"), bus.end("t")) == ({0: 4}, {0: 6})
     assert [m.value for m in bus.read("t", {0: 4})] == [b"4", b"5"]
-    assert bus.append("t", [Entry(b"k", b"6")]) == [6]
+    assert bus.append("t", [AppendEntry(b"k", b"6")]) == [6]
     bus.close()

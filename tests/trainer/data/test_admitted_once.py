@@ -7,16 +7,17 @@ import threading
 import numpy as np
 import pytest
 
-from consumers.archive.service import Archive
+from consumers.archive.service import ArchiveService
 from consumers.settings import ArchiveSettings
-from consumers.trainer.figures import OTHERS, StepFigures
+from consumers.trainer.figures import OTHER_TASKS, StepMetrics
 from consumers.trainer.lag import lags_of, mask_by_lag
-from consumers.trainer.layout import rows_of
+from consumers.trainer.layout import token_rows
 from consumers.trainer.mismatch import TASKS_MAX
-from consumers.trainer.progress import Progress
+from consumers.trainer.progress import UpdateProgress
 from consumers.trainer.sample import admitted_sample
-from streams.admissible import KINDS, Believed, TrainingBounds, believed_terms, refusal
-from streams.records import GroupClosed, Span, StepDone, Take, Version
+from streams.admissible import REFUSAL_KINDS, BelievedVersions, TrainingBounds, believed_terms, refusal
+from streams.records import GroupClosed, StepDone, Take
+from streams.values import Span, Version
 from streams.topics import partition_of
 from streams.writer import publish
 from testbed.stepped.hand_fed_trainer import HandFed, completion
@@ -58,10 +59,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("changed", "kind"), HOSTILE.values(), ids=HOSTILE)
 def test_what_cannot_be_trained_is_refused_by_kind(changed, kind):
-    refused = refusal(completion("0.1", **changed), BOUNDS, Believed(1, ((0, 1),)))
+    refused = refusal(completion("0.1", **changed), BOUNDS, BelievedVersions(1, ((0, 1),)))
     assert refused is not None
     assert refused.kind == kind
-    assert refused.kind in KINDS
+    assert refused.kind in REFUSAL_KINDS
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "centred", "leave_one_out"])
@@ -126,7 +127,7 @@ def test_what_was_decided_is_decided_again_although_more_is_believed_now(tmp_pat
 def test_tokens_of_a_version_that_another_took_the_place_of_are_masked():
     """Trainer and audit ask the same two questions (defect 8)."""
     record = completion("0.0", spans=(Span(0, 1, Version(1, 1)), Span(1, 2, Version(2, 9))))
-    believed = Believed(3, believed_terms([Version(1, 1), Version(2, 2), Version(3, 2)]))
+    believed = BelievedVersions(3, believed_terms([Version(1, 1), Version(2, 2), Version(3, 2)]))
     assert believed.terms == ((1, 1), (2, 2))
     assert mask_by_lag(admitted_sample(record, 0.0), 3, None, believed).mask.tolist() == [
         True,
@@ -143,18 +144,18 @@ def test_rows_end_at_the_last_trained_token():
     """A reply of the environment that nothing follows costs no row."""
     sources = np.array([0, 0, 1, 1, *[2] * 60_000], np.uint8)
     record = completion("0.0", tokens=np.ones(60_004, np.uint32), sources=sources)
-    rows = rows_of([admitted_sample(record, 1.0)])
+    rows = token_rows([admitted_sample(record, 1.0)])
     assert rows.lengths == (3,)
     assert rows.scored.tolist() == [1, 2]
 
 
 def test_labels_of_tasks_are_bounded():
     """Rollouts choose them; a `StepDone` has a count for each."""
-    figures = StepFigures()
+    figures = StepMetrics()
     for number in range(3 * TASKS_MAX):
         figures.add_closed("dead", {}, [completion("0.0", task=f"task-{number}")])
     assert len(figures.counts) == TASKS_MAX + 2
-    assert figures.counts[f"dead/{OTHERS}"] == 2 * TASKS_MAX
+    assert figures.counts[f"dead/{OTHER_TASKS}"] == 2 * TASKS_MAX
 
 
 def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tmp_path):
@@ -165,12 +166,12 @@ def test_a_completion_that_came_while_its_overdue_group_waited_is_in_the_take(tm
     run.finish(completion("0.0"), completion("0.1"))
     takes, intake = trainer.takes, trainer.takes.intake
     intake.read()
-    progress = Progress(1, 0, 2)
-    assert not takes.take_ready(progress, StepFigures(), 0.0)
+    progress = UpdateProgress(1, 0, 2)
+    assert not takes.take_ready(progress, StepMetrics(), 0.0)
     run.finish(completion("0.2"))
     run.feed(1)
     intake.read()
-    takes.take_ready(progress, StepFigures(), 0.0)
+    takes.take_ready(progress, StepMetrics(), 0.0)
     take = run.ledger(Take)[0]
     members = {
         g.group: [m.trajectory for m in g.members] for t in run.ledger(Take) for g in t.groups
@@ -195,7 +196,7 @@ def test_a_completion_outside_its_groups_partition_is_first_of_nothing(tmp_path,
     if is_archived:
         stop = threading.Event()
         stop.set()
-        Archive(run.bus, run.store, "hand", ArchiveSettings()).run(stop)
+        ArchiveService(run.bus, run.store, "hand", ArchiveSettings()).run(stop)
         for topic in ("trajectories", "annotations"):
             run.bus.truncate(topic, run.bus.end(topic))
     assert run.offences() == []

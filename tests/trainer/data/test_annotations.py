@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.annotated import Scored, names_needed, scored
-from consumers.trainer.intake import Intake
-from consumers.trainer.patience import QUIET_S, Patience
-from consumers.trainer.prepare import prepare, rule_of
+from consumers.trainer.annotated import AnnotatedRewards, names_needed, annotated_rewards
+from consumers.trainer.intake import GroupIntake
+from consumers.trainer.patience import NO_ANNOTATION_S, AnnotationWatch
+from consumers.trainer.prepare import prepare_group, training_rule
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.reader import from_begin
-from streams.records import Address, Admitted, Annotation, Trajectory
+from streams.values import Address
+from streams.records import Admitted, Annotation, Trajectory
 from streams.topics import catalogue
 from streams.writer import FencedWriter, publish
 from tests.trainer.data.test_intake_of_foreign_records import RECORD
@@ -39,14 +40,14 @@ def by_key(*notes: Annotation) -> dict[tuple[str, str], Annotation]:
 def test_a_reward_is_the_sum_of_its_terms():
     noted = by_key(note("0.0", "reward", 1.0), note("0.0", "quality", 3.0))
     terms = {"reward": 1.0, "quality": 0.5}
-    found = scored([member("0.0")], noted, ("quality", "reward"), terms)
-    assert found == Scored({"0.0": 2.5}, {})
+    found = annotated_rewards([member("0.0")], noted, ("quality", "reward"), terms)
+    assert found == AnnotatedRewards({"0.0": 2.5}, {})
 
 
 def test_who_lacks_something_has_no_reward_and_a_reason():
     records = [member("0.0"), member("0.1", reward=1.0), member("0.2", finish="dead")]
     noted = by_key(note("0.0", "reward", None, "it raised"), note("0.0", "quality", 1.0))
-    found = scored(records, noted, names_needed(SETTINGS), SETTINGS.reward_terms)
+    found = annotated_rewards(records, noted, names_needed(SETTINGS), SETTINGS.reward_terms)
     assert found.rewards == {}
     assert found.lacking == {
         "0.0": "no annotation 'checked'; reward: it raised",
@@ -58,7 +59,7 @@ def test_members_that_died_and_those_unscored_are_counted_apart():
     """Neither is a group that ended as dead."""
     records = [member(name, reward=float(n)) for n, name in enumerate(MEMBERS)]
     records += [member("0.3", finish="dead", reason="raised"), member("0.4")]
-    prepared = prepare(0, records, {}, rule_of(TrainerSettings(), None, False), 1)
+    prepared = prepare_group(0, records, {}, training_rule(TrainerSettings(), None, False), 1)
     assert prepared.ending == ""
     assert [sample.trajectory for sample in prepared.samples] == list(MEMBERS)
     assert prepared.counts == {
@@ -79,9 +80,9 @@ def bus() -> Bus:
     return one
 
 
-def intake_of(bus: Bus) -> Intake:
-    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
-    one = Intake(bus, positions, lambda: 7.0, names_needed(SETTINGS))
+def intake_of(bus: Bus) -> GroupIntake:
+    positions = {topic: from_begin(bus, topic) for topic in GroupIntake.TOPICS}
+    one = GroupIntake(bus, positions, lambda: 7.0, names_needed(SETTINGS))
     one.read()
     return one
 
@@ -123,9 +124,9 @@ def test_annotations_that_the_run_does_not_name_or_of_strangers_are_not_kept(bus
 
 
 def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
-    patience = Patience(("reward",))
+    patience = AnnotationWatch(("reward",))
     with caplog.at_level(logging.WARNING):
-        times = [100.0, 110.0, 100 + QUIET_S, 105 + QUIET_S, 100 + 2 * QUIET_S]
+        times = [100.0, 110.0, 100 + NO_ANNOTATION_S, 105 + NO_ANNOTATION_S, 100 + 2 * NO_ANNOTATION_S]
         said = [patience.check(3, annotated_s=0.0, now_s=now_s) for now_s in times]
     assert said == [False, False, True, False, True]
     assert "3 finished groups wait for annotations (reward)" in caplog.text
@@ -133,7 +134,7 @@ def test_a_wait_for_a_scorer_that_is_down_is_said_once_in_a_while(caplog):
 
 @pytest.mark.parametrize(("waiting", "annotated_s"), [(0, 0.0), (3, 125.0)])
 def test_nothing_is_said_while_nobody_waits_or_annotations_come(waiting: int, annotated_s: float):
-    patience = Patience(("reward",))
+    patience = AnnotationWatch(("reward",))
     patience.check(3, annotated_s=0.0, now_s=100.0)
     patience.check(waiting, annotated_s=annotated_s, now_s=125.0)
-    assert not patience.check(3, annotated_s=annotated_s, now_s=110 + QUIET_S)
+    assert not patience.check(3, annotated_s=annotated_s, now_s=110 + NO_ANNOTATION_S)

@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from consumers.trainer.intake import Intake
+from consumers.trainer.intake import GroupIntake
 from consumers.trainer.sample import sample_of
 from streams.bus import Bus
 from streams.connect import open_bus
 from streams.errors import DecodeError
 from streams.reader import from_begin
-from streams.records import Address, Admitted, Annotation, Span, Trajectory, Version
+from streams.values import Address, Span, Version
+from streams.records import Admitted, Annotation, Trajectory
 from streams.topics import catalogue, partition_of
 from streams.writer import FencedWriter, publish
 
@@ -41,7 +42,7 @@ RECORD = Trajectory(
 @dataclass
 class Opened:
     bus: Bus
-    intake: Intake
+    intake: GroupIntake
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def open_intake(partitions: int) -> Opened:
     writer = FencedWriter(bus, "admissions", "dispatch", 1)
     writer.open()
     writer.append([("0", Admitted(0, 0, ("0.0",), 60.0, Address(0, 0)))])
-    positions = {topic: from_begin(bus, topic) for topic in Intake.TOPICS}
-    return Opened(bus, Intake(bus, positions, lambda: 0.0))
+    positions = {topic: from_begin(bus, topic) for topic in GroupIntake.TOPICS}
+    return Opened(bus, GroupIntake(bus, positions, lambda: 0.0))
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [float("inf")]])

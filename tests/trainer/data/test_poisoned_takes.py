@@ -8,7 +8,7 @@ from consumers.dispatch.state import DispatchState
 from consumers.replay.recorded import read_recorded
 from consumers.trainer.compute_failure import ComputeFailed
 from consumers.trainer.ledger import Ledger
-from consumers.trainer.poison import FAILED_MAX, SILENT_MAX, supersede
+from consumers.trainer.poison import FAILED_MAX, SILENT_MAX, plan_superseded
 from streams.records import (
     GroupClosed,
     Position,
@@ -127,7 +127,7 @@ def test_a_crash_between_superseding_and_closing_is_mended(tmp_path):
     die(run, ComputeFailed, FAILED_MAX)
     ledger = Ledger(run.bus, 9)
     recorded = ledger.open(Position())
-    (given_up,) = supersede(
+    (given_up,) = plan_superseded(
         recorded.takes, recorded.done, recorded.voided, recorded.attempts.takes_to_give_up()
     )
     ledger.append([given_up])  # … and dies before the closings

@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.trainer.advantages import advantages
-from consumers.trainer.choice import Candidate, freshest, load_choice, oldest
+from consumers.trainer.choice import GroupCandidate, freshest, load_choice, oldest
 from consumers.trainer.lag import is_dropped, lag_histogram, lags_of, mask_by_lag
-from consumers.trainer.layout import rows_of
-from consumers.trainer.packing import pack
+from consumers.trainer.layout import token_rows
+from consumers.trainer.packing import pack_micro_batches
 from consumers.trainer.sample import sample_of
-from consumers.trainer.sums import Sums
+from consumers.trainer.sums import LossStatistics
 from streams.errors import ConfigurationError, DecodeError
-from streams.records import Span, Trajectory, Version
+from streams.values import Span, Version
+from streams.records import Trajectory
 from tests.trainer.learning_reference import sample
 
 
@@ -107,7 +108,7 @@ def test_a_token_masked_before_stays_masked():
 
 
 groups = st.lists(
-    st.builds(Candidate, st.integers(0, 50), st.integers(0, 5)), unique_by=lambda c: c.group
+    st.builds(GroupCandidate, st.integers(0, 50), st.integers(0, 5)), unique_by=lambda c: c.group
 )
 
 
@@ -121,7 +122,7 @@ def test_choice_does_not_depend_on_the_order_of_arrival(candidates, count, rando
 
 
 def test_oldest_takes_small_versions_first_then_small_numbers():
-    candidates = [Candidate(7, 2), Candidate(9, 1), Candidate(3, 2), Candidate(4, 5)]
+    candidates = [GroupCandidate(7, 2), GroupCandidate(9, 1), GroupCandidate(3, 2), GroupCandidate(4, 5)]
     assert oldest(candidates, 3) == [9, 3, 7]
     assert freshest(candidates, 3) == [4, 3, 7]
 
@@ -130,7 +131,7 @@ def test_a_rule_of_ones_own_is_loaded_by_path(tmp_path, monkeypatch):
     text = "def last(candidates, n):\n    return [c.group for c in candidates][-n:]\n"
     (tmp_path / "my_choice.py").write_text(text + "def wrong(candidates, n):\n    return [999]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    candidates = [Candidate(7, 2), Candidate(9, 1)]
+    candidates = [GroupCandidate(7, 2), GroupCandidate(9, 1)]
     assert load_choice("my_choice:last")(candidates, 1) == [9]
     assert load_choice("oldest") is oldest
     with pytest.raises(ConfigurationError, match="out of those offered"):
@@ -147,13 +148,13 @@ def test_a_choice_that_imports_nothing_says_what_to_do(name):
 def test_packing_is_exact_bounded_and_independent_of_order(seed, count, tokens_max, random):
     rng = np.random.default_rng(seed)
     made = [sample(rng, f"t{i}", turn_count=1 + i % 3) for i in range(count)]
-    batches = pack(made, tokens_max)
+    batches = pack_micro_batches(made, tokens_max)
     names = [[one.trajectory for one in batch] for batch in batches]
     assert sorted(name for batch in names for name in batch) == sorted(
         one.trajectory for one in made
     )
     assert all(len(b) == 1 or sum(map(len, b)) <= tokens_max for b in batches)
-    again = pack(random.sample(made, count), tokens_max)
+    again = pack_micro_batches(random.sample(made, count), tokens_max)
     assert names == [[one.trajectory for one in batch] for batch in again]
 
 
@@ -161,7 +162,7 @@ def test_packing_is_exact_bounded_and_independent_of_order(seed, count, tokens_m
 def test_rows_hold_every_token_once_and_little_padding(seed, count):
     rng = np.random.default_rng(seed)
     made = [sample(rng, f"t{i}", turn_count=1 + i % 3) for i in range(count)]
-    rows = rows_of(made)
+    rows = token_rows(made)
     trained = [one.tokens[one.sources == 1][one.mask] for one in made]
     before = [one.tokens[np.flatnonzero(one.sources == 1)[one.mask] - 1] for one in made]
     assert rows.targets.tolist() == np.concatenate(trained).tolist()
@@ -171,8 +172,8 @@ def test_rows_hold_every_token_once_and_little_padding(seed, count):
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1, max_size=6))
 def test_sums_combine_to_the_whole(parts):
-    added = sum((Sums(loss=a, tokens=a, ratio_max=b) for a, b in parts), Sums())
-    assert added == Sums(
+    added = sum((LossStatistics(loss=a, tokens=a, ratio_max=b) for a, b in parts), LossStatistics())
+    assert added == LossStatistics(
         loss=sum(a for a, _ in parts),
         tokens=sum(a for a, _ in parts),
         ratio_max=max(b for _, b in parts),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from consumers.trainer.layout import rows_of
-from consumers.trainer.learner import Learner
+from consumers.trainer.layout import token_rows
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.masters import Masters
-from consumers.trainer.policy_forward import policy_of
+from consumers.trainer.policy_forward import policy_scorer
 from tests.trainer.learn.other_architectures import build_other
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, sample, settings
@@ -26,7 +26,7 @@ def any_model(name):
 def gradient(name, batches, **changed):
     """The summed gradient of one update, from Adam's first moment (it is (1 − β₁) of the mean)."""
     s = settings(**changed)
-    learner = Learner(any_model(name), s)
+    learner = TorchLearner(any_model(name), s)
     (metrics,) = train(learner, [batches])
     learner.close()
     state = learner.state()
@@ -58,8 +58,8 @@ def test_micro_batches_are_summed_in_float32(samples):
 
 def test_the_head_computes_in_float32(samples):
     """Held against a float32 head, and one in 16 bits, over the very states that the body gave."""
-    model, rows, seen = build("qwen3_untied"), rows_of(samples[:1]), []
-    policy = policy_of(model, general=True)
+    model, rows, seen = build("qwen3_untied"), token_rows(samples[:1]), []
+    policy = policy_scorer(model, general=True)
     Masters(model, torch.bfloat16)
     model.model.register_forward_hook(lambda module, given, out: seen.append(out[0][0]))
     scores = policy(rows)
@@ -80,7 +80,7 @@ def test_the_head_computes_in_float32(samples):
 
 def test_masters_stay_float32_and_the_model_sees_them_rounded():
     model = build("qwen3_tied")
-    learner = Learner(model, settings(lr=1e-5, **BF16))
+    learner = TorchLearner(model, settings(lr=1e-5, **BF16))
     train(learner, stream(3))
     learner.close()
     masters = learner.snapshot("float32")
@@ -111,7 +111,7 @@ def test_a_restart_goes_on_bit_for_bit(name):
     updates = stream(4)
 
     def learner_of(state=None):
-        learner = Learner(any_model(name), settings(workers=1, **BF16))
+        learner = TorchLearner(any_model(name), settings(workers=1, **BF16))
         if state is not None:
             learner.load_state(state)
         return learner
@@ -130,7 +130,7 @@ def test_a_restart_goes_on_bit_for_bit(name):
 def test_any_number_of_workers_gives_the_same_bits():
     updates, hashes = stream(2, micro_batches=5), set()
     for workers in (1, 3):
-        learner = Learner(build_other("gemma3"), settings(workers=workers, **BF16))
+        learner = TorchLearner(build_other("gemma3"), settings(workers=workers, **BF16))
         train(learner, updates)
         learner.close()
         hashes.add(learner.state_hash())
@@ -143,7 +143,7 @@ def test_an_update_lowers_the_loss_as_in_float32():
     batch = [replace(sample(rng, f"t{i}", masked=False), advantage=1.0) for i in range(6)]
     gains = {}
     for compute in ("float32", "bfloat16"):
-        learner = Learner(build("qwen3_tied"), settings(lr=3e-3, compute=compute, steps=20))
+        learner = TorchLearner(build("qwen3_tied"), settings(lr=3e-3, compute=compute, steps=20))
         metrics = train(learner, [[batch]] * 12)
         learner.close()
         gains[compute] = metrics[-1]["ratio_mean"] / metrics[0]["ratio_mean"]

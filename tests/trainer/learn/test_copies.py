@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from consumers.trainer.copies import Copies
+from consumers.trainer.copies import BufferPool
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -12,7 +12,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_a_copy_keeps_its_values_until_it_is_given_back() -> None:
-    copies, source = Copies(3), weights(1.5)
+    copies, source = BufferPool(3), weights(1.5)
     first = copies.copy(source, torch.bfloat16)
     source["embed"].fill_(7)
     second = copies.copy(source, torch.bfloat16)
@@ -26,7 +26,7 @@ def test_a_copy_keeps_its_values_until_it_is_given_back() -> None:
 
 
 def test_dtypes_and_tied_names_are_those_of_the_published_version() -> None:
-    copies = Copies(2)
+    copies = BufferPool(2)
     for _ in range(2):  # fresh memory, then memory that was used before
         copy = copies.copy(weights(0.1), torch.bfloat16)
         assert copy["embed"].dtype == torch.bfloat16
@@ -36,7 +36,7 @@ def test_dtypes_and_tied_names_are_those_of_the_published_version() -> None:
 
 
 def test_another_layout_gets_memory_of_its_own() -> None:
-    copies = Copies(1)
+    copies = BufferPool(1)
     copies.release(copies.copy(weights(1.0), None))
     grown = copies.copy({"embed": torch.ones(5, 4), "new": torch.zeros(2)}, None)
     assert grown.keys() == {"embed", "new"}
@@ -44,7 +44,7 @@ def test_another_layout_gets_memory_of_its_own() -> None:
 
 
 def test_copies_are_bounded_and_strangers_are_not_taken_back() -> None:
-    copies = Copies(1)
+    copies = BufferPool(1)
     first = copies.copy(weights(1.0), None)
     copies.release(dict(first))
     assert copies.in_use == 1

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consumers.trainer import scoring
-from consumers.trainer.grid import first_fit, grid_of
-from consumers.trainer.layout import rows_of
-from consumers.trainer.learner import Learner
+from consumers.trainer.grid import first_fit, token_grid
+from consumers.trainer.layout import token_rows
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.packing_probe import can_pack, check_trainable
-from consumers.trainer.policy_forward import forward_scores, policy_of
+from consumers.trainer.policy_forward import forward_scores, policy_scorer
 from streams.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, PACKED, PADDED, build_other
 from tests.trainer.learning_reference import (
@@ -42,9 +42,9 @@ def furthest(found, expected):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_scores_of_a_batch_are_those_of_its_sequences_alone(samples, name):
-    model, rows = build_other(name), rows_of(samples)
+    model, rows = build_other(name), token_rows(samples)
     expected = one_by_one(model, samples)
-    assert furthest(policy_of(model, general=True)(rows).logprobs, expected) < 2e-5
+    assert furthest(policy_scorer(model, general=True)(rows).logprobs, expected) < 2e-5
     assert furthest(forward_scores(model, rows).logprobs, expected) < 2e-5
 
 
@@ -55,7 +55,7 @@ def test_what_may_share_a_row_is_found_by_trying(name):
 
 @pytest.mark.parametrize("name", PADDED)
 def test_sharing_a_row_where_that_is_wrong_would_be_seen(samples, name):
-    model, rows = build_other(name), rows_of(samples)
+    model, rows = build_other(name), token_rows(samples)
     wrong = forward_scores(model, rows, packed=True).logprobs
     assert furthest(wrong, one_by_one(model, samples)) > 1e-2
 
@@ -63,7 +63,7 @@ def test_sharing_a_row_where_that_is_wrong_would_be_seen(samples, name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_update_is_that_of_the_reference(samples, name):
     s = settings()
-    learner = Learner(build_other(name), s)
+    learner = TorchLearner(build_other(name), s)
     learner.submit(samples)
     metrics = learner.finish_update()
     learner.close()
@@ -83,7 +83,7 @@ def test_the_body_runs_once_whatever_the_rows(samples):
     model.model.register_forward_hook(lambda *_: calls.append(1))
     for part in (samples, samples[:1], samples[3:5]):
         for packed in (False, True):
-            forward_scores(model, rows_of(part), packed)
+            forward_scores(model, token_rows(part), packed)
     assert len(calls) == 6
 
 
@@ -101,7 +101,7 @@ class Widest(TorchDispatchMode):
 
 
 def test_only_trained_tokens_have_logits_and_not_all_at_once(samples, monkeypatch):
-    model, rows = build_other("gemma2_capped"), rows_of(samples)
+    model, rows = build_other("gemma2_capped"), token_rows(samples)
     whole = forward_scores(model, rows, packed=True)
     monkeypatch.setattr(scoring, "LOGITS_MAX", 5 * VOCABULARY)
     with Widest() as seen:
@@ -114,11 +114,11 @@ def test_only_trained_tokens_have_logits_and_not_all_at_once(samples, monkeypatc
 def test_a_model_that_scores_rows_is_still_the_model(samples):
     model = build_other("gpt_neox")
     before = model(input_ids=torch.arange(9)[None]).logits
-    forward_scores(model, rows_of(samples))
+    forward_scores(model, token_rows(samples))
     assert torch.equal(model(input_ids=torch.arange(9)[None]).logits, before)
     other = copy.deepcopy(model)
     other.gpt_neox.embed_in.weight.data.zero_()
-    rows = rows_of(samples)
+    rows = token_rows(samples)
     changed, kept = (forward_scores(m, rows).logprobs for m in (other, model))
     assert furthest(changed, kept.detach()) > 1e-2
 
@@ -148,8 +148,8 @@ def test_a_model_whose_head_does_more_than_we_do_is_refused():
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_every_token_has_its_place_in_the_grid(samples, packed):
-    rows = rows_of(samples)
-    grid = grid_of(rows, packed)
+    rows = token_rows(samples)
+    grid = token_grid(rows, packed)
     assert int(grid.mask.sum()) == sum(rows.lengths)
     assert grid.tokens.shape[1] == max(rows.lengths)
     assert torch.equal(grid.tokens.flatten()[grid.scored], rows.tokens[rows.scored])

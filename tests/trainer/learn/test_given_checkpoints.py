@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from consumers.trainer.learner import Learner
+from consumers.trainer.learner import TorchLearner
 from rollstream.config import load
 from rollstream.folder import model_folder
-from rollstream.run_task import order_of
-from rollstream.train_role import small_files
+from rollstream.run_task import prompt_order
+from rollstream.train_role import config_and_tokenizer_files
 from storage.model import load_model
 from streams.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import build_other
@@ -41,7 +41,7 @@ def test_a_16_bit_checkpoint_of_many_files_is_trained(tmp_path, name):
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (name == "qwen3_tied")
     expected = build(name).model.norm.weight.bfloat16().float()
     assert torch.equal(model.model.norm.weight, expected)
-    learner = Learner(model, settings(compute="bfloat16"))
+    learner = TorchLearner(model, settings(compute="bfloat16"))
     (metrics,) = train(learner, stream(1))
     learner.close()
     assert metrics["updates_skipped"] == 0
@@ -50,7 +50,7 @@ def test_a_16_bit_checkpoint_of_many_files_is_trained(tmp_path, name):
 
 def test_another_architecture_is_trained_from_its_folder(tmp_path):
     saved(tmp_path, build_other("gpt_neox"))
-    learner = Learner(load_model(str(tmp_path)), settings())
+    learner = TorchLearner(load_model(str(tmp_path)), settings())
     before = learner.snapshot("float32")
     train(learner, stream(1))
     learner.close()
@@ -141,7 +141,7 @@ def test_versions_carry_what_is_small_and_no_foreign_weights(tmp_path):
     for name in ("pytorch_model.bin", "model.onnx", "README.md", "tokenizer.model"):
         (folder / name).write_bytes(b"x")
     (folder / "original.json").mkdir()
-    assert set(small_files(folder)) == {"config.json", "generation_config.json", "tokenizer.model"}
+    assert set(config_and_tokenizer_files(folder)) == {"config.json", "generation_config.json", "tokenizer.model"}
 
 
 def run_of(folder, tokens, **task):
@@ -159,6 +159,6 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path):
     from producers.tasks.remainder import Remainder
 
     size = Remainder().tokenizer().size
-    order_of(run_of(tmp_path / "enough", size), tmp_path)
+    prompt_order(run_of(tmp_path / "enough", size), tmp_path)
     with pytest.raises(ConfigurationError, match=f"knows {size - 1} tokens.* up to {size - 1}"):
-        order_of(run_of(tmp_path / "short", size - 1), tmp_path)
+        prompt_order(run_of(tmp_path / "short", size - 1), tmp_path)

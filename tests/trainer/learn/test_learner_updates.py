@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consumers.trainer.compute_failure import ComputeFailed
-from consumers.trainer.learner import Learner
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.optimiser import learning_rate
 from streams.errors import ConfigurationError
 from tests.trainer.learning_reference import (
@@ -33,7 +33,7 @@ def stream(updates: int, micro_batches: int = 4, seed: int = 0):
     ]
 
 
-def train(learner: Learner, updates) -> list[dict[str, float]]:
+def train(learner: TorchLearner, updates) -> list[dict[str, float]]:
     metrics = []
     for batches in updates:
         for batch in batches:
@@ -42,8 +42,8 @@ def train(learner: Learner, updates) -> list[dict[str, float]]:
     return metrics
 
 
-def trained(updates, name="qwen3_tied", **changed) -> Learner:
-    learner = Learner(build(name), settings(**changed))
+def trained(updates, name="qwen3_tied", **changed) -> TorchLearner:
+    learner = TorchLearner(build(name), settings(**changed))
     train(learner, updates)
     learner.close()
     return learner
@@ -59,7 +59,7 @@ def test_any_number_of_workers_gives_the_same_bits(name):
 def test_updates_equal_torch_adamw_on_transformers_gradients():
     s = settings(gradient_norm_max=0.1, lr=1e-3, weight_decay=0.1, updates_per_step=2, steps=2)
     updates = stream(4)
-    learner = Learner(build(), s)
+    learner = TorchLearner(build(), s)
     metrics = train(learner, updates)
     learner.close()
     model = build()
@@ -83,7 +83,7 @@ def test_a_restart_from_the_state_goes_on_bit_for_bit():
     updates = stream(4)
     whole = trained(updates)
     first = trained(updates[:2])
-    second = Learner(build(), settings())
+    second = TorchLearner(build(), settings())
     second.load_state(first.state())
     assert second.state_hash() == first.state_hash()
     train(second, updates[2:])
@@ -96,7 +96,7 @@ def test_state_and_snapshot_are_copies():
     updates = stream(2)
     learner = trained(updates[:1])
     state, snapshot, before = learner.state(), learner.snapshot("float32"), learner.state_hash()
-    other = Learner(build(), settings())
+    other = TorchLearner(build(), settings())
     other.load_state(state)
     train(other, updates[1:])
     other.close()
@@ -105,7 +105,7 @@ def test_state_and_snapshot_are_copies():
 
 
 def test_a_snapshot_has_checkpoint_names_and_ties_as_transformers_has_them():
-    learner = Learner(build(), settings())
+    learner = TorchLearner(build(), settings())
     learner.close()
     snapshot = learner.snapshot("bfloat16")
     assert snapshot.keys() == build().state_dict().keys()
@@ -116,7 +116,7 @@ def test_a_snapshot_has_checkpoint_names_and_ties_as_transformers_has_them():
 
 
 def test_state_of_another_model_is_refused_by_name():
-    learner = Learner(build("qwen2"), settings())
+    learner = TorchLearner(build("qwen2"), settings())
     learner.close()
     with pytest.raises(ConfigurationError, match="belong to another model"):
         learner.load_state(trained([]).state())
@@ -134,7 +134,7 @@ def test_the_schedule_ramps_then_falls_on_a_line():
 
 
 def test_micro_batches_are_counted_over_the_updates_of_a_step():
-    learner = Learner(build(), settings(updates_per_step=2))
+    learner = TorchLearner(build(), settings(updates_per_step=2))
     seen = []
     for batches in stream(4, micro_batches=3):
         train(learner, [batches])
@@ -147,7 +147,7 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
     (batches,) = stream(1)
     bad = replace(batches[1][0], tokens=np.full_like(batches[1][0].tokens, 10_000))
     for workers in (1, 3):
-        learner = Learner(build(), settings(workers=workers))
+        learner = TorchLearner(build(), settings(workers=workers))
         with pytest.raises(ComputeFailed, match=r"micro-batch 1 .*IndexError"):
             train(learner, [[batches[0], [bad], *batches[2:]]])
         with pytest.raises(ComputeFailed, match=r"micro-batch 1 .*IndexError"):
@@ -155,7 +155,7 @@ def test_a_failure_in_a_worker_surfaces_in_the_caller():
         learner.close()
 
 
-class Tight(Learner):
+class Tight(TorchLearner):
     """Its memory holds two samples."""
 
     def _compute(self, samples, version):
@@ -169,7 +169,7 @@ def test_a_micro_batch_that_memory_is_too_short_for_is_trained_in_halves():
     (batches,) = stream(1)
     batch = [one for part in batches for one in part][:4]
     assert len(batch) == 4
-    halved, whole = Tight(build(), settings()), Learner(build(), settings())
+    halved, whole = Tight(build(), settings()), TorchLearner(build(), settings())
     halved.submit(batch)
     assert halved.finish_update()["micro_batches_halved"] == 1
     whole.submit(batch[:2])
@@ -185,7 +185,7 @@ def test_an_update_without_trained_tokens_moves_nothing():
     hidden = [replace(one, mask=np.zeros_like(one.mask)) for one in batch]
     learner = trained([])
     before = learner.snapshot("float32")
-    learner = Learner(build(), settings())
+    learner = TorchLearner(build(), settings())
     (metrics,) = train(learner, [[hidden]])
     learner.close()
     assert metrics["updates_skipped"] == 1
@@ -196,7 +196,7 @@ def test_an_update_without_trained_tokens_moves_nothing():
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     updates = stream(2)
     updates[0][2][0] = replace(updates[0][2][0], advantage=float("nan"))
-    learner = Learner(build(), settings())
+    learner = TorchLearner(build(), settings())
     first, second = train(learner, updates)
     learner.close()
     assert (first["updates_skipped"], second["updates_skipped"]) == (1, 0)
@@ -210,7 +210,7 @@ def test_zero_weight_micro_batches_change_nothing():
 
 
 def test_busy_time_is_counted():
-    learner = Learner(build(), settings())
+    learner = TorchLearner(build(), settings())
     (metrics,) = train(learner, stream(1))
     learner.close()
     assert 0 < metrics["busy_s"] == learner.busy_s

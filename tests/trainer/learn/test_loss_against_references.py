@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from consumers.trainer import scoring
-from consumers.trainer.layout import judged_of, rows_of
-from consumers.trainer.learner import Learner
-from consumers.trainer.loss import surrogate
+from consumers.trainer.layout import loss_inputs, token_rows
+from consumers.trainer.learner import TorchLearner
+from consumers.trainer.loss import surrogate_loss
 from consumers.trainer.packed_decoder import has_packed_form
-from consumers.trainer.policy_forward import forward_scores, policy_of
+from consumers.trainer.policy_forward import forward_scores, policy_scorer
 from consumers.trainer.sample import Sample
 from tests.trainer.learning_reference import (
     ARCHITECTURES,
@@ -32,7 +32,7 @@ VARIANTS = list(product(["truncated_is", "ppo_clip"], ["token", "sequence"], ["t
 
 def update(model, batches, s):
     """One update; the gradient is read from Adam's first moment, which is (1 − β₁) times it."""
-    learner = Learner(model, s)
+    learner = TorchLearner(model, s)
     for batch in batches:
         learner.submit(batch)
     metrics = learner.finish_update()
@@ -71,8 +71,8 @@ def test_known_families_take_the_packed_form_and_others_do_not():
 
 
 def test_packed_and_general_form_score_alike(samples):
-    model, rows = build(), rows_of(samples)
-    packed, general = policy_of(model)(rows), forward_scores(model, rows)
+    model, rows = build(), token_rows(samples)
+    packed, general = policy_scorer(model)(rows), forward_scores(model, rows)
     assert torch.allclose(packed.logprobs, general.logprobs, atol=2e-6)
     assert torch.allclose(packed.entropy, general.entropy, atol=2e-6)
 
@@ -132,8 +132,8 @@ def test_environment_and_masked_tokens_are_context_only(samples):
 
 
 def test_lag_is_counted_token_by_token_over_the_spans(samples):
-    judged = judged_of(samples, version=9)
-    _, sums = surrogate(policy_of(build())(rows_of(samples)), judged, settings())
+    judged = loss_inputs(samples, version=9)
+    _, sums = surrogate_loss(policy_scorer(build())(token_rows(samples)), judged, settings())
     early = sum(int(x.mask[: x.spans[0].end].sum()) for x in samples)
     late = sum(int(x.mask.sum()) for x in samples) - early
     assert sums.lag == 6 * early + 4 * late

@@ -7,17 +7,18 @@ import pytest
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from consumers.trainer.learner import Learner
-from consumers.trainer.mismatch import TOKEN_MAX, Gaps, gaps_of
+from consumers.trainer.learner import TorchLearner
+from consumers.trainer.mismatch import TOKEN_MAX, LogprobGaps, logprob_gaps
 from consumers.trainer.sample import Sample, sample_of
-from producers.engines.base import Request
+from producers.engines.base import GenerationRequest
 from producers.engines.options import EngineOptions
 from producers.engines.torch_engine import TorchEngine
-from rollstream.config import Configuration
-from rollstream.live.plan import plan_of
-from rollstream.live.snapshot import snapshot
-from rollstream.warnings.all import concerns_of
-from streams.records import GENERATED, PROMPT, Sampling, Span, StepDone, Trajectory, Version
+from rollstream.settings import Configuration
+from rollstream.live.plan import run_settings_of
+from rollstream.live.snapshot import take_snapshot
+from rollstream.warnings.all import warnings_of as concerns_of
+from streams.records import GENERATED, PROMPT, StepDone, Trajectory
+from streams.values import Sampling, Span, Version
 from tests.trainer.learning_reference import SHAPE, reference_logprobs, settings
 
 V0 = Version(0, 1)
@@ -43,7 +44,7 @@ def generated(task: str, drawn_at: float, said: float, count: int = 12) -> list[
     sources = np.full(4, PROMPT, np.uint8)
     names = [f"{task}.{index}" for index in range(count)]
     for name in names:
-        engine.submit(Request(name, 0, prompt, sources, sampling, 7, NOTHING))
+        engine.submit(GenerationRequest(name, 0, prompt, sources, sampling, 7, NOTHING))
     tokens: dict[str, list[int]] = {name: [] for name in names}
     logprobs: dict[str, list[float]] = {name: [] for name in names}
     while emissions := engine.poll(10.0):
@@ -79,7 +80,7 @@ def record(
 
 def trained(records: list[Trajectory], **changed: object) -> dict[str, float]:
     """Metrics of the first update on these records, in two micro-batches."""
-    learner = Learner(model(), settings(**changed))
+    learner = TorchLearner(model(), settings(**changed))
     try:
         samples = [sample_of(one, 0.5) for one in records]
         for half in (samples[::2], samples[1::2]):
@@ -90,10 +91,10 @@ def trained(records: list[Trajectory], **changed: object) -> dict[str, float]:
 
 
 def warnings_of(metrics: dict[str, float]) -> list[tuple[str, str]]:
-    plan = plan_of(Configuration.model_validate(FLOAT32))
+    plan = run_settings_of(Configuration.model_validate(FLOAT32))
     state = plan.state()
     state.apply(StepDone(1, Version(1, 1), "00", 1, metrics, {}, 1.0), 1.0)
-    found = concerns_of(snapshot(state, plan, 1.0))
+    found = concerns_of(take_snapshot(state, plan, 1.0))
     return [(one.kind, one.what) for one in found if one.kind.startswith("mismatch")]
 
 
@@ -119,7 +120,7 @@ def test_an_engine_that_lies_about_its_temperature_is_warned_of_by_task() -> Non
 def test_figures_are_those_of_the_formulas(samples: list[Sample]) -> None:
     policy = model()
     ours = [reference_logprobs(policy, one) for one in samples]
-    gaps = gaps_of(torch.cat(ours), samples, 3)
+    gaps = logprob_gaps(torch.cat(ours), samples, 3)
     deltas = [
         (mine.detach().double().numpy() - one.logprobs[one.mask])[
             : one.mask[: one.spans[0].end].sum()
@@ -139,14 +140,14 @@ def test_tokens_after_a_change_of_weights_are_not_compared(samples: list[Sample]
     """Their KV cache may be of the version before."""
     first = sum(int(one.mask[: one.spans[0].end].sum()) for one in samples)
     everything = sum(int(one.mask.sum()) for one in samples)
-    gaps = gaps_of(torch.zeros(everything), samples, 3)
+    gaps = logprob_gaps(torch.zeros(everything), samples, 3)
     assert gaps.metrics()["mismatch_tokens"] == first < everything
 
 
 def test_without_a_token_of_lag_0_the_nearest_lag_is_said_apart(samples: list[Sample]) -> None:
     count = sum(int(one.mask.sum()) for one in samples)
     named = [replace(one, task="old") for one in samples]
-    found = gaps_of(torch.zeros(count), named, 5).metrics()
+    found = logprob_gaps(torch.zeros(count), named, 5).metrics()
     assert found["mismatch_tokens"] == found["mismatch_tokens/old"] == 0
     assert found["mismatch_near_lag/old"] == 2
     assert "mismatch_mean/old" not in found
@@ -159,17 +160,17 @@ def test_parts_combine_to_the_whole_and_the_smaller_lag_counts(samples: list[Sam
     )
     counts = [int(one.mask.sum()) for one in samples]
     parts = [
-        gaps_of(part, [one], 3) for part, one in zip(logprobs.split(counts), samples, strict=True)
+        logprob_gaps(part, [one], 3) for part, one in zip(logprobs.split(counts), samples, strict=True)
     ]
-    together = sum(parts, Gaps()).metrics()
-    assert together == pytest.approx(gaps_of(logprobs, samples, 3).metrics())
-    older = gaps_of(logprobs, samples, 4)
-    assert (older + gaps_of(logprobs, samples, 3)).metrics()["mismatch_tokens"] > 0
+    together = sum(parts, LogprobGaps()).metrics()
+    assert together == pytest.approx(logprob_gaps(logprobs, samples, 3).metrics())
+    older = logprob_gaps(logprobs, samples, 4)
+    assert (older + logprob_gaps(logprobs, samples, 3)).metrics()["mismatch_tokens"] > 0
 
 
 def test_no_version_no_comparison() -> None:
     """The second update of a step trains from weights that were never served."""
-    learner = Learner(model(), settings(updates_per_step=2))
+    learner = TorchLearner(model(), settings(updates_per_step=2))
     try:
         batch = [sample_of(one, 0.5) for one in generated("sums", 1.0, 1.0, count=2)]
         learner.submit(batch)
@@ -192,5 +193,5 @@ def test_another_lag_warns_only_of_what_training_cannot_explain(near: float, war
 
 def test_a_broken_logprob_keeps_the_figures_finite(samples: list[Sample]) -> None:
     count = sum(int(one.mask.sum()) for one in samples)
-    found = gaps_of(torch.full((count,), 1e4), samples, 3).metrics()
+    found = logprob_gaps(torch.full((count,), 1e4), samples, 3).metrics()
     assert all(np.isfinite(value) for value in found.values())

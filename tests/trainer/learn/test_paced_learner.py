@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from consumers.settings import TrainerSettings
-from consumers.trainer.learner import Learner
+from consumers.trainer.learner import TorchLearner
 from consumers.trainer.learning import open_learner
 from consumers.trainer.paced_learner import PacedLearner, PacedModel, change_weights, make_weights
 from consumers.trainer.sample import Sample
@@ -108,4 +108,4 @@ def test_a_published_copy_is_untouched_by_the_next_update() -> None:
 
 def test_which_learner_it_is_follows_from_the_model() -> None:
     assert isinstance(open_learner(MODEL, TrainerSettings()), PacedLearner)
-    assert not issubclass(PacedLearner, Learner)
+    assert not issubclass(PacedLearner, TorchLearner)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from consumers.trainer.layout import rows_of
-from consumers.trainer.learner import Learner
-from consumers.trainer.policy_forward import forward_scores, policy_of
+from consumers.trainer.layout import token_rows
+from consumers.trainer.learner import TorchLearner
+from consumers.trainer.policy_forward import forward_scores, policy_scorer
 from consumers.trainer.recompute import recompute_layers
 from streams.errors import ConfigurationError
 from tests.trainer.learn.other_architectures import OTHERS, build_other
@@ -15,7 +15,7 @@ from tests.trainer.learning_reference import build, settings
 
 
 def gradients(model, samples):
-    scores = forward_scores(model, rows_of(samples))
+    scores = forward_scores(model, token_rows(samples))
     return torch.autograd.grad(scores.logprobs.sum(), list(model.parameters()), allow_unused=True)
 
 
@@ -30,7 +30,7 @@ def test_gradients_are_the_same_bits(samples, name):
 def kept_bytes(model, samples):
     kept = []
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes) or tensor, lambda t: t):
-        forward_scores(model, rows_of(samples))
+        forward_scores(model, token_rows(samples))
     return sum(kept)
 
 
@@ -52,7 +52,7 @@ def test_dropout_stays_off(samples):
 def test_a_learner_that_recomputes_learns_the_same(compute):
     updates, states = stream(2), []
     for again in (False, True):
-        learner = Learner(
+        learner = TorchLearner(
             build_other("qwen3"), settings(compute=compute, gradient_checkpointing=again)
         )
         train(learner, updates)
@@ -66,12 +66,12 @@ def test_nothing_is_recomputed_without_gradients(samples):
     model, calls = build_other("gpt_neox"), []
     recompute_layers(model)
     model.gpt_neox.layers[0].attention.register_forward_hook(lambda *_: calls.append(1))
-    policy = policy_of(model, general=True)
+    policy = policy_scorer(model, general=True)
     calls.clear()
     with torch.no_grad():
-        policy(rows_of(samples))
+        policy(token_rows(samples))
     assert len(calls) == 1
-    policy(rows_of(samples)).logprobs.sum().backward()
+    policy(token_rows(samples)).logprobs.sum().backward()
     assert len(calls) == 3
 
 

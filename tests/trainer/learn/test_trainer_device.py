@@ -7,8 +7,8 @@ import torch
 from pydantic import ValidationError
 
 from consumers.trainer.device import device_of
-from consumers.trainer.layout import judged_of, placed, rows_of
-from consumers.trainer.learner import Learner
+from consumers.trainer.layout import loss_inputs, to_device, token_rows
+from consumers.trainer.learner import TorchLearner
 from streams.errors import ConfigurationError
 from tests.trainer.learn.test_learner_updates import stream, train
 from tests.trainer.learning_reference import build, settings
@@ -28,8 +28,8 @@ def test_auto_is_what_the_machine_has():
 
 
 def test_every_tensor_of_a_batch_moves(samples):
-    for batch in (rows_of(samples), judged_of(samples, version=9)):
-        moved = placed(batch, torch.device("meta"))
+    for batch in (token_rows(samples), loss_inputs(samples, version=9)):
+        moved = to_device(batch, torch.device("meta"))
         for field in fields(batch):
             before, after = getattr(batch, field.name), getattr(moved, field.name)
             if isinstance(before, torch.Tensor):
@@ -39,7 +39,7 @@ def test_every_tensor_of_a_batch_moves(samples):
 
 
 def test_masters_and_moments_lie_where_it_computes_and_copies_in_host_memory():
-    learner = Learner(build(), settings(device="auto"))
+    learner = TorchLearner(build(), settings(device="auto"))
     (metrics,) = train(learner, stream(1))
     learner.close()
     assert metrics["updates_skipped"] == 0

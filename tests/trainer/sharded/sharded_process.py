@@ -21,19 +21,19 @@ import numpy as np
 
 from consumers.trainer.learning import open_learner
 from consumers.trainer.sample import Sample
-from consumers.trainer.sharded.follower import follow
+from consumers.trainer.sharded.follower import run_follower
 from consumers.trainer.sharded.learner import ShardedModel
-from consumers.trainer.sharded.messages import Close
-from consumers.trainer.sharded.ranks import Ranks, joined
-from consumers.trainer.sharded.telling import Teller
+from consumers.trainer.sharded.messages import EndRanks
+from consumers.trainer.sharded.ranks import Ranks, join_ranks
+from consumers.trainer.sharded.telling import RankCommander
 from storage.checkpoints import CheckpointId, read_checkpoint, write_checkpoint
 from storage.connect import open_store
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.spread import Tensors
-from storage.versions.publish import NewVersion, publish
+from storage.versions.publish import NewVersion, publish_version
 from streams.errors import RollstreamError
-from streams.records import Version
+from streams.values import Version
 from tests.trainer.learning_reference import build, sample, settings
 
 COUNTS = (1, 2, 3, 5, 0, 4, 2, 7)
@@ -71,7 +71,7 @@ class Lead:
     def __init__(self, folder: Path, ranks: Ranks, name: str, changed: dict[str, object]) -> None:
         self.folder = folder
         self.store: ObjectStore = open_store(f"file:{folder / 'store'}")
-        self.teller = Teller(ranks)
+        self.teller = RankCommander(ranks)
         shared = ShardedModel(build(name), ranks, self.teller)
         self.learner = open_learner(shared, rules(**changed))
         self.published: tuple[Manifest, Tensors] | None = None
@@ -95,7 +95,7 @@ class Lead:
         before, base = self.published or (None, None)
         version = Version(int(what), 1)
         new = NewVersion("run", version, tensors, {}, 4096, 0.0)
-        manifest = publish(self.store, new, before, base, base is None)
+        manifest = publish_version(self.store, new, before, base, base is None)
         self.published = (manifest, tensors)
 
     def keep(self, what: str) -> None:
@@ -123,17 +123,17 @@ class Lead:
 def main(folder: Path, timeout_s: float, changed: dict[str, object], jobs: list[str]) -> None:
     names = dict(job.split("=") for job in jobs if "=" in job)
     name = names.get("model", MODEL)
-    with joined("cpu", timeout_s) as ranks:
+    with join_ranks("cpu", timeout_s) as ranks:
         if ranks.rank:
             store = open_store(f"file:{folder / names.get('store', 'store')}")
-            follow(lambda: build(names.get("strange", name)), store, ranks)
+            run_follower(lambda: build(names.get("strange", name)), store, ranks)
             return
         lead = Lead(folder, ranks, name, changed)
         for job in jobs:
             if "=" not in job:
                 lead.do(job)
         lead.tell()
-        lead.teller.close(Close())
+        lead.teller.close(EndRanks())
 
 
 if __name__ == "__main__":

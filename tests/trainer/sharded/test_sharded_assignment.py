@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.trainer.sharded.assignment import owners, rounds, rows_per_rank, slice_of
-from consumers.trainer.sharded.messages import Begin, Round, Told, decode, encode, wire
+from consumers.trainer.sharded.messages import BeginTraining, TrainRound, RankCommand, decode, encode, wire_sample
 from tests.trainer.learning_reference import sample
 
 RANKS = st.integers(1, 9)
@@ -53,8 +53,8 @@ def test_slices_tile_a_tensor_as_torch_chunks_it(rows, ranks):
 @given(st.integers(0, 10_000), st.booleans())
 def test_a_round_comes_back_as_it_went(seed, counts):
     one = sample(np.random.default_rng(seed), "t/1", 2)
-    told = decode(encode(Round(7, counts, (wire(one),))), Told)
-    assert isinstance(told, Round)
+    told = decode(encode(TrainRound(7, counts, (wire_sample(one),))), RankCommand)
+    assert isinstance(told, TrainRound)
     (again,) = (each.sample() for each in told.samples)
     assert (told.version, told.counts) == (7, counts)
     assert (again.trajectory, again.spans, again.task) == (one.trajectory, one.spans, one.task)
@@ -65,5 +65,5 @@ def test_a_round_comes_back_as_it_went(seed, counts):
 
 
 def test_begin_carries_any_settings_text():
-    told = decode(encode(Begin("hash", '{"é": 1}'.encode())), Told)
-    assert told == Begin("hash", '{"é": 1}'.encode())
+    told = decode(encode(BeginTraining("hash", '{"é": 1}'.encode())), RankCommand)
+    assert told == BeginTraining("hash", '{"é": 1}'.encode())

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from consumers.trainer.learner import Learner
+from consumers.trainer.learner import TorchLearner
 from storage.checkpoints import CheckpointId, read_checkpoint
 from storage.connect import open_store
 from storage.manifest import read_manifest
-from storage.versions.held import HeldWeights
-from storage.versions.verification import verify
-from streams.records import Version
+from storage.versions.held import ResidentWeights
+from storage.versions.verification import verify_version
+from streams.values import Version
 from testbed.waiting import WAIT_S, wait_for
 from tests.trainer.learning_reference import build, largest_difference
 from tests.trainer.sharded.sharded_process import COUNTS, MODEL, rules, stream
@@ -48,7 +48,7 @@ def two(living):
 @pytest.fixture(scope="module")
 def alone():
     """One process: its metrics by update, and its state after the fourth and the last one."""
-    learner = Learner(build(MODEL), rules())
+    learner = TorchLearner(build(MODEL), rules())
     metrics, states, counted = [], {}, []
     for update in range(len(COUNTS)):
         for batch in stream(update):
@@ -101,12 +101,12 @@ def test_a_version_is_the_masters_and_was_written_by_every_rank(two):
     folder, _ = two
     store = open_store(f"file:{folder / 'store'}")
     for number, step, kind in ((0, 4, "anchor"), (1, LAST + 1, "delta")):
-        manifest, problem = verify(store, Version(number, 1))
+        manifest, problem = verify_version(store, Version(number, 1))
         assert problem == ""
         assert manifest.kind == kind
         ranks = {file.name.split("-")[1] for file in manifest.files if "rank" in file.name}
         assert ranks == {"rank0", "rank1"}
-        held = HeldWeights()
+        held = ResidentWeights()
         held.move(store, Version(number, 1))
         for name, master in masters(kept(folder, step)).items():
             assert torch.equal(held.tensors[name.removeprefix("masters.")], master.bfloat16())
@@ -141,7 +141,7 @@ def test_another_number_of_ranks_goes_on_up_to_rounding(two, alone, tmp_path, si
 
 def test_one_process_goes_on_from_two_ranks(two, alone):
     _, states, _ = alone
-    learner = Learner(build(MODEL), rules())
+    learner = TorchLearner(build(MODEL), rules())
     learner.load_state(kept(two[0], 4))
     for update in range(4, len(COUNTS)):
         for batch in stream(update):
@@ -155,7 +155,7 @@ def test_one_process_goes_on_from_two_ranks(two, alone):
 @pytest.mark.parametrize("name", ["gpt2", "llama_scaled_rope"])
 def test_models_without_and_with_ties_and_recomputed_layers(tmp_path, name):
     run_ranks(tmp_path, 3, [f"model={name}", "train:0-3", "keep:1"], gradient_checkpointing=True)
-    learner = Learner(build(name), rules())
+    learner = TorchLearner(build(name), rules())
     for update in range(4):
         for batch in stream(update):
             learner.submit(batch)

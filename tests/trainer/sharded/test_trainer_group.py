@@ -16,9 +16,9 @@ import pytest
 from consumers.settings import TrainerSettings
 from rollstream import train_group
 from rollstream.commands.signals import StopSignals
-from rollstream.rank_names import parent_of_rank
+from rollstream.rank_names import rank_environment
 from rollstream.restarts import EXIT_REFUSED
-from rollstream.train_group import code_of, group_environment, run_group, threads_of_rank
+from rollstream.train_group import group_exit_code, rank_group_environment, run_rank_processes, threads_per_rank
 from testbed.repository import ROOT
 from testbed.waiting import WAIT_S, wait_for
 
@@ -57,12 +57,12 @@ def pids(folder: Path, count: int) -> list[int]:
     ],
 )
 def test_one_exit_code_says_how_all_ended(ended, code):
-    assert code_of(ended) == code
+    assert group_exit_code(ended) == code
 
 
 def test_ranks_divide_the_threads_of_the_trainer():
-    assert [threads_of_rank(ranks(n, 4)) for n in (1, 2, 3, 8)] == [4, 2, 1, 1]
-    found = group_environment(ranks(2, 4), 1234, {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
+    assert [threads_per_rank(ranks(n, 4)) for n in (1, 2, 3, 8)] == [4, 2, 1, 1]
+    found = rank_group_environment(ranks(2, 4), 1234, {"OMP_NUM_THREADS": "4", "PATH": "/bin"})
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "2"
     assert (found["PATH"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("/bin", "2", "1234")
 
@@ -70,9 +70,9 @@ def test_ranks_divide_the_threads_of_the_trainer():
 def test_a_rank_ends_with_the_launcher_that_named_itself_or_with_torchrun():
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h"}
     launched["MASTER_PORT"] = "1"
-    assert parent_of_rank({**launched, "ROLLSTREAM_PARENT": "7"})["ROLLSTREAM_PARENT"] == "7"
-    assert parent_of_rank(launched) == {"ROLLSTREAM_PARENT": str(os.getppid())}
-    assert parent_of_rank({}) == {}
+    assert rank_environment({**launched, "ROLLSTREAM_PARENT": "7"})["ROLLSTREAM_PARENT"] == "7"
+    assert rank_environment(launched) == {"ROLLSTREAM_PARENT": str(os.getppid())}
+    assert rank_environment({}) == {}
 
 
 def test_each_rank_is_told_who_it_is(tmp_path):
@@ -81,7 +81,7 @@ def test_each_rank_is_told_who_it_is(tmp_path):
         "found = [os.environ[name] for name in names]\n"
         "open(f'{sys.argv[1]}/{rank}', 'w').write(json.dumps(found))"
     )
-    assert run_group(line(code, tmp_path), ranks(3), StopSignals()) == 0
+    assert run_rank_processes(line(code, tmp_path), ranks(3), StopSignals()) == 0
     told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
     assert [one[:4] for one in told] == [[str(r), str(r), "3", "127.0.0.1"] for r in range(3)]
     assert len({one[4] for one in told}) == 1
@@ -92,13 +92,13 @@ def test_a_killed_rank_takes_the_others_with_it(tmp_path, monkeypatch):
     every = "sum(path.stat().st_size > 0 for path in Path(sys.argv[1]).iterdir()) == 3"
     kill = f"while rank == 1: {every} and os.kill(os.getpid(), signal.SIGKILL); time.sleep(0.01)"
     code = SLEEP.replace("; ", f"\nfrom pathlib import Path\n{kill}\n")
-    assert run_group(line(code, tmp_path), ranks(3), StopSignals()) == 128 + signal.SIGKILL
+    assert run_rank_processes(line(code, tmp_path), ranks(3), StopSignals()) == 128 + signal.SIGKILL
     assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path, 3))
 
 
 def test_a_rank_that_refuses_refuses_for_all(tmp_path):
     code = f"sys.exit({EXIT_REFUSED} if rank == 1 else 1)"
-    assert run_group(line(code, tmp_path), ranks(2), StopSignals()) == EXIT_REFUSED
+    assert run_rank_processes(line(code, tmp_path), ranks(2), StopSignals()) == EXIT_REFUSED
 
 
 def test_who_asks_the_launcher_to_stop_asks_every_rank_once(tmp_path):
@@ -118,7 +118,7 @@ def test_who_asks_the_launcher_to_stop_asks_every_rank_once(tmp_path):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert run_group(line(code, tmp_path), ranks(2), signals) == 143
+    assert run_rank_processes(line(code, tmp_path), ranks(2), signals) == 143
     asking.join()
 
 
@@ -133,7 +133,7 @@ def test_a_second_signal_kills(tmp_path):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert run_group(line(code, tmp_path), ranks(2), signals) != 0
+    assert run_rank_processes(line(code, tmp_path), ranks(2), signals) != 0
     asking.join()
     assert not any(psutil.pid_exists(pid) for pid in pids(tmp_path, 2))
 

@@ -11,51 +11,51 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from producers.engines.vllm_engine.exchange import Gained, Load, Order, Paused
-from producers.engines.vllm_engine.remote.routes import Routes
-from producers.engines.vllm_engine.remote.streams import Streams
-from producers.engines.vllm_engine.remote.wire import generate_body, load_of, request_name
+from producers.engines.vllm_engine.exchange import StepOutput, CoreLoad, CoreRequest, PauseResult
+from producers.engines.vllm_engine.remote.routes import ServerRoutes
+from producers.engines.vllm_engine.remote.streams import TokenStreams
+from producers.engines.vllm_engine.remote.wire import generate_body, parse_load, request_name
 from streams.errors import EngineRefused
 
-LOOK_S = 0.5
-SILENT_S = 30.0
+METRICS_POLL_S = 0.5
+HEALTH_CHECK_S = 30.0
 
 
 class RemoteCore:
     """One server, claimed by `owner`; `kv_capacity` tokens fit into its cache."""
 
     def __init__(
-        self, routes: Routes, headers: Mapping[str, str], owner: str, kv_capacity: int
+        self, routes: ServerRoutes, headers: Mapping[str, str], owner: str, kv_capacity: int
     ) -> None:
-        self.load = Load()
+        self.load = CoreLoad()
         self.loads = 0
         self.kv_capacity = kv_capacity
         self.routes, self.owner = routes, owner
-        self._streams = Streams(routes.url, headers, routes.host)
+        self._streams = TokenStreams(routes.url, headers, routes.host)
         self._count = 0
         self._heard_s = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="vllm-metrics", daemon=True).start()
 
-    def add(self, order: Order) -> None:
+    def add(self, order: CoreRequest) -> None:
         self._count += 1
         name = f"{self.owner}.{self._count}"
         if not len(self._streams):
             self._heard_s = time.monotonic()
         self._streams.begin(order.key, name, generate_body(order, name))
 
-    def step(self, wait_s: float) -> list[Gained]:
+    def step(self, wait_s: float) -> list[StepOutput]:
         gains = self._streams.take(wait_s)
         now = time.monotonic()
         if gains:
             self._heard_s = now
-        elif now - self._heard_s > SILENT_S:
+        elif now - self._heard_s > HEALTH_CHECK_S:
             if not self.routes.is_alive():
                 raise EngineRefused(f"vLLM server {self.routes.host}: it no longer answers")
             self._heard_s = now
         return gains
 
-    def pause(self) -> Paused:
+    def pause(self) -> PauseResult:
         """1. Stop the server's steps.  2. Get the number of tokens of each request from the
         workers.  3. Drop requests that they do not have, and read the others up to that number.
         """
@@ -68,7 +68,7 @@ class RemoteCore:
         gains = self._streams.take(0.0)  # 3
         self._streams.close(unknown)
         self._streams.settle({key: n for key, n in wanted.items() if key in self._streams.names()})
-        return Paused(gains + self._streams.take(0.0), frozenset(unknown))
+        return PauseResult(gains + self._streams.take(0.0), frozenset(unknown))
 
     def resume(self) -> None:
         self._heard_s = time.monotonic()
@@ -95,11 +95,11 @@ class RemoteCore:
 
     def _look(self) -> None:
         """Poll the server's statistics while requests run."""
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(METRICS_POLL_S):
             if not len(self._streams):
                 continue
             try:
-                self.load = load_of(self.routes.get("/metrics").text.splitlines())
+                self.load = parse_load(self.routes.get("/metrics").text.splitlines())
             except EngineRefused:  # if the server failed, the streams report it
                 continue
         self.routes.close()

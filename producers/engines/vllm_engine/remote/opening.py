@@ -12,21 +12,21 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from producers.engines.vllm_engine.environment import RELEASE
-from producers.engines.vllm_engine.needed import architecture_of, needed_by
+from producers.engines.vllm_engine.needed import architecture_of, expected_tensors
 from producers.engines.vllm_engine.remote.core import RemoteCore
-from producers.engines.vllm_engine.remote.routes import Routes
-from producers.engines.vllm_engine.remote.streams import ROUTE
+from producers.engines.vllm_engine.remote.routes import ServerRoutes
+from producers.engines.vllm_engine.remote.streams import GENERATE_ROUTE
 from producers.engines.vllm_engine.remote.weights import RemoteWeights
 from producers.settings import VllmSettings
 from streams.errors import ConfigurationError, EngineRefused
 
 log = logging.getLogger(__name__)
 
-START_S = 300.0
+START_TIMEOUT_S = 300.0
 """How long a rollout waits for a server that does not answer, e.g. because it restarts."""
-LOOK_S = 0.5
-TELL_S = 15.0
-COMMAND = (
+POLL_S = 0.5
+LOG_EVERY_S = 15.0
+SERVER_COMMAND = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --tokens-only --load-format dummy "
     "--worker-extension-cls producers.engines.vllm_engine.remote.worker.ServerWorker "
     '--weight-transfer-config \'{"backend": "rollstream"}\' '
@@ -38,23 +38,23 @@ def open_remote(
     config: PreTrainedConfig, slots: int, context_max: int, settings: VllmSettings
 ) -> tuple[RemoteCore, RemoteWeights]:
     """The server at `settings.url`, claimed, paused and empty. Raises `ConfigurationError` for one
-    that was not started as in `COMMAND`, `EngineRefused` for one that does not answer.
+    that was not started as in `SERVER_COMMAND`, `EngineRefused` for one that does not answer.
     """
     assert settings.url is not None, "without a URL vLLM is opened on this machine"
     headers = _headers(settings.api_key_env)
-    routes = Routes(settings.url, headers)
+    routes = ServerRoutes(settings.url, headers)
     _wait(routes)
     _check_release(routes)
     _check_routes(routes, settings.api_key_env)
     found = _describe(routes)
-    for lack in _lacks(found, config, slots, context_max):
-        raise _wrong(routes, lack)
+    for lack in _find_lacks(found, config, slots, context_max):
+        raise _refusal(routes, lack)
     owner = secrets.token_hex(8)
     routes.post("/pause", query={"mode": "abort"})
     routes.call("claim", owner)
     core = RemoteCore(routes, headers, owner, int(found["kv_tokens"]))
     in_place, is_parallel = found["device"] != "cpu", found["tensor_parallel"] > 1
-    return core, RemoteWeights(core, needed_by(config), in_place, is_parallel)
+    return core, RemoteWeights(core, expected_tensors(config), in_place, is_parallel)
 
 
 def _headers(api_key_env: str | None) -> Mapping[str, str]:
@@ -69,23 +69,23 @@ def _headers(api_key_env: str | None) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _wait(routes: Routes) -> None:
-    """Wait for an answer. Raises `EngineRefused` after `START_S`."""
+def _wait(routes: ServerRoutes) -> None:
+    """Wait for an answer. Raises `EngineRefused` after `START_TIMEOUT_S`."""
     began = told = time.monotonic()
     while not routes.is_alive():
         now = time.monotonic()
-        if now - began > START_S:
+        if now - began > START_TIMEOUT_S:
             raise EngineRefused(
-                f"vLLM server {routes.host}: no answer within {START_S:g} s (rollouts.vllm.url); "
-                f"start it with: {COMMAND}"
+                f"vLLM server {routes.host}: no answer within {START_TIMEOUT_S:g} s (rollouts.vllm.url); "
+                f"start it with: {SERVER_COMMAND}"
             )
-        if now - told > TELL_S:
+        if now - told > LOG_EVERY_S:
             told = now
             log.warning("vLLM server %s does not answer yet; waiting for it", routes.host)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def _check_release(routes: Routes) -> None:
+def _check_release(routes: ServerRoutes) -> None:
     answered = routes.get("/version")
     release = str(answered.json()["version"]) if answered.is_success else "of an unknown release"
     if not release.startswith(f"{RELEASE}."):
@@ -95,30 +95,30 @@ def _check_release(routes: Routes) -> None:
         )
 
 
-def _check_routes(routes: Routes, api_key_env: str | None) -> None:
+def _check_routes(routes: ServerRoutes, api_key_env: str | None) -> None:
     """Check the routes for pausing and loading weights, and the one for tokens."""
     if routes.get("/is_paused").is_error:
-        raise _wrong(routes, "has no routes to pause it and to load weights")
-    said = routes.probe(ROUTE)
+        raise _refusal(routes, "has no routes to pause it and to load weights")
+    said = routes.probe(GENERATE_ROUTE)
     if said == 401:
         given = "not given" if api_key_env is None else f"that of {api_key_env}, is another"
         raise ConfigurationError(
             f"rollouts.vllm.api_key_env: vLLM server {routes.host} wants a key; it was {given}"
         )
     if said in (403, 404):
-        raise _wrong(routes, f"has no {ROUTE}")
+        raise _refusal(routes, f"has no {GENERATE_ROUTE}")
 
 
-def _describe(routes: Routes) -> Mapping[str, Any]:
+def _describe(routes: ServerRoutes) -> Mapping[str, Any]:
     try:
         return routes.call("describe")[0]
     except EngineRefused as error:
-        raise _wrong(
+        raise _refusal(
             routes, "has not rollstream's worker extension, or its workers ended"
         ) from error
 
 
-def _lacks(
+def _find_lacks(
     found: Mapping[str, Any], config: PreTrainedConfig, slots: int, context_max: int
 ) -> list[str]:
     """The properties of the server that do not fit, as parts of an error message."""
@@ -144,8 +144,8 @@ def _lacks(
     return [lack for is_so, lack in checks if not is_so]
 
 
-def _wrong(routes: Routes, lack: str) -> ConfigurationError:
+def _refusal(routes: ServerRoutes, lack: str) -> ConfigurationError:
     return ConfigurationError(
-        f"rollouts.vllm.url: vLLM server {routes.host} {lack}; start it with: {COMMAND} "
+        f"rollouts.vllm.url: vLLM server {routes.host} {lack}; start it with: {SERVER_COMMAND} "
         "(docs/vllm.md)"
     )

@@ -11,13 +11,13 @@ import httpx2
 
 from streams.errors import EngineRefused
 
-ANSWER_S = 60.0
-LOAD_S = 600.0  # a chunk of a large model into the memory of all of a server's workers
-CONNECT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 600.0  # a chunk of a large model into the memory of all of a server's workers
+CONNECT_TIMEOUT_S = 10.0
 NO_REUSE = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
 
 
-class Routes:
+class ServerRoutes:
     """The routes of one server. Thread-safe."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
@@ -26,7 +26,7 @@ class Routes:
         self._client = httpx2.Client(
             base_url=self.url,
             headers=dict(headers),
-            timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S),
+            timeout=httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
             # The server closes a connection after an error and after some idle seconds, possibly
             # while the next request is being sent.
             limits=NO_REUSE,
@@ -46,7 +46,7 @@ class Routes:
         path: str,
         body: object = None,
         query: Mapping[str, str] | None = None,
-        within_s: float = ANSWER_S,
+        within_s: float = ANSWER_TIMEOUT_S,
     ) -> Any:
         """The JSON of a successful response."""
         response = self._send("POST", path, json=body, params=query, timeout=within_s)
@@ -57,7 +57,7 @@ class Routes:
             )
         return response.json() if response.content else None
 
-    def call(self, method: str, *arguments: Any, within_s: float = ANSWER_S) -> list[Any]:
+    def call(self, method: str, *arguments: Any, within_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
         """The result of this method of each worker. Raises `EngineRefused` with a worker's
         refusal.
         """
@@ -72,7 +72,7 @@ class Routes:
     def is_alive(self) -> bool:
         """Whether the server answers and its engine runs."""
         try:
-            return self._client.get("/health", timeout=CONNECT_S).is_success
+            return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
         except httpx2.HTTPError:
             return False
 

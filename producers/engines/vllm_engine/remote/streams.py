@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 
 import httpx2
 
-from producers.engines.vllm_engine.exchange import Gained
-from producers.engines.vllm_engine.remote.routes import CONNECT_S, NO_REUSE
-from producers.engines.vllm_engine.remote.wire import gained_of
+from producers.engines.vllm_engine.exchange import StepOutput
+from producers.engines.vllm_engine.remote.routes import CONNECT_TIMEOUT_S, NO_REUSE
+from producers.engines.vllm_engine.remote.wire import parse_output
 from streams.errors import DecodeError, EngineRefused
 
-ROUTE = "/inference/v1/generate"
+GENERATE_ROUTE = "/inference/v1/generate"
 EVENT_BYTES_MAX = 1 << 20
-SETTLE_S = 60.0
-_LOOK_S = 0.001
+SETTLE_TIMEOUT_S = 60.0
+_POLL_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class TokenStream:
     """The stream of one request; `seen` of its tokens were read."""
 
     key: str
@@ -40,24 +40,24 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenStream:
     """A stream ended before its request."""
 
     why: str
 
 
 @dataclass(slots=True)
-class Streams:
+class TokenStreams:
     """The streams of one server, by the key of their request."""
 
     url: str
     headers: Mapping[str, str]
     host: str
-    _news: "queue.SimpleQueue[tuple[Stream, Gained | Broken]]" = field(
-        default_factory=queue.SimpleQueue[tuple[Stream, Gained | Broken]]
+    _news: "queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]" = field(
+        default_factory=queue.SimpleQueue[tuple[TokenStream, StepOutput | BrokenStream]]
     )
     _broken: str | None = None
-    _open: dict[str, Stream] = field(default_factory=dict[str, Stream])
+    _open: dict[str, TokenStream] = field(default_factory=dict[str, TokenStream])
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _client: "httpx2.AsyncClient | None" = None
 
@@ -70,18 +70,18 @@ class Streams:
         return len(self._open)
 
     def begin(self, key: str, name: str, body: bytes) -> None:
-        stream = self._open[key] = Stream(key, name)
+        stream = self._open[key] = TokenStream(key, name)
         stream.task = asyncio.run_coroutine_threadsafe(self._read(stream, body), self._loop)
 
     def names(self) -> dict[str, str]:
         """The names of the open streams, by key."""
         return {key: stream.name for key, stream in self._open.items()}
 
-    def take(self, wait_s: float) -> list[Gained]:
+    def take(self, wait_s: float) -> list[StepOutput]:
         """The outputs that arrived; waits for the first one up to `wait_s`. Raises `EngineRefused`
         once a stream broke and all outputs before were returned.
         """
-        gains: list[Gained] = []
+        gains: list[StepOutput] = []
         while self._broken is None:
             try:
                 wait = not gains and wait_s > 0
@@ -90,7 +90,7 @@ class Streams:
                 return gains
             if self._open.get(stream.key) is not stream:
                 continue  # closed meanwhile
-            if isinstance(news, Broken):
+            if isinstance(news, BrokenStream):
                 self._broken = news.why
                 break
             if news.finish is not None:
@@ -109,18 +109,18 @@ class Streams:
 
     def settle(self, wanted: Mapping[str, int]) -> None:
         """Wait until the wanted number of tokens of each stream was read, or the stream ended.
-        Raises `EngineRefused` after `SETTLE_S`.
+        Raises `EngineRefused` after `SETTLE_TIMEOUT_S`.
         """
-        end = time.monotonic() + SETTLE_S
+        end = time.monotonic() + SETTLE_TIMEOUT_S
         for key, count in wanted.items():
             stream = self._open[key]
             while stream.seen < count and not stream.ended:
                 if time.monotonic() > end:
                     raise EngineRefused(
                         f"vLLM server {self.host}: of {count} tokens of {key!r} that it generated "
-                        f"{stream.seen} arrived within {SETTLE_S:g} s"
+                        f"{stream.seen} arrived within {SETTLE_TIMEOUT_S:g} s"
                     )
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
 
     def shut(self) -> None:
         """Close all streams and end the thread."""
@@ -134,12 +134,12 @@ class Streams:
             await self._client.aclose()
         self._loop.stop()
 
-    async def _read(self, stream: Stream, body: bytes) -> None:
+    async def _read(self, stream: TokenStream, body: bytes) -> None:
         """Queue all outputs of a stream, to its end."""
         finished, broken = False, ""
         try:
             async for data in self._events(body):
-                gained = gained_of(stream.key, data)
+                gained = parse_output(stream.key, data)
                 if gained is not None:
                     finished = gained.finish is not None
                     self._news.put((stream, gained))
@@ -151,18 +151,18 @@ class Streams:
             broken = f"{stream.key!r}: {error}"
         finally:
             if broken:
-                self._news.put((stream, Broken(broken)))
+                self._news.put((stream, BrokenStream(broken)))
             stream.ended = True
 
     async def _events(self, body: bytes) -> AsyncIterator[bytes]:
         """The data of each event of the response."""
         headers = {"Content-Type": "application/json"}
         async with self._connected().stream(
-            "POST", ROUTE, content=body, headers=headers
+            "POST", GENERATE_ROUTE, content=body, headers=headers
         ) as response:
             if response.is_error:
                 said = (await response.aread())[:1000].decode(errors="replace")
-                raise DecodeError(f"{ROUTE} answered {response.status_code}: {said}")
+                raise DecodeError(f"{GENERATE_ROUTE} answered {response.status_code}: {said}")
             rest = b""
             async for part in response.aiter_bytes():
                 *events, rest = (rest + part).split(b"\n\n")
@@ -180,7 +180,7 @@ class Streams:
                 base_url=self.url,
                 headers=dict(self.headers),
                 # A paused server sends nothing for any length of time.
-                timeout=httpx2.Timeout(None, connect=CONNECT_S),
+                timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
                 limits=NO_REUSE,
                 trust_env=False,
             )

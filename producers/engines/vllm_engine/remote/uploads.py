@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from producers.engines.vllm_engine.staging import Entry
+from producers.engines.vllm_engine.staging import StagedTensor
 from storage.tensors import tensor_hash, tensor_of
 from streams.errors import CorruptObject, EngineRefused
 
 
 @dataclass(slots=True)
-class Upload:
+class ChunkUpload:
     """One chunk of a version, being received."""
 
     data: bytearray
@@ -35,7 +35,7 @@ class Upload:
         self.data[begin : begin + len(piece)] = piece
         self.received += len(piece)
 
-    def check(self, entries: Sequence[Entry], hashes: Sequence[str]) -> None:
+    def check(self, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
         """Raise `CorruptObject`, which names the tensor that differs from its hash."""
         if self.received != len(self.data):
             raise CorruptObject(f"{self.received} of {len(self.data)} bytes arrived")
@@ -49,13 +49,13 @@ class Upload:
         self.tensors = tensors
 
 
-class Uploads:
+class ChunkUploads:
     """The uploads of one worker, from the rollout that claimed its server last."""
 
     def __init__(self) -> None:
         self.owner = ""
         self._set = ""
-        self._chunks: dict[str, Upload] = {}
+        self._chunks: dict[str, ChunkUpload] = {}
 
     def claim(self, owner: str) -> None:
         self.owner, self._set = owner, ""
@@ -76,10 +76,10 @@ class Uploads:
         if group != self._set:
             self._chunks.clear()
             self._set = group
-        chunk = self._chunks.setdefault(name, Upload(bytearray(size)))
+        chunk = self._chunks.setdefault(name, ChunkUpload(bytearray(size)))
         chunk.put(begin, base64.b64decode(piece, validate=True))
 
-    def check(self, owner: str, name: str, entries: Sequence[Entry], hashes: Sequence[str]) -> None:
+    def check(self, owner: str, name: str, entries: Sequence[StagedTensor], hashes: Sequence[str]) -> None:
         self.check_owner(owner)
         chunk = self._chunks.get(name)
         if chunk is None:
@@ -98,5 +98,5 @@ class Uploads:
         return chunk.tensors
 
 
-UPLOADS = Uploads()
+UPLOADS = ChunkUploads()
 """The uploads of this process: the worker's methods add, its weight-transfer engine removes."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from producers.engines.base import Compared, Update
-from producers.engines.vllm_engine.chunks import Prepared, checked, patch_chunks, whole_chunks
-from producers.engines.vllm_engine.messages import described, parts_of
-from producers.engines.vllm_engine.needed import Needed
+from producers.engines.base import WeightComparison, WeightUpdate
+from producers.engines.vllm_engine.chunks import PreparedUpdate, check_update, patch_chunks, whole_chunks
+from producers.engines.vllm_engine.messages import describe_patches, patch_parts
+from producers.engines.vllm_engine.needed import ExpectedTensors
 from producers.engines.vllm_engine.remote.core import RemoteCore
-from producers.engines.vllm_engine.remote.routes import LOAD_S
-from producers.engines.vllm_engine.staging import ALIGNMENT, Entry
+from producers.engines.vllm_engine.remote.routes import LOAD_TIMEOUT_S
+from producers.engines.vllm_engine.staging import ALIGNMENT, StagedTensor
 from storage.tensors import DTYPE_NAMES, DTYPES, tensor_bytes, tensor_hash
 from streams.errors import EngineRefused
-from streams.records import Version
+from streams.values import Version
 
 PIECE_BYTES = 4 << 20  # receiving one piece delays a step of the server
 NAMES_AT_ONCE = 4
@@ -30,7 +30,7 @@ Patched = tuple[tuple[list[int], str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentUpdate:
     """A checked update whose chunks `names` are in the server's workers; chunks of patches have the
     shapes and types of the patched tensors.
     """
@@ -45,30 +45,30 @@ class RemoteWeights:
     between GPUs and not read back.
     """
 
-    def __init__(self, core: RemoteCore, needed: Needed, in_place: bool, is_parallel: bool) -> None:
+    def __init__(self, core: RemoteCore, needed: ExpectedTensors, in_place: bool, is_parallel: bool) -> None:
         self._core, self._routes, self._needed = core, core.routes, needed
         self._in_place, self._is_parallel = in_place, is_parallel
         self._sets, self._is_begun = 0, False
         self.held: Version | None = None
         """The version whose weights are served whole; None during a load and after a failed one."""
 
-    def prepare(self, update: Update) -> Update:
+    def prepare(self, update: WeightUpdate) -> WeightUpdate:
         """Send the update. Raises `EngineRefused`, which names the wrong tensor."""
-        prepared = checked(update, self._needed, self.held, self._in_place)
+        prepared = check_update(update, self._needed, self.held, self._in_place)
         self._sets += 1
         names = [
             (self._send(f"{self._core.owner}.{self._sets}/{number}", parts), patched)
             for number, (parts, patched) in enumerate(self._chunks(update, prepared))
         ]
-        sent = Sent(prepared.base, prepared.patches is not None, tuple(names))
+        sent = SentUpdate(prepared.base, prepared.patches is not None, tuple(names))
         return replace(update, prepared=sent)
 
-    def load(self, update: Update) -> None:
+    def load(self, update: WeightUpdate) -> None:
         """Serve these weights. After `EngineRefused` no version is held."""
         sent = update.prepared
-        if not isinstance(sent, Sent) or (sent.is_patch and sent.base != self.held):
+        if not isinstance(sent, SentUpdate) or (sent.is_patch and sent.base != self.held):
             sent = self.prepare(update).prepared
-            assert isinstance(sent, Sent), "prepare sets it"
+            assert isinstance(sent, SentUpdate), "prepare sets it"
         self.held = None
         if self._is_begun:
             self._give_up()
@@ -77,9 +77,9 @@ class RemoteWeights:
             self._routes.post("/start_weight_update")
             for name, patched in sent.names:
                 info = {"upload": name} | ({} if patched is None else {"patched": patched})
-                self._routes.post("/update_weights", {"update_info": info}, within_s=LOAD_S)
+                self._routes.post("/update_weights", {"update_info": info}, within_s=LOAD_TIMEOUT_S)
             version = {"weight_version": str(update.version)}
-            self._routes.post("/finish_weight_update", version, within_s=LOAD_S)
+            self._routes.post("/finish_weight_update", version, within_s=LOAD_TIMEOUT_S)
         except EngineRefused as error:
             raise EngineRefused(
                 f"weights: version {update.version} was not loaded whole, nothing is served until "
@@ -89,10 +89,10 @@ class RemoteWeights:
         self._core.loads += 1
         self.held = update.version
 
-    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> Compared:
+    def compare(self, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> WeightComparison:
         """As `Engine.read_back`; compares nothing where tensors are split between GPUs."""
         if self._is_parallel:
-            return Compared(0, ())
+            return WeightComparison(0, ())
         own, needed = self._needed.own(tensors), self._needed
         asked = sorted({needed.named(name) for name in names} & set(needed.shapes))
         places = {name: (name, *needed.tied.get(name, ())) for name in asked}
@@ -100,23 +100,23 @@ class RemoteWeights:
         differing = [
             name for name in asked if any(_differs(served[p], own[name]) for p in places[name])
         ]
-        return Compared(len(asked), tuple(differing))
+        return WeightComparison(len(asked), tuple(differing))
 
     def _served(self, places: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
         """Type and hash of every served copy, a few names per call: a call delays a step."""
         found: dict[str, list[tuple[str, str]]] = {}
         for begin in range(0, len(places), NAMES_AT_ONCE):
             some = places[begin : begin + NAMES_AT_ONCE]
-            found |= self._routes.call("served_hashes", some, within_s=LOAD_S)[0]
+            found |= self._routes.call("served_hashes", some, within_s=LOAD_TIMEOUT_S)[0]
         return found
 
-    def _chunks(self, update: Update, prepared: Prepared) -> Iterator[tuple[Parts, Patched | None]]:
+    def _chunks(self, update: WeightUpdate, prepared: PreparedUpdate) -> Iterator[tuple[Parts, Patched | None]]:
         if prepared.patches is None:
             whole = whole_chunks(self._needed, update.tensors)
             yield from ((parts, None) for parts in whole)
             return
         for patches in patch_chunks(prepared.patches):
-            yield parts_of(patches), described(patches)
+            yield patch_parts(patches), describe_patches(patches)
 
     def _send(self, name: str, parts: Parts) -> str:
         """Send a chunk in the layout of a staged file, piece by piece; the workers then check
@@ -131,7 +131,7 @@ class RemoteWeights:
                     text = base64.b64encode(piece).decode("ascii")
                     self._routes.call("put_piece", owner, name, size, received, text)
                     received += len(piece)
-        self._routes.call("check_chunk", owner, name, entries, hashes, within_s=LOAD_S)
+        self._routes.call("check_chunk", owner, name, entries, hashes, within_s=LOAD_TIMEOUT_S)
         return name
 
     def _give_up(self) -> None:
@@ -140,8 +140,8 @@ class RemoteWeights:
         self._is_begun = False
 
 
-def _laid_out(parts: Parts) -> tuple[list[Entry], list[str], int]:
-    entries: list[Entry] = []
+def _laid_out(parts: Parts) -> tuple[list[StagedTensor], list[str], int]:
+    entries: list[StagedTensor] = []
     hashes: list[str] = []
     end = 0
     for name, tensor in parts:
@@ -150,7 +150,7 @@ def _laid_out(parts: Parts) -> tuple[list[Entry], list[str], int]:
             tensor.shape,
             DTYPE_NAMES[tensor.dtype],
         )
-        entry = Entry(name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes)
+        entry = StagedTensor(name=name, dtype=kind, shape=list(shape), begin=begin, bytes=tensor.nbytes)
         entries.append(entry)
         hashes.append(tensor_hash(kind, tuple(shape), tensor_bytes(tensor)))
         end = begin + tensor.nbytes

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from producers.engines.vllm_engine.exchange import Gained, Load, Order
+from producers.engines.vllm_engine.exchange import StepOutput, CoreLoad, CoreRequest
 from streams.errors import DecodeError
 
-PREFIX = "generate-tokens-"
+REQUEST_PREFIX = "generate-tokens-"
 """vLLM's prefix of a request's name."""
 
 
@@ -29,22 +29,22 @@ class VersionSpan(msgspec.Struct, frozen=True):
     start: int
 
 
-class Choice(msgspec.Struct, frozen=True):
+class StreamChoice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: LogProbs | None = None
     weight_versions: list[VersionSpan] | None = None
 
 
-class Event(msgspec.Struct, frozen=True):
-    choices: list[Choice] = []
+class StreamEvent(msgspec.Struct, frozen=True):
+    choices: list[StreamChoice] = []
     error: msgspec.Raw | None = None
 
 
-_EVENTS = msgspec.json.Decoder(Event)
+_EVENTS = msgspec.json.Decoder(StreamEvent)
 
 
-def generate_body(order: Order, name: str) -> bytes:
+def generate_body(order: CoreRequest, name: str) -> bytes:
     """The body of a request for a stream of tokens with their log-probabilities."""
     s = order.sampling
     sampling = {
@@ -69,7 +69,7 @@ def generate_body(order: Order, name: str) -> bytes:
     )
 
 
-def gained_of(key: str, data: bytes) -> Gained | None:
+def parse_output(key: str, data: bytes) -> StepOutput | None:
     """The output in an event; None for an event without one. Raises `DecodeError` for an error that
     the server reports, and for an event that cannot be decoded.
     """
@@ -88,7 +88,7 @@ def gained_of(key: str, data: bytes) -> Gained | None:
         raise DecodeError(f"vLLM gave {len(rows)} log-probabilities for {len(tokens)} tokens")
     logprobs = [row.logprob for row in rows]
     stamped = tuple((span.version, span.start) for span in choice.weight_versions or ())
-    return Gained(key, tokens, logprobs, choice.finish_reason, stamped)
+    return StepOutput(key, tokens, logprobs, choice.finish_reason, stamped)
 
 
 def request_name(inside: str) -> str:
@@ -96,10 +96,10 @@ def request_name(inside: str) -> str:
     and, unless vLLM is configured otherwise, a dash and eight more characters. Names given here
     contain no dash.
     """
-    return inside.removeprefix(PREFIX).partition("-")[0]
+    return inside.removeprefix(REQUEST_PREFIX).partition("-")[0]
 
 
-def load_of(lines: Iterable[str]) -> Load:
+def parse_load(lines: Iterable[str]) -> CoreLoad:
     """The load in a page of metrics."""
     found = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
     names = {
@@ -111,4 +111,4 @@ def load_of(lines: Iterable[str]) -> Load:
         name = names.get(line.partition("{")[0].partition(" ")[0])
         if name is not None:
             found[name] += float(line.rpartition(" ")[2])
-    return Load(int(found["running"]), int(found["waiting"]), found["kv"])
+    return CoreLoad(int(found["running"]), int(found["waiting"]), found["kv"])

@@ -13,20 +13,20 @@ from typing import Any
 
 from producers.engines.vllm_engine.remote.uploads import UPLOADS
 from producers.engines.vllm_engine.served import served_tensors
-from producers.engines.vllm_engine.staging import Entry
-from producers.engines.vllm_engine.worker import RolloutWorker
+from producers.engines.vllm_engine.staging import StagedTensor
+from producers.engines.vllm_engine.worker import WorkerExtension
 from storage.tensors import DTYPE_NAMES, tensor_bytes, tensor_hash
 from streams.errors import RollstreamError
 
-Answer = dict[str, Any]
+RpcAnswer = dict[str, Any]
 
 
-class ServerWorker(RolloutWorker):
+class ServerWorker(WorkerExtension):
     """Methods of vLLM's worker, whose attributes they use."""
 
     vllm_config: Any
 
-    def describe(self) -> Answer:
+    def describe(self) -> RpcAnswer:
         """The properties of the server that a rollout checks before it uses it."""
         c, blocks = self.vllm_config, self.model_runner.kv_cache_config.num_blocks
         transfer = c.weight_transfer_config
@@ -46,21 +46,21 @@ class ServerWorker(RolloutWorker):
             "drafts": c.speculative_config is not None,
         }
 
-    def claim(self, owner: str) -> Answer:
+    def claim(self, owner: str) -> RpcAnswer:
         """Make this rollout the owner, and end an update that another one left."""
         UPLOADS.claim(owner)
         self.give_up_update()
         return {}
 
-    def check_owner(self, owner: str) -> Answer:
-        return _answered(lambda: UPLOADS.check_owner(owner))
+    def check_owner(self, owner: str) -> RpcAnswer:
+        return _rpc_answer(lambda: UPLOADS.check_owner(owner))
 
-    def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> Answer:
-        return _answered(lambda: UPLOADS.put(owner, name, size, begin, piece))
+    def put_piece(self, owner: str, name: str, size: int, begin: int, piece: str) -> RpcAnswer:
+        return _rpc_answer(lambda: UPLOADS.put(owner, name, size, begin, piece))
 
-    def check_chunk(self, owner: str, name: str, entries: list[Entry], hashes: list[str]) -> Answer:
+    def check_chunk(self, owner: str, name: str, entries: list[StagedTensor], hashes: list[str]) -> RpcAnswer:
         """`refused` names the tensor that differs from its hash."""
-        return _answered(lambda: UPLOADS.check(owner, name, entries, hashes))
+        return _rpc_answer(lambda: UPLOADS.check(owner, name, entries, hashes))
 
     def progress(self) -> dict[str, int]:
         """The number of generated tokens of each started request, by vLLM's name of it."""
@@ -85,7 +85,7 @@ class ServerWorker(RolloutWorker):
         return found
 
 
-def _answered(do: Callable[[], None]) -> Answer:
+def _rpc_answer(do: Callable[[], None]) -> RpcAnswer:
     try:
         do()
     except RollstreamError as error:
